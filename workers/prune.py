@@ -98,8 +98,7 @@ def _keep_up(now: datetime) -> int:
     """Create the audit's next partitions and drop the old ones; where it is locked, try again in an hour."""
     keep, months = settings().audit_keep, 0
     try:
-        upkeep.make_partitions(now + AHEAD)
-        months = upkeep.drop_partitions(now - timedelta(days=keep))
+        months = upkeep.keep_up(until=now + AHEAD, horizon=now - timedelta(days=keep))
     except upkeep.Busy as busy:
         log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
     if (kept := upkeep.kept()) > keep:

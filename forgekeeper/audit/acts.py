@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from json import dumps
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -19,9 +18,7 @@ from metrics.redaction import one_line, redact
 
 LONGEST = 1_000
 """Characters of what a person types: a reason, a name."""
-LARGEST = 8_000
-"""Bytes of what an act changed, before and after each."""
-LISTED = 100
+LISTED = 50
 """So many of the things that an act was done to are named; the rest are counted."""
 
 
@@ -90,7 +87,7 @@ def record(
 ) -> None:
     """Record an act in the transaction at hand, or in one of its own: *act* is the command, *what* it was done to.
 
-    *before* and *after* are what it changed, as JSON holds it; secrets in them are masked, and what is large is cut.
+    *before* and *after* are what it changed, as JSON holds it; secrets in them are masked, and long lists are cut.
     Does nothing where the audit is off.  What is not changed in the same transaction is changed after this, never
     before: an act that cannot be recorded does not happen.
     """
@@ -106,13 +103,13 @@ def record(
         by_host=_short(person.host),
         actor=person.actor and _short(person.actor),
         reason=reason and _short(reason),
-        before=_bounded(before),
-        after=_bounded(after),
+        before=redact(before),
+        after=redact(after),
     ).execute()
 
 
 def some(things: Sequence[Any]) -> dict[str, Any]:
-    """Say of how many things an act is, and of which: the first hundred are named."""
+    """Say of how many things an act is, and of which: the first fifty are named."""
     return {"count": len(things), "first": list(things[:LISTED])}
 
 
@@ -120,14 +117,6 @@ def _short(text: str) -> str:
     # Cut afterwards: half a secret is not recognised as one.
     text = one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def _bounded(value: Any) -> Any:
-    if value is None:
-        return None
-    document = redact(value)
-    text = dumps(document, default=str)
-    return document if len(text.encode()) <= LARGEST else {"cut": text[: LARGEST // 8]}
 
 
 def _user() -> str:

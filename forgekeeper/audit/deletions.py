@@ -4,8 +4,7 @@ Where a deletion is one statement its row is written by the same statement: both
 a ref or an object, has an *intent* before it and an *outcome* after it; a crash between the two leaves an intent that
 the next run closes, by looking at what is there.
 
-A row a chunk, and not a row a record: a hundred records cost one row and no entry in an index, and ten million of them
-are looked through in less than a second (`docs/adr/0021`).
+A row a chunk, and not a row a record, costs a hundredth and no entry in an index (`docs/adr/0021`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from forgekeeper.database import Base, Document, database, default, now
 
 ITEMS = 250
 """So many records are in a row at most: their ids stay in the row, where they are looked for."""
-TOGETHER = 10
-"""So many rows are inserted by a statement at most: a page of ten thousand refs has forty of some thirty kilobytes."""
 UNCLOSED_FOR = timedelta(days=7)
 """For so long an intent is looked for whose outcome is missing."""
 # What is the same for all is there once; to find that out costs less than to write it a hundred times.
@@ -34,13 +31,12 @@ HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 UNCLOSED = """
     select id, ids, detail from audit_deletions as intended
-    where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it}
-      and at > %(since)s and not id = any(%(ours)s::bigint[])
+    where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it} and at > %(since)s
       and not exists (
         select from audit_deletions as closing where closing.intent = intended.id and closing.at > %(since)s
       )
     order by id
-    limit %(limit)s
+    limit 100
 """
 
 
@@ -105,7 +101,6 @@ class Audit:
     ) -> None:
         self.on = on
         self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
-        self._ours: list[int] = []
 
     def clause(self, record: str, source: str, *, id: str, name: str | None = None, **columns: str) -> str:  # noqa: A002
         """Return a further part of a statement's ``with``: it records what the part *source* returns.
@@ -150,36 +145,41 @@ class Audit:
         *columns* have a value for each record, or one for all.  *scope* is what no other attempt works on: the intents
         of an attempt that died are looked for by it.
         """
-        made = self._write("intent", record, _parts(ids, names or (), columns), scope=scope)
-        self._ours += made
-        return made
+        return self._write("intent", record, _parts(ids, names or (), columns), scope=scope)
 
     def outcomes(self, record: str, ended: Iterable[Ended]) -> None:
         """Record what has become of intents, in the transaction at hand."""
         self._write("outcome", record, (part for one in ended for part in _parts(*one[1:], intent=one.intent)))
 
-    def unclosed(self, record: str, *, scope: str | None = None, limit: int = 100) -> list[Intent]:
-        """Return the intents without an outcome that earlier attempts have left, the oldest first.
+    def unclosed(self, record: str, *, scope: str | None = None) -> list[Intent]:
+        """Return intents without an outcome that earlier attempts have left, a hundred at most, the oldest first.
 
         The caller is alone with that *scope*; an attempt that was paused, and goes on, may close its own a second time.
         """
         if not self.on:
             return []
-        values = {"batch": self._facts["batch"], "record": record, "scope": scope, "limit": limit, "ours": self._ours}
+        # Its age is a constant: of months before it PostgreSQL then locks none, not even to plan.
+        values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now() - UNCLOSED_FOR}
         # In so many words: "is not distinct from" is looked for in no index.
         statement = UNCLOSED.format(is_it="is null" if scope is None else "= %(scope)s")
-        # A constant: of months before it PostgreSQL then locks none, not even to plan.
-        rows = database.execute_sql(statement, values | {"since": now() - UNCLOSED_FOR}).fetchall()
+        rows = database.execute_sql(statement, values).fetchall()
         return [Intent(*row) for row in rows]
 
     def _write(
         self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None
     ) -> list[int]:
         """Insert a row for each part; return their numbers, in the order of the parts."""
-        facts, numbers = {**self._facts, "record": record, "phase": phase, "scope": scope}, list[int]()
-        for some in pw.chunked(parts, TOGETHER) if self.on else ():
-            numbers += [row.id for row in Deletion.insert_many([facts | part for part in some]).returning(Deletion.id)]
-        return numbers
+        facts = {**self._facts, "record": record, "phase": phase, "scope": scope}
+        if not self.on or not (rows := [facts | part for part in parts]):
+            return []
+        return [row.id for row in Deletion.insert_many(rows).returning(Deletion.id)]
+
+
+def each_of(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """Yield what a row says of each of its *count* records, its id included."""
+    for place in range(count):
+        facts = {key: value[place] if isinstance(value, list) else value for key, value in detail.items()}
+        yield {"id": ids[place] if place < len(ids) else None, **facts}
 
 
 def hashed(name: str) -> int:

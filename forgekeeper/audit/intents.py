@@ -1,15 +1,12 @@
-"""What has no transaction, a ref or an object: what is about to go is said before, what has become of it after.
-
-A crash between the two leaves intents without an outcome; the next attempt closes them by looking at what is there.
-"""
+"""What is said of refs and objects: before they go, and after; the next attempt closes what a crash has left open."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent
+from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent, each_of
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
 
@@ -20,7 +17,6 @@ MOVED = "moved"
 
 Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
 """Says of the details of records what has become of each; None where that is not known now."""
-
 
 # Of any age: an attempt may have died long ago, and none has looked since.
 AT_WORK = """
@@ -51,7 +47,6 @@ class Intended(Generic[Key]):
         self._scope = scope
         self._common = common
         self._open: dict[int, dict[Key, Item]] = {}
-        self._latest: dict[Key, int] = {}
 
     @property
     def on(self) -> bool:
@@ -64,9 +59,9 @@ class Intended(Generic[Key]):
         It has to be committed before anything goes.  What is recorded again has moved since the first time.
         """
         if self.on and items:
-            with nullcontext() if database.in_transaction() else writing():
+            with writing():
                 begun = self._begin(items)
-            self._keep(begun)
+            self._open |= begun
 
     @contextmanager
     def ending(self, states: Mapping[Key, str]) -> Iterator[None]:
@@ -79,32 +74,16 @@ class Intended(Generic[Key]):
             closed, begun = self._end(states) if self.on else ([], {})
         for number in closed:
             del self._open[number]
-        self._keep(begun)
-
-    def end(self, states: Mapping[Key, str]) -> None:
-        """Say what has become of those records."""
-        if states and self.on:
-            with self.ending(states):
-                pass
+        self._open |= begun
 
     def open(self) -> list[Key]:
         """List the records of which it is still to be said what has become of them."""
         return list(dict.fromkeys(key for part in self._open.values() for key in part))
 
-    def _keep(self, begun: Mapping[int, dict[Key, Item]]) -> None:
-        self._open |= begun
-        for number, part in begun.items():
-            self._latest |= dict.fromkeys(part, number)
-
     def _begin(self, items: Mapping[Key, Item]) -> dict[int, dict[Key, Item]]:
         said = items.values()
-        numbers = self._audit.intent(
-            self._record,
-            ids=_ids(said),
-            names=[item.name for item in said],
-            scope=self._scope,
-            **self._columns(said),
-        )
+        names, columns = [item.name for item in said], self._columns(said)
+        numbers = self._audit.intent(self._record, ids=_ids(said), names=names, scope=self._scope, **columns)
         keys = list(items)
         parts = (keys[start : start + ITEMS] for start in range(0, len(keys), ITEMS))
         return {number: {key: items[key] for key in part} for number, part in zip(numbers, parts, strict=True)}
@@ -112,15 +91,16 @@ class Intended(Generic[Key]):
     def _end(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, Item]]]:
         """Close the intents of which anything is known; what is not known of them is said in new ones."""
         closed, outcomes, left = list[int](), list[Ended](), dict[Key, Item]()
+        latest = {key: number for number, part in self._open.items() for key in part}
         for number, part in self._open.items():
             said = [item for key, item in part.items() if key in states]
             if not said:
                 continue
             closed.append(number)
-            become = [states[key] if self._latest[key] == number else MOVED for key in part if key in states]
+            become = [states[key] if latest[key] == number else MOVED for key in part if key in states]
             columns = {**self._columns(said), "state": _once(become)}
             outcomes.append(Ended(number, _ids(said), [item.name for item in said], columns))
-            left |= {key: item for key, item in part.items() if key not in states and self._latest[key] == number}
+            left |= {key: item for key, item in part.items() if key not in states and latest[key] == number}
         self._audit.outcomes(self._record, outcomes)
         return closed, self._begin(left) if left else {}
 
@@ -141,7 +121,7 @@ def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: st
     *name* is the column of what a record is looked for by.
     """
     while unclosed := audit.unclosed(record, scope=scope):
-        rows = [_rows(intent, name) for intent in unclosed]
+        rows = [list(each_of(intent.ids, intent.detail, _size(intent, name))) for intent in unclosed]
         states = iter(look([row for each in rows for row in each]))
         outcomes = []
         for intent, each in zip(unclosed, rows, strict=True):
@@ -159,14 +139,9 @@ def _ids(items: Iterable[Item]) -> list[int]:
     return [item.id for item in items if item.id is not None]
 
 
-def _rows(intent: Intent, name: str) -> list[dict[str, Any]]:
-    """Return the details of an intent's records, one by one."""
+def _size(intent: Intent, name: str) -> int:
     named = intent.detail[name]
-    size = max(len(intent.ids), len(named) if isinstance(named, list) else 1)
-    return [
-        {key: value[place] if isinstance(value, list) else value for key, value in intent.detail.items()}
-        for place in range(size)
-    ]
+    return max(len(intent.ids), len(named) if isinstance(named, list) else 1)
 
 
 def _once(values: list[Any]) -> Any:

@@ -6,11 +6,11 @@ A row is a chunk.  Of rows with many records all of a kind are looked through; t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import hashed
+from forgekeeper.audit.deletions import each_of, hashed
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import database
 
@@ -30,16 +30,9 @@ FOUND = f"""
     order by 1 desc limit %(limit)s
 """
 KINDS = {"ids": "bigint", "hashes": "integer"}
-CLOCKS_APART = timedelta(days=1)
-"""So far a clock may have been set back between an intent and its outcome."""
-CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[]) and at >= %s"
+CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
-NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by id desc limit %(limit)s"
-# What a run has is few: without the step in between all is read backwards until enough of it has come.
-OF_RUN = f"""
-    with chosen as materialized (select {SHOWN} from audit_deletions where run = %(run)s{{where}})
-    select * from chosen order by id desc limit %(limit)s
-"""
+NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by {{order}} desc limit %(limit)s"
 TOTALS = f"""
     select batch, record, state, sum(records)::bigint, min(at), max(at)
     from audit_deletions as line, lateral (
@@ -86,10 +79,8 @@ class Line(NamedTuple):
         return self._asdict() | {"records": self.size}
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield what is known of each record, its id included."""
-        for place in range(max(len(self.ids), self.names)):
-            facts = {key: value[place] if isinstance(value, list) else value for key, value in self.detail.items()}
-            yield {"id": self.ids[place] if place < len(self.ids) else None, **facts}
+        """Say what is known of each record, its id included."""
+        return each_of(self.ids, self.detail, max(len(self.ids), self.names))
 
 
 class Found(NamedTuple):
@@ -130,7 +121,8 @@ def _lines(column: str, key: int, record: str | None, since: datetime | None, li
 def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     """Return the records in *lines* that are *wanted*, but intents whose outcome says what has become of the record."""
     found = [(line, facts) for line in lines for facts in line.records() if wanted.items() <= facts.items()]
-    closed = _closed({line.id: line.at for line, _ in found if line.phase == "intent"})
+    intents = [line.id for line, _ in found if line.phase == "intent"]
+    closed = {number for (number,) in database.execute_sql(CLOSED, (intents,)).fetchall()} if intents else ()
     said = {line.intent for line, _ in found if line.phase == "outcome"}
     states = {"done": "deleted", "intent": None}
     return [
@@ -140,18 +132,12 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     ]
 
 
-def _closed(intents: Mapping[int, datetime]) -> set[int]:
-    """Return which of the intents have an outcome, of the months since the first of them alone."""
-    if not intents:
-        return set()
-    since = min(intents.values()) - CLOCKS_APART
-    return {number for (number,) in database.execute_sql(CLOSED, (list(intents), since)).fetchall()}
-
-
 def newest(since: datetime | None, *, limit: int, run: int | None = None) -> list[Line]:
     """Return the newest rows since then, or of all times; of one run if it is named."""
     values = {"run": run, "since": since, "limit": limit}
-    statement = (NEWEST if run is None else OF_RUN).format(where=_since(since))
+    # What a run has is few: by the order of the ids all is read backwards until enough of it has come.
+    where, order = ("", "id") if run is None else (" and run = %(run)s", "id + 0")
+    statement = NEWEST.format(where=where + _since(since), order=order)
     return [Line(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 

@@ -23,20 +23,20 @@ class Busy(Exception):
     """Somebody has the audit locked."""
 
 
-def make_partitions(until: datetime) -> None:
-    """Make the months up to *until* that are not there yet, a year ahead at most.
+def keep_up(*, until: datetime, horizon: datetime) -> int:
+    """Make the months up to *until*, a year ahead at most, and drop a year's at most that had ended by *horizon*.
 
-    Raises `Busy` when that would have to wait.
+    Returns how many were dropped.  Raises `Busy` when it would have to wait; what was made by then stays.
     """
-    _call("select audit_partitions(%s)", until)
-
-
-def drop_partitions(horizon: datetime) -> int:
-    """Drop months that had ended by *horizon*, and are kept no more; return how many, a year's at most.
-
-    Raises `Busy` when that would have to wait.
-    """
-    return int(_call("select audit_drop(%s)", horizon) or 0)
+    try:
+        for statement, instant in (("select audit_partitions(%s)", until), ("select audit_drop(%s)", horizon)):
+            with database.atomic():
+                (dropped,) = database.execute_sql(PATIENTLY + statement, (instant,)).fetchone()
+    except pw.OperationalError as error:
+        if sqlstate(error) == LOCKED:
+            raise Busy(str(error)) from error
+        raise
+    return dropped or 0
 
 
 def kept() -> int:
@@ -50,14 +50,3 @@ def keep(days: int) -> int:
     if before != days:
         database.execute_sql("update installation set audit_keep = %s", (days,))
     return before
-
-
-def _call(statement: str, instant: datetime) -> int | None:
-    try:
-        with database.atomic():
-            found: int | None = database.execute_sql(PATIENTLY + statement, (instant,)).fetchone()[0]
-    except pw.OperationalError as error:
-        if sqlstate(error) == LOCKED:
-            raise Busy(str(error)) from error
-        raise
-    return found

@@ -73,11 +73,3 @@ def test_secrets_in_a_reason_are_masked():
     acts.record("pause", "prune", reason="password=hunter2", after={"token": "hunter2"})
 
     assert "hunter2" not in only().reason + str(only().after)
-
-
-def test_what_an_act_changed_is_cut_where_it_is_too_large():
-    acts.record("uploads forget", "all", before=["a/path/of/some/length" * 10] * 500)
-
-    (size,) = Act.select(acts.pw.fn.octet_length(Act.before.cast("text"))).tuples().get()
-    assert size < acts.LARGEST
-    assert list(only().before) == ["cut"]

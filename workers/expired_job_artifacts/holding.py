@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from peewee import chunked
 
+from forgekeeper.audit.deletions import each_of
 from forgekeeper.audit.intents import at_work
 from forgekeeper.database import database
 from forgekeeper.database.paged import pages
@@ -152,11 +153,10 @@ def _destroyed(which: Which) -> Iterator[list[Row]]:
     for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
         rows = list[Row]()
         for ids, detail in page:
-            facts = {"locked": UNLOCKED, **detail, "id": list(ids)}
-            for place, number in enumerate(ids):
-                row = {column: _value(facts[name], place) for column, name in COLUMNS.items()}
-                if number not in seen and which.project in {None, row["project_id"]}:
-                    seen.add(number)
+            for facts in each_of(ids, {"locked": UNLOCKED, **detail}, len(ids)):
+                row = {column: facts[name] for column, name in COLUMNS.items()}
+                if row["id"] not in seen and which.project in {None, row["project_id"]}:
+                    seen.add(row["id"])
                     rows.append(row)
         yield rows
 
@@ -177,10 +177,6 @@ def _lying(rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
     values = {"folders": list(folders), "files": list(files), "paths": paths}
     found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
     return found
-
-
-def _value(column: Sequence[Any] | Any, place: int) -> Any:
-    return column[place] if isinstance(column, list) else column
 
 
 def _literal(row: Row) -> str:

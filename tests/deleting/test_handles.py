@@ -15,6 +15,8 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
+REPOSITORY, DOOMED = "group/project.git", git_refs.Doomed("refs/mr/1", None)
+
 pytestmark = pytest.mark.usefixtures("database")
 
 
@@ -34,55 +36,46 @@ def places(tmp_path):
 
 
 def run(work, places):
-    """Let a batch do that; raise what becomes of it."""
+    """Let a batch do that with the store and the place of the repository; raise what becomes of it."""
 
     def pull_weeds(_now):
         """Pull what should not grow here."""
-        work(stores.at("artifacts", settings_with(**places)))
+        work(stores.at("artifacts", settings_with(**places)), places["repositories_root"])
         return []
 
     recorded(batch(cron="off", budget=timedelta(days=1), records=())(pull_weeds), settings_with(**places))
 
 
-def refused(work, places):
-    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Items or Children"):
-        run(work, places)
-
-
-def test_a_store_deletes_nothing_for_a_batch(places):
-    refused(lambda store: store.delete(["kept"]), places)
-
-    assert stores.at("artifacts", settings_with(**places)).present(["kept"]) == {"kept": True}
-
-
-def test_git_deletes_no_ref_for_a_batch(places):
-    doomed = git_refs.Doomed("refs/mr/1", None)
-    where = places["repositories_root"], "group/project.git", [doomed]
-
-    refused(lambda _store: git_refs.delete(*where, until=time.monotonic() + 60), places)
-
-    assert git_refs.preview(*where, until=time.monotonic() + 60)[doomed].state == "deleted"
-
-
-def in_a_pipeline(_store):
+def in_a_pipeline(_store, _root):
     with client.pipeline() as pipe:
         pipe.delete("kept").execute()
 
 
 @pytest.mark.parametrize(
-    "work", [lambda _store: client.delete("kept"), in_a_pipeline, lambda _store: client.eval("return 1", 0)]
+    "work",
+    [
+        lambda store, _root: store.delete(["kept"]),
+        lambda _store, root: git_refs.delete(root, REPOSITORY, [DOOMED], until=time.monotonic() + 60),
+        lambda _store, _root: client.delete("kept"),
+        in_a_pipeline,
+        lambda _store, _root: client.eval("return 1", 0),
+    ],
+    ids=["object", "ref", "key", "pipeline", "script"],
 )
-def test_redis_changes_nothing_for_a_batch(places, work):
+def test_what_would_delete_is_refused_and_the_batch_is_named(places, work):
     client.set("kept", 1)
 
-    refused(work, places)
+    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Items or Children"):
+        run(work, places)
 
-    assert client.get("kept") == b"1"
+    refs = git_refs.preview(places["repositories_root"], REPOSITORY, [DOOMED], until=time.monotonic() + 60)
+    assert stores.at("artifacts", settings_with(**places)).present(["kept"]) == {"kept": True}
+    assert (client.get("kept"), refs[DOOMED].state) == (b"1", "deleted")
 
 
 def test_what_a_batch_reads_is_answered(places):
     found = []
 
-    run(lambda store: found.append((client.exists("none"), store.present(["kept"]))), places)
+    run(lambda store, _root: found.append((client.exists("none"), store.present(["kept"]))), places)
 
     assert found == [(0, {"kept": True})]

@@ -78,16 +78,6 @@ def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
     assert claims.count(None) == 6
 
 
-def test_the_modulus_is_the_maximum_at_the_claim(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-
-    buckets.tidy(client, 10)
-
-    assert (bucket.modulus, buckets.claim(client, 10).modulus) == (5, 10)
-    assert buckets.renew(client, bucket) is None
-
-
 # Any order of events
 
 

@@ -145,15 +145,6 @@ def test_it_is_counted_has_its_zeros_and_is_on_every_page(world):
     assert f'forgekeeper_backlog_records{{batch="{NAME}",record="pipeline"}} 0.0' in page(world, "exporter")
 
 
-def test_it_and_its_settings_are_described(world):
-    names = {setting["name"]: setting for setting in told(world, "settings")}
-
-    assert names[f"{PREFIX}CRON_{NAME.upper()}"]["sentence"] == f"When {NAME} runs."
-    assert {f"{PREFIX}CATCH_UP_{NAME.upper()}", f"{PREFIX}PACE_{NAME.upper()}"} <= names.keys()
-    said = told(world, "batches")["batches"][NAME]["sentence"]
-    assert said == "Delete pipelines that nothing has touched for a year."
-
-
 def test_the_batch_that_contributing_shows_runs(world):
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     (world.folder / "pull_weeds.py").write_text(shown)

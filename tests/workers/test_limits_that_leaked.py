@@ -1,4 +1,4 @@
-"""Six ways in which more went than a limit allows, each tried again: a day's limit holds whatever fails."""
+"""Ways in which more went than a limit allows, each tried again: a day's limit holds whatever fails."""
 
 import threading
 from contextlib import contextmanager, suppress

@@ -4,7 +4,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg2
 import pytest
@@ -13,7 +13,6 @@ from forgekeeper.database import database
 from forgekeeper.database import prepared as database_prepared
 from forgekeeper.deleting import statement
 from forgekeeper.runs.deadline import Deadline
-from models import UserStatus
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from workers import user_status_cleanup as document
@@ -59,11 +58,6 @@ ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where 
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def user_status(user_id, *, clear_status_at):
-    UserStatus.create(user_id=user_id, clear_status_at=clear_status_at)
-    return user_id
-
-
 def due_statuses(count, *, first=1):
     """Add due statuses; the higher the id, the later they became due."""
     database.execute_sql(ADD_DUE, (first, first + count - 1))
@@ -80,16 +74,6 @@ def run(**options):
 def run_a_chunk(**options):
     """Run until the first safe point, where time is up."""
     return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, clock=Clock(step=A_RUN)), **options)
-
-
-def test_a_run_deletes_what_is_due_and_nothing_else():
-    user_status(1, clear_status_at=datetime.now(UTC) - HOUR)
-    tomorrow = user_status(2, clear_status_at=datetime.now(UTC) + HOUR)
-    never = user_status(3, clear_status_at=None)
-
-    outcome = run()
-
-    assert (outcome, set(statuses())) == (Outcome(1, 1, "drained"), {tomorrow, never})
 
 
 @pytest.mark.parametrize(

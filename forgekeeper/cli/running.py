@@ -190,7 +190,7 @@ def _details(part: Part) -> Iterator[str]:
     if part.estimate:
         yield "an estimate: the time was up before all were counted"
     if part.oldest is not None:
-        yield f"due since {moment(part.oldest)}" + (f", the newest since {moment(part.newest)}" if part.newest else "")
+        yield f"due since {moment(part.oldest)}"
     shown = part.as_json()
     if shown["projects"]:
         others = shown["other_projects"]

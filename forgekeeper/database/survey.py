@@ -30,7 +30,7 @@ RUNNING = """any(array(
 HAS_XMAX = "select relkind in ('r', 'p') from pg_class where oid = to_regclass(%(table)s)"
 TOTALS = """
     select project, count(*), count(*) filter (where not busy), sum(bytes) filter (where not busy)::bigint,
-        min(due) filter (where not busy), max(due) filter (where not busy)
+        min(due) filter (where not busy)
     from ({rows}) as rows group by project
 """
 FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
@@ -59,7 +59,6 @@ class Group(NamedTuple):
     free: int
     bytes: int | None
     oldest: datetime | None
-    newest: datetime | None
 
 
 class First(NamedTuple):

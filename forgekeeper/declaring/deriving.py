@@ -43,11 +43,7 @@ def shape_of(name: str, due: Due) -> Shape:
     Raises `Mistake` where that needs what is not there before a run.
     """
     try:
-        answers = list(answers_of(name, due, ANY_INSTANT))
-        return Shape(
-            tuple(one for one in answers if isinstance(one, Rows)),
-            tuple(one for one in answers if isinstance(one, Items)),
-        )
+        answers = list(_answers(name, due, ANY_INSTANT))
     except Mistake:
         raise
     except Exception as error:
@@ -55,15 +51,16 @@ def shape_of(name: str, due: Due) -> Shape:
             f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
             " build the expression alone, or name what is due with due=, or declare records=, tables= and outcome="
         ) from error
+    rows = tuple(one for one in answers if isinstance(one, Rows))
+    return Shape(rows, tuple(one for one in answers if isinstance(one, Items)))
 
 
-def rows_of(name: str, due: Due, now: datetime) -> Iterator[Rows[Any]]:
-    """Yield the rows that are due at an instant; raise `Mistake` for an answer that is none."""
-    yield from (one for one in answers_of(name, due, now) if isinstance(one, Rows))
+def rows_of(name: str, due: Due, now: datetime) -> list[Rows[Any]]:
+    """Return the rows that are due at an instant; raise `Mistake` for an answer that is none."""
+    return [one for one in _answers(name, due, now) if isinstance(one, Rows)]
 
 
-def answers_of(name: str, due: Due, now: datetime) -> Iterator[Answer]:
-    """Yield what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
+def _answers(name: str, due: Due, now: datetime) -> Iterator[Answer]:
     answer = due(now)
     for one in [answer] if isinstance(answer, Answer) or answer is None else answer:
         if not isinstance(one, Answer):

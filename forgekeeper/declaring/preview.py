@@ -40,7 +40,6 @@ class Part:
     estimate: bool = False
     bytes: int | None = None
     oldest: datetime | None = None
-    newest: datetime | None = None
     projects: Counter[str] = field(default_factory=Counter)
     kept: dict[str, int | None] = field(default_factory=dict)
     sample: list[tuple[str, str | None]] = field(default_factory=list)
@@ -51,7 +50,7 @@ class Part:
             self.records += group.free
             if group.bytes is not None:
                 self.bytes = (self.bytes or 0) + group.bytes
-            self.span(group.oldest and group.oldest + after, group.newest and group.newest + after)
+            self.since(group.oldest and group.oldest + after)
             if group.project is not None and group.free:
                 self.projects[group.project] += group.free
             self.keep(BUSY, group.rows - group.free)
@@ -64,16 +63,15 @@ class Part:
     def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
         """Count a single record."""
         self.records += 1
-        self.span(due, due)
+        self.since(due)
         if project is not None:
             self.projects[str(project)] += 1
         if len(self.sample) < size:
             self.sample.append((key, name))
 
-    def span(self, oldest: datetime | None, newest: datetime | None) -> None:
-        """Let it reach from the older to the newer of these and its own."""
-        self.oldest = min(filter(None, (self.oldest, oldest)), default=None)
-        self.newest = max(filter(None, (self.newest, newest)), default=None)
+    def since(self, due: datetime | None) -> None:
+        """Let the oldest of them be due since then, if that is before the others."""
+        self.oldest = min(filter(None, (self.oldest, due)), default=None)
 
     def keep(self, reason: str, records: int) -> None:
         """Say that so many stay, and why."""
@@ -82,14 +80,13 @@ class Part:
 
     def guess(self, records: int) -> None:
         """Say that there are about so many, of which those counted so far are a part."""
-        self.estimate, self.newest, self.bytes = True, None, None
-        self.records = max(records, self.records)
+        self.estimate, self.bytes, self.records = True, None, max(records, self.records)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `--json` shows it: the projects with the most, and the rest summed."""
         most = dict(self.projects.most_common(PROJECTS))
         others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
-        names = ("batch", "record", "verb", "records", "estimate", "bytes", "oldest", "newest", "kept")
+        names = ("batch", "record", "verb", "records", "estimate", "bytes", "oldest", "kept")
         sample = [{"id": key, "name": name} for key, name in self.sample]
         return {name: getattr(self, name) for name in names} | {
             "projects": most,

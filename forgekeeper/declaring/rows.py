@@ -95,8 +95,6 @@ class Rows(Answer, Generic[Row]):
 
     def __post_init__(self) -> None:
         """Refuse what could not be deleted in chunks."""
-        if not (isinstance(self.model, type) and issubclass(self.model, pw.Model)):
-            raise Mistake(f"Rows needs a model, a subclass of forgekeeper.Table, and not {self.model!r}")
         name, key = self.model.__name__, self.model._meta.primary_key
         if not isinstance(key, WHOLE_NUMBERS):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
@@ -107,9 +105,7 @@ class Rows(Answer, Generic[Row]):
         if self.chunk < 1:
             raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
         if self.total is not None and self.size is None:
-            raise Mistake(
-                f"Rows of {name}: a total is kept of sizes, so size has to be a column, as {name}.size may be"
-            )
+            raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
         if not self.record:
             object.__setattr__(self, "record", WORD.sub("_", name).lower())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
@@ -14,7 +14,6 @@ from forgekeeper.settings import Settings
 from metrics.catalogue.metric import Gauge, Reading, at
 
 Look = Callable[[Settings], Iterator[Reading]]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Entry(NamedTuple):
@@ -94,14 +93,9 @@ class Shown:
 
         return declare
 
-    def status(self, name: str, sentence: Callable[[Any], str]) -> Callable[[Function], Function]:
-        """Let `status` show what the function finds, as *name* in `--json`, as *sentence* to people."""
-
-        def declare(look: Function) -> Function:
-            self.statuses[name] = Status(look, sentence)
-            return look
-
-        return declare
+    def status(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
+        """Let `status` show what *look* finds, as *name* in `--json`, as *sentence* to people."""
+        self.statuses[name] = Status(look, sentence)
 
     def preview(self, look: Preview) -> Preview:
         """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""

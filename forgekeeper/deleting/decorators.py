@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
-from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.answers import Answer
 from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of
 from forgekeeper.declaring.items import Items
@@ -163,14 +163,15 @@ def _derive(declared: Declared, shape: Shape, due: Due) -> None:
     if shape.rows:
         declared.preview(lambda look: _previewed(declared, due, look))
     if any(rows.objective for rows in shape.rows):
-        declared.batch.at_stake(lambda now: looking.stake(*rows_of(declared.name, due, now)))
+        declared.batch.at_stake(lambda now: Stake.rows(*(rows.select() for rows in rows_of(declared.name, due, now))))
 
 
 def _backlog(declared: Declared, due: Due, record: str, now: datetime) -> Backlog:
-    return looking.backlog(next(rows for rows in rows_of(declared.name, due, now) if rows.record == record))
+    rows = next(rows for rows in rows_of(declared.name, due, now) if rows.record == record)
+    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
 
 
 def _previewed(declared: Declared, due: Due, look: Look) -> Iterator[Part]:
-    all_rows = list(rows_of(declared.name, due, look.now))
+    all_rows = rows_of(declared.name, due, look.now)
     for number, rows in enumerate(all_rows):
         yield from looking.preview(rows, look.within_share(1 / (len(all_rows) - number)))

@@ -1,29 +1,15 @@
-"""What others ask of rows: how many are due, since when, of how many, and what a run would delete.
-
-All of it goes by the same rows that the run deletes, so that none of it can say something else.
-"""
+"""What a run would delete of rows: counted by the very condition by which it deletes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.sql import column, condition
-
-
-def backlog(rows: Rows[Any]) -> Backlog:
-    """Count what is due, up to a bound, and say since when the oldest is."""
-    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
-
-
-def stake(*rows: Rows[Any]) -> Stake:
-    """Weigh what is due against what there is."""
-    return Stake.rows(*(one.select() for one in rows))
 
 
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:

@@ -108,7 +108,6 @@ class Sweep:
         text = partial(
             self._composed.text,
             limit,
-            audited=self._run.audit.on,
             recorded=self._audited + brakes.settled("deleted", size=size, part=of is not None),
             only=only is not None,
             without=bool(bad.keys),

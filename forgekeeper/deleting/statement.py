@@ -7,8 +7,6 @@ A row that changes between our snapshot and our lock is locked as it is then; th
 deleted, so that one which is not due any more stays.  By ctid it is a third faster, but only in one ordinary table is
 that a key: rows of two partitions have the same, and a view has none (`ORDINARY`).
 
-The position's key is a bigint whatever the column is: the first one lies below every integer.
-
 Statistics may be stale: where few were due when the table was analyzed, PostgreSQL would read all that are due for
 each chunk; by a plan that was made while the table was tiny it would read the table.  So the claim takes the index in
 its order (`IN_ORDER`), and the repeated condition is of a form that no index answers: the deletion goes by its key.
@@ -23,9 +21,6 @@ from forgekeeper.database import chosen, database
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.sql import column, condition, named
 from forgekeeper.deleting.total import owner, parts
-
-AUDITED = "audited"
-"""The part that writes the audit; it is there where the audit is on."""
 
 CHUNK = """
     with {first} as materialized (
@@ -90,7 +85,6 @@ class Composed:
         self,
         limit: int,
         *,
-        audited: bool = False,
         recorded: str = "",
         only: bool = False,
         without: bool = False,
@@ -100,16 +94,16 @@ class Composed:
     ) -> str:
         """Return the statement of a chunk of *limit* rows.
 
-        *recorded* are the parts that write the audit, if it is *audited*, and count.  *only* says that keys are named,
-        *without* that some are left out, *room* that bytes are limited, *held_up* that totals are known to be locked.
+        *recorded* are the parts that write the audit and count.  *only* says that keys are named, *without* that some
+        are left out, *room* that bytes are limited, *held_up* that totals are known to be locked.
         """
         rows = self.rows
         measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
         measured |= {} if rows.total is None else {"owner": owner(rows.total)}
         columns = {f"_{name}": value for name, value in measured.items()}
         columns |= {f'"{one.column_name}"': column(one) for one in rows.model._meta.sorted_fields if self._also}
-        columns |= audited_columns(rows) if audited else {}
-        written = [*self._also, *([AUDITED] if audited else [])]
+        columns |= {} if rows.name is None else {"_named": column(rows.name)}
+        columns |= {f"_audit_{name}": value for name, value in rows.audit.items()}
         return CHUNK.format(
             first="candidates" if room else "claimed",
             within=WITHIN if room else "",
@@ -120,7 +114,7 @@ class Composed:
             also="".join(f", {name} as ({text}\n        returning 1)" for name, text in self._also.items()),
             recorded=recorded,
             bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
-            **parts(rows.total, first=totals_first, behind=written),
+            **parts(rows.total, first=totals_first, behind=list(self._also)),
             **self._names,
         )
 
@@ -143,12 +137,6 @@ class Composed:
 
 def _as(columns: Mapping[str, str]) -> str:
     return "".join(f", {value} as {name}" for name, value in columns.items())
-
-
-def audited_columns(rows: Rows[Any]) -> dict[str, str]:
-    """Return what the audit keeps besides id and due: an expression over the deleted row for each name."""
-    named = {} if rows.name is None else {"_named": column(rows.name)}
-    return named | {f"_audit_{name}": value for name, value in rows.audit.items()}
 
 
 def row_of(rows: Rows[Any]) -> str:

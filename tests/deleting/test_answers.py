@@ -283,7 +283,6 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
         (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has one row at least"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, total=TOTAL), "size has to be a column"),
-        (lambda now: Rows("weed", Weed.grown_at < now, since=Weed.grown_at), "needs a model"),
     ],
 )
 def test_an_answer_that_cannot_be_worked_on_is_refused_where_it_is_declared(answer, said):

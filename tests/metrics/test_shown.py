@@ -81,7 +81,7 @@ def test_the_exporter_asks_what_a_batch_brings_and_one_that_fails_takes_no_other
 
 
 def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, settings):
-    shelf.status("shelves", lambda found: f"Shelves: {found}.")(lambda: 5)
+    shelf.status("shelves", lambda: 5, lambda found: f"Shelves: {found}.")
 
     found = gather(settings.model_copy(update={"cron_toys": None}))
 

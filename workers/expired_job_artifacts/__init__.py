@@ -238,20 +238,21 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
 )
 def readings(settings: Settings) -> Iterator[Reading]:
     """Count the buckets; a batch that is held back needs none."""
-    limit = MAX_BUCKETS_HIGH_CONCURRENCY if FeatureFlag.is_on(HIGH_CONCURRENCY_FLAG) else MAX_BUCKETS
-    wanted = FeatureFlag.is_on(FLAG) and expired_job_artifacts.name not in idle(settings)
-    yield Reading("buckets_limit", limit if wanted else 0)
+    yield Reading("buckets_limit", 0 if expired_job_artifacts.name in idle(settings) else _max_buckets())
     held = buckets.held(client)
     yield Reading("buckets", len(buckets.available(client)), ("available",))
     yield Reading("buckets", len(held), ("occupied",))
     yield from at("bucket_oldest_occupied_timestamp_seconds", min((one.since for one in held), default=None))
 
 
-@expired_job_artifacts.status(
-    "buckets",
-    lambda found: f"Artifact buckets: {len(found['available'])} available, {len(found['occupied'])} occupied.",
-)
 def bucket_states() -> dict[str, list[Any]]:
     """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
     occupied = [one._asdict() for one in buckets.held(client)]
     return {"available": buckets.available(client), "occupied": occupied}
+
+
+expired_job_artifacts.status(
+    "buckets",
+    bucket_states,
+    lambda found: f"Artifact buckets: {len(found['available'])} available, {len(found['occupied'])} occupied.",
+)

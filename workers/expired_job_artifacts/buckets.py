@@ -29,6 +29,7 @@ AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
 OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
 STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
+KEYS = [AVAILABLE, OCCUPIED, OWNERS, STATE]
 DECLARED.update({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
 
 Lost = Literal["scale_down", "bucket_lost"]
@@ -55,12 +56,10 @@ class Held(NamedTuple):
 def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timedelta(minutes=10)) -> dict[str, int]:
     """Make each bucket below *max_buckets* exist exactly once; return what was found, by the fields of the result.
 
-    Buckets whose owner has been silent for *silent_for* or longer become available, missing ones are added, and
-    available ones that no longer exist are dropped.  One that is occupied stays with its owner until that releases it.
-    What is no bucket is removed.  Silent owners count as occupying.
+    Buckets whose owner has been silent for *silent_for* or longer become available, missing ones are added, available
+    ones that no longer exist are dropped; an occupied one stays with its owner.  Silent owners count as occupying.
     """
-    args = [max_buckets, silent_for.total_seconds()]
-    found = call(client, "bucket_tidy", keys=[AVAILABLE, OCCUPIED, OWNERS, STATE], args=args)
+    found = call(client, "bucket_tidy", keys=KEYS, args=[max_buckets, silent_for.total_seconds()])
     counted = ("available_count", "occupied_count", "stale_count", "missing_count")
     return {"max_buckets": max_buckets, **dict(zip(counted, found, strict=True))}
 
@@ -68,7 +67,7 @@ def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timed
 def claim(client: redis.Redis, max_buckets: int) -> Bucket | None:
     """Take an available bucket below *max_buckets*; return None when there is none."""
     token = uuid4().hex
-    number = call(client, "bucket_claim", keys=[AVAILABLE, OCCUPIED, OWNERS, STATE], args=[max_buckets, token])
+    number = call(client, "bucket_claim", keys=KEYS, args=[max_buckets, token])
     return None if number is None else Bucket(number, max_buckets, token)
 
 
@@ -95,8 +94,7 @@ def renew(client: redis.Redis, bucket: Bucket) -> Lost | None:
 
 def release(client: redis.Redis, bucket: Bucket) -> bool:
     """Give the bucket back; return False when it was not ours any more, or was given back already."""
-    keys = [AVAILABLE, OCCUPIED, OWNERS, STATE]
-    return bool(call(client, "bucket_release", keys=keys, args=[bucket.number, bucket.token]))
+    return bool(call(client, "bucket_release", keys=KEYS, args=[bucket.number, bucket.token]))
 
 
 def available(client: redis.Redis) -> list[int]:

@@ -1,13 +1,13 @@
 """The audit of deletions: rows beside what is deleted, intents and their outcomes, and that nobody changes them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import peewee as pw
 import pytest
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import ITEMS, UNCLOSED_FOR, Audit, Deletion, Ended, hashed
+from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, Ended, hashed
 from tests.harness.every import every
 
 NAMES = ["refs/heads/a", "", "ümlaut/日本語", "a b\n", "x" * 5_000, "🦊"]
@@ -87,20 +87,6 @@ def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
     audit.intent("ref", ids=[1], scope="5")
 
     assert Audit(batch, on=True).unclosed(record, scope=scope) == []
-
-
-def test_an_intent_of_long_ago_is_not_looked_for(audit):
-    Deletion.insert(
-        at=datetime.now(UTC) - UNCLOSED_FOR - timedelta(minutes=1),
-        batch="prune",
-        record="ref",
-        phase="intent",
-        ids=[1],
-        hashes=[],
-        detail={},
-    ).execute()
-
-    assert of_another_attempt().unclosed("ref") == []
 
 
 # Append-only

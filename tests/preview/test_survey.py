@@ -63,15 +63,6 @@ def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
 # Locks
 
 
-def test_rows_that_another_session_has_locked_are_busy(other):
-    sample.user_statuses(10)
-    other.execute("select from user_statuses where clear_status_at <= now() limit 3 for update")
-
-    part = the_part(foreseen("user_status_cleanup"))
-
-    assert (part.records, part.kept) == (1, {"busy": 3})
-
-
 def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
     sample.job_artifacts(70)
     other.execute("select from project_statistics where project_id = 3 for update")

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import peewee as pw
 import pytest
 
 from forgekeeper.database import database, now
@@ -24,7 +23,6 @@ from tests.harness.artifacts import (
     run,
     statistics,
     turn_on,
-    without,
 )
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
@@ -102,16 +100,6 @@ def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
     destroy()
 
     assert outbox() == [path]
-
-
-def test_a_batch_whose_objects_cannot_be_recorded_destroys_nothing():
-    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
-    kept = artifact()
-
-    with without("ci_deleted_objects"), pytest.raises(pw.ProgrammingError):
-        destroy()
-
-    assert (ids(), statistics()) == ({kept}, 100)
 
 
 def test_an_artifact_that_was_not_deleted_is_not_taken_off():

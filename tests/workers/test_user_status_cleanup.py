@@ -13,7 +13,7 @@ from forgekeeper.database import database
 from forgekeeper.database import prepared as database_prepared
 from forgekeeper.deleting import statement
 from forgekeeper.runs.deadline import Deadline
-from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.clocks import Clock
 from tests.harness.performing import perform
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
@@ -93,16 +93,6 @@ def test_a_run_ends_at_its_deadline_after_a_full_batch():
     outcome = run(clock=Clock(step=A_RUN))
 
     assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
-
-
-def test_the_run_after_a_crash_deletes_what_was_left():
-    due_statuses(2 * BATCH_SIZE + 50)
-    with pytest.raises(Crash):
-        run(safe_point=crash)
-
-    outcome = run()
-
-    assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from dramatiq import Actor, Broker, Message
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import AtStake, Backlog
-from forgekeeper.declaring.deriving import Due
+from forgekeeper.declaring.answers import Due
 from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.shown import Shown

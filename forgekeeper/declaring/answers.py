@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 
@@ -13,6 +14,19 @@ class Mistake(TypeError):
 
 class Answer:
     """What a batch may return or yield."""
+
+
+Due = Callable[[datetime], "Answer | Iterable[Answer]"]
+
+
+def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
+    """Return what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
+    answer = due(now)
+    answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
+    for one in answers:
+        if not isinstance(one, Answer):
+            raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")
+    return answers
 
 
 @dataclass(frozen=True)

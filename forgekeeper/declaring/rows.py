@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import peewee as pw
@@ -13,7 +13,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
-from forgekeeper.declaring.answers import Answer, Mistake
+from forgekeeper.declaring.answers import Answer, Due, Mistake, answers_of
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -154,3 +154,8 @@ class Changes(Rows[Row]):
         for part in ("%(ids)s", "{due}", "{recorded}", "changed as"):
             if part not in self.statement:
                 raise Mistake(f"Changes of {self.record}: its statement has no {part}")
+
+
+def rows_of(name: str, due: Due, now: datetime) -> list[Rows[Any]]:
+    """Return the rows that are due at an instant; raise `Mistake` for an answer that is none."""
+    return [one for one in answers_of(name, due, now) if isinstance(one, Rows)]

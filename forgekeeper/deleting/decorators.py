@@ -6,7 +6,8 @@ Declaring does nothing: `forgekeeper.process.boot` makes actors of what has been
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import field, make_dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -14,11 +15,10 @@ from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog, Stake
-from forgekeeper.declaring.answers import Answer
-from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of
+from forgekeeper.declaring.answers import Answer, Due, Mistake, answers_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.declaring.rows import Rows
+from forgekeeper.declaring.rows import Rows, rows_of
 from forgekeeper.deleting import looking
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place
@@ -32,6 +32,8 @@ Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
 Spec = TypeVar("Spec", bound=Declared)
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+"""At which a batch is asked what it would delete, for the shape of its answer alone."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
 
@@ -117,7 +119,7 @@ def _declared(
     """Make the declaration, and derive from what the function answers with what its facts do not say."""
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
     asked = due is not None or (records is None and facts.get("writes") is None)
-    shape = shape_of(name, due or function) if asked else Shape()
+    rows, items = _shape_of(name, due or function) if asked else ([], [])
     declared = kind(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
@@ -125,8 +127,8 @@ def _declared(
         work=partial(work, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
-        outcome=facts.get("outcome") or shape.outcome(name),
-        records=(*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
+        outcome=facts.get("outcome") or _outcome(name, rows, items),
+        records=(*map(_record, rows), *map(_items, items)) if records is None else tuple(records),
         thresholds=tuple(facts.get("thresholds", ())),
         counters=tuple(facts.get("counters", ())),
         collected_as=facts.get("collector") or name,
@@ -134,10 +136,33 @@ def _declared(
         **more,
     )
     if isinstance(declared, BatchSpec):
-        declared.tables = tuple(dict.fromkeys((*declared.tables, *(rows.model for rows in shape.rows))))
+        declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
     register(declared)
-    _derive(declared, shape, due or function)
+    _derive(declared, rows, due or function)
     return declared
+
+
+def _shape_of(name: str, due: Due) -> tuple[list[Rows[Any]], list[Items[Any]]]:
+    """Ask what would go, at any instant, for the shape of the answer; nothing of it is executed."""
+    try:
+        answers = answers_of(name, due, ANY_INSTANT)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
+            " build the expression alone, or name what is due with due=, or declare records=, tables= and outcome="
+        ) from error
+    return [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
+
+
+def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> type[DataclassInstance]:
+    """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
+    counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
+    counted += [one for each in items for one in (*each.processed, *each.failed)]
+    fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
+    stopped = ("stopped", str, field(default="drained"))
+    return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
 
 
 def _record(rows: Rows[Any]) -> Record:
@@ -153,16 +178,15 @@ def _items(items: Items[Any]) -> Record:
     return Record(items.record, (*items.processed, *items.failed), items.processed, errors, objective=items.objective)
 
 
-def _derive(declared: Declared, shape: Shape, due: Due) -> None:
+def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
     """Let everybody who asks about the records be answered by what the run deletes by."""
-    for rows in shape.rows:
-        record = rows.record
-        if rows.objective is not None:
-            declared.backlog(record)(partial(_backlog, declared, due, record))
-        declared.batch.audited(rows.called or Subject(record, "ID", record, because="it was due at {due}"))
-    if shape.rows:
+    for one in rows:
+        if one.objective is not None:
+            declared.backlog(one.record)(partial(_backlog, declared, due, one.record))
+        declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
+    if rows:
         declared.preview(lambda look: _previewed(declared, due, look))
-    if any(rows.objective for rows in shape.rows):
+    if any(one.objective for one in rows):
         declared.batch.at_stake(lambda now: Stake.rows(*(rows.select() for rows in rows_of(declared.name, due, now))))
 
 

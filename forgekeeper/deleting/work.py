@@ -16,9 +16,8 @@ from forgekeeper.database import database
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
 from forgekeeper.declaring.children import Children
-from forgekeeper.declaring.deriving import rows_of
 from forgekeeper.declaring.items import Items
-from forgekeeper.declaring.rows import Changes, Rows
+from forgekeeper.declaring.rows import Changes, Rows, rows_of
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, items, rows
 from forgekeeper.runs.identity import identity

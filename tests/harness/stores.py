@@ -1,9 +1,6 @@
 """Object stores for tests: a folder, and S3 as moto speaks it, behind a proxy that can fail."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from socket import create_connection
 from urllib.parse import quote
 
 import pytest
@@ -12,10 +9,6 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import Objects
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.installation import INSTALLATION
-from tests.harness.ports import free_ports
-from tests.harness.waiting import wait_until
-
-LIMIT = 60.0
 
 
 class Folder:
@@ -79,23 +72,13 @@ class S3:
 @pytest.fixture(scope="session")
 def moto():
     """Run a moto server; return its URL."""
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        assert wait_until(lambda: _listens(port), LIMIT), "moto did not start"
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    from moto.server import ThreadedMotoServer
 
-
-def _listens(port):
-    try:
-        create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,10 @@
 """Spoil lines of the product, one at a time, and see which the tests let through.
 
 `python -m tests.mutation --coverage .coverage --durations LOG [TREE]` makes a sample of mutants of the last commit of
-TREE in a clone of its own, runs the tests that could notice each, and prints how many were killed, and those that
-survived.  Coverage and log are of a run of the whole suite:
+TREE in a clone of its own, runs the tests that could notice each, and prints what became of them.  Coverage and log are
+of a run of the whole suite, with `patch = subprocess,_exit,execv` and `context = ${PYTEST_CURRENT_TEST-}` in RC:
 
     pytest --cov --cov-context=test --cov-config=RC --cov-report= --durations=0 --durations-min=0.05 > LOG
-
-What processes do that tests start is on the map, too, with this RC (twice as slow); else names lead to their tests:
-
-    [run]
-    source = .
-    parallel = true
-    concurrency = thread,multiprocessing
-    sigterm = true
-    patch = subprocess,_exit,execv
-    context = ${PYTEST_CURRENT_TEST-}
 """
 
 from __future__ import annotations

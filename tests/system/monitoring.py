@@ -143,40 +143,22 @@ class Monitoring(NamedTuple):
 @contextmanager
 def monitoring(folder, pages):
     """Watch the *pages*, ports by the name of the job; yield when Prometheus has seen them all."""
-    found("prometheus")
-    found("prometheus-alertmanager")
     port, alertmanager_port = free_ports(2)
     with ExitStack() as stack:
         sink = Sink()
         stack.callback(sink.close)
         routes = (ROOT / "deploy" / "alertmanager.yml").read_text().replace(EXAMPLE_SINK, sink.address)
-        _write(folder / "alertmanager.yml", hurried(yaml.safe_load(routes)))
+        _write(folder / "prometheus-alertmanager.yml", hurried(yaml.safe_load(routes)))
         _write(folder / "alerts.yml", hurried(yaml.safe_load((ROOT / "metrics" / "alerts.yml").read_text())))
         _write(folder / "prometheus.yml", _scraping(pages, alertmanager_port))
-        prometheus = _start(
-            stack,
-            folder,
-            "prometheus",
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            f"--storage.tsdb.path={folder / 'prometheus'}",
-            # What it sends in its first seconds, before it knows of Alertmanager, is lost until it is sent again.
-            "--rules.alert.resend-delay=5s",
-        )
-        assert wait_until(lambda: prometheus.poll() is not None or _answers(port), LIMIT)
+        # What it sends in its first seconds, before it knows of Alertmanager, is lost until it is sent again.
+        storage = f"--storage.tsdb.path={folder / 'prometheus'}"
+        _start(stack, folder, "prometheus", port, storage, "--rules.alert.resend-delay=5s")
         watch = Monitoring(f"http://127.0.0.1:{port}", sink)
         # Until it has read every page for the first time it takes them for down; nobody is to hear of that.
         assert wait_until(lambda: watch.sees_all(sum(map(len, pages.values()))), LIMIT)
-        alertmanager = _start(
-            stack,
-            folder,
-            "prometheus-alertmanager",
-            f"--config.file={folder / 'alertmanager.yml'}",
-            f"--web.listen-address=127.0.0.1:{alertmanager_port}",
-            "--cluster.listen-address=",
-            f"--storage.path={folder / 'alertmanager'}",
-        )
-        assert wait_until(lambda: alertmanager.poll() is not None or _answers(alertmanager_port), LIMIT)
+        storage = f"--storage.path={folder / 'alertmanager'}"
+        _start(stack, folder, "prometheus-alertmanager", alertmanager_port, storage, "--cluster.listen-address=")
         yield watch
 
 
@@ -195,12 +177,14 @@ def _write(path, document):
     path.write_text(yaml.safe_dump(document, allow_unicode=True))
 
 
-def _start(stack, folder, program, *arguments):
+def _start(stack, folder, program, port, *options):
+    """Start one of both with its file; return when it is ready."""
+    options = [f"--config.file={folder / program}.yml", f"--web.listen-address=127.0.0.1:{port}", *options]
     with (folder / f"{program}.log").open("wb") as log:
-        process = subprocess.Popen([found(program), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen([found(program), *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     stack.callback(process.wait)
     stack.callback(process.kill)
-    return process
+    assert wait_until(lambda: process.poll() is not None or _answers(port), LIMIT)
 
 
 def _answers(port):

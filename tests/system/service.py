@@ -6,10 +6,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.harness.programs import ROOT, Program
+from tests.harness.programs import Program
 from tests.harness.waiting import wait_until
 
-__all__ = ["LIMIT", "ROOT", "Service"]
 LIMIT = 30.0
 
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from benchmarks.__main__ import NOWHERE, declared
-
-from .service import ROOT
+from tests.harness.programs import ROOT
 
 SCALE = "0.01"
 

@@ -18,9 +18,9 @@ from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
+from tests.harness.programs import ROOT
 from tests.harness.waiting import wait_until
 
-from .service import ROOT
 from .worlds import CASES, PATIENT, World
 
 LIMIT = 60.0
@@ -104,7 +104,7 @@ def retried(database):
 def refs_left(case):
     """List the doomed refs that are still there."""
     doomed = {f"refs/merge-requests/{number}/head" for number in range(case.doomed)}
-    packed = [case.refs(disk_path)[0] for (disk_path,) in case.world.ask("select disk_path from projects")]
+    packed = [case.world.refs(disk_path)[0] for (disk_path,) in case.world.ask("select disk_path from projects")]
     return [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
 
 

@@ -17,10 +17,10 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.settings import PREFIX
 from models import Project
 from tests.harness.git_samples import Bare
+from tests.harness.programs import ROOT
 from tests.harness.waiting import wait_until
 
 from .proxy import redis_through
-from .service import ROOT
 
 ARTIFACTS, STATUSES = 20_000, 30_000
 REPOSITORIES, REFS_EACH = 30, 100

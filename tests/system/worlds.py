@@ -33,6 +33,18 @@ EVERY_SECOND = "* * * * * *"
 ONCE_A_YEAR = "0 0 1 1 *"
 
 
+STATE = (
+    "user_id from user_statuses",
+    "id, status from bulk_imports",
+    "id, status from bulk_import_entities",
+    "id, status from bulk_import_trackers",
+    "id, file_final_path from ci_job_artifacts",
+    "* from project_statistics",
+    "store_dir, file, project_id, file_store, attempts from ci_deleted_objects",
+    "id, project_id, ref, status, reason from batched_git_ref_updates_deletions",
+)
+
+
 @dataclass
 class World:
     """What the batches work on: the tables, Redis, a store and repositories."""
@@ -73,6 +85,21 @@ class World:
         """List the objects; a folder may vanish while it is looked at."""
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
         return {str(path.relative_to(self.root)) for path in found} - {sentinel.NAME}
+
+    def refs(self, disk_path):
+        """List a repository's refs as its files have them; a file or a folder may vanish meanwhile."""
+        repository, packed = self.repositories / disk_path, ""
+        with suppress(FileNotFoundError):
+            packed = (repository / "packed-refs").read_text()
+        return packed, {(folder, name) for folder, _, names in os.walk(repository / "refs") for name in names}
+
+    def state(self):
+        """Return everything that a batch may change."""
+        keys = (uploads.PENDING, uploads.DELETING, uploads.FAILED)
+        register = [set(client.zrange(key, 0, -1)) for key in keys]
+        refs = [self.refs(disk_path) for (disk_path,) in self.ask("select disk_path from projects order by 1")]
+        rows = [sorted(self.ask(f"select {what}")) for what in STATE]
+        return rows, register, client.hgetall(uploads.ATTEMPTS), client.hgetall(uploads.CLAIMS), self.files(), refs
 
     def put(self, *paths):
         for path in paths:
@@ -117,6 +144,10 @@ class Case:
     def __init__(self, world):
         self.world = world
 
+    def state(self):
+        """Say how things stand."""
+        return self.world.state()
+
     def standing(self):
         """Say how things stand, and of what the audit says that it is gone."""
         return self.state(), gone(self.record, self.key)
@@ -135,9 +166,6 @@ class UserStatusCleanup(Case):
     def left(self):
         return self.world.count("user_statuses where clear_status_at <= now()")
 
-    def state(self):
-        return self.world.ask("select user_id from user_statuses order by user_id")
-
 
 class StaleImports(Case):
     total = 600
@@ -148,10 +176,6 @@ class StaleImports(Case):
     def left(self):
         stale = "where status in (0, 1) and updated_at < now() - interval '1 day'"
         return self.world.count(f"bulk_imports {stale}") + self.world.count(f"bulk_import_entities {stale}")
-
-    def state(self):
-        tables = ("bulk_imports", "bulk_import_entities", "bulk_import_trackers")
-        return [self.world.ask(f"select id, status from {table} order by id") for table in tables]
 
 
 class StaleDirectUploads(Case):
@@ -168,11 +192,6 @@ class StaleDirectUploads(Case):
 
     def left(self):
         return sum(path.startswith("stale/") for path in self.world.files())
-
-    def state(self):
-        keys = (uploads.PENDING, uploads.DELETING, uploads.FAILED)
-        register = [set(client.zrange(key, 0, -1)) for key in keys]
-        return register, client.hgetall(uploads.ATTEMPTS), client.hgetall(uploads.CLAIMS), self.world.files()
 
     def claims_run_out(self):
         for member in client.zrange(uploads.DELETING, 0, -1):
@@ -193,11 +212,6 @@ class DeleteObjects(Case):
     def left(self):
         return sum(path.startswith("gone/") for path in self.world.files())
 
-    def state(self):
-        return self.world.ask(
-            "select store_dir, file, attempts from ci_deleted_objects order by id"
-        ), self.world.files()
-
     def claims_run_out(self):
         DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(minutes=10)).execute()
 
@@ -215,13 +229,6 @@ class ExpiredJobArtifacts(Case):
     def left(self):
         return self.world.count("ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3")
 
-    def state(self):
-        artifacts = self.world.ask("select id, file_final_path from ci_job_artifacts order by id")
-        outbox = self.world.ask(
-            "select project_id, file_store, store_dir, file from ci_deleted_objects order by 1, 2, 3, 4"
-        )
-        return artifacts, outbox, self.world.ask("select * from project_statistics order by project_id")
-
 
 class GitRefCleanup(Case):
     projects, doomed = 8, 30
@@ -238,19 +245,6 @@ class GitRefCleanup(Case):
 
     def left(self):
         return GitRefDeletion.pending().count()
-
-    def state(self):
-        rows = self.world.ask(
-            "select project_id, ref, status, reason from batched_git_ref_updates_deletions order by id"
-        )
-        return rows, [self.refs(disk_path) for (disk_path,) in self.world.ask("select disk_path from projects")]
-
-    def refs(self, disk_path):
-        """List the repository's refs as its files have them; a file or a folder may vanish meanwhile."""
-        repository, packed = self.world.repositories / disk_path, ""
-        with suppress(FileNotFoundError):
-            packed = (repository / "packed-refs").read_text()
-        return packed, {(folder, name) for folder, _, names in os.walk(repository / "refs") for name in names}
 
 
 class Prune(Case):
@@ -282,10 +276,8 @@ class Prune(Case):
         return refs + runs
 
     def state(self):
-        return (
-            self.world.ask("select id from batched_git_ref_updates_deletions order by id"),
-            self.world.ask("select id from job_runs where batch = 'stale_imports' order by id"),
-        )
+        runs = self.world.ask("select id from job_runs where batch = 'stale_imports'")
+        return super().state(), sorted(runs)
 
 
 CASES = {

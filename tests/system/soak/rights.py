@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from tests.system.service import ROOT
+from tests.harness.programs import ROOT
 
 PAGE = ROOT / "docs" / "security.md"
 PREFIX = "limited_"

@@ -30,9 +30,9 @@ from forgekeeper.database import database
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
+from tests.harness.programs import ROOT
 from tests.harness.waiting import wait_until
 from tests.system.matrix import Outcome
-from tests.system.service import ROOT
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
 

@@ -33,7 +33,6 @@ from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import Claimed, DeletedObject
 from models import JobArtifact
 
-RECORD = "deleted_object"
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
@@ -84,7 +83,7 @@ def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is du
 class Outbox(Items[Claimed]):
     """The objects that the outbox names."""
 
-    record = RECORD
+    record = "deleted_object"
     chunk = CHUNK
     _store: Objects
 

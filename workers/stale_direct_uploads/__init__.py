@@ -50,11 +50,9 @@ BACKOFF = timedelta(minutes=6)
 """The next run."""
 
 KEPT = ("kept", "changed")
-
 SEARCHED = 1_000
 """How many pending uploads are searched for some at a location; its share may be small."""
 
-RECORD = "stale_upload"
 log = structlog.get_logger(__name__)
 
 
@@ -106,7 +104,7 @@ def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the re
 class StaleUploads(Items[Entry]):
     """The stale entries of the register, location by location."""
 
-    record = RECORD
+    record = "stale_upload"
     chunk = CHUNK
     marked = LOCKED
     keyed = False

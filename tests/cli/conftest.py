@@ -68,7 +68,8 @@ def forgekeeper(environment, tmp_path):
     """Run `forgekeeper <arguments>` as a process of its own."""
 
     def call(*arguments, **settings):
-        return Result(*run(["-m", "forgekeeper.cli", *arguments], env=environment(**settings), cwd=tmp_path))
+        ended = run(["-m", "forgekeeper.cli", *arguments], env=environment(**settings), cwd=tmp_path)
+        return Result(ended.returncode, ended.stdout, ended.stderr)
 
     return call
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
+from redis.lock import Lock
 
 from tests.system.soak import rights
 
@@ -24,7 +25,10 @@ CONNECTING = {"ping", "select", "evalsha", "script|load"}
 CLIENTS = {"client", "pipe", "broker.client", "self.client", "self._client"}
 OPTIONAL = {"info"}
 NO_COMMANDS = {"execute", "execute_command"}
+LOCKS = (Lock.LUA_RELEASE_SCRIPT, Lock.LUA_REACQUIRE_SCRIPT)
+"""Scripts of redis-py that leases run."""
 AS = {"pipeline": {"multi", "exec"}, "delete": {"del"}, "scan_iter": {"scan"}}
+AS["register_script"] = {call for script in LOCKS for call in re.findall(r"redis\.call\('(\w+)'", script)}
 """What the client's methods are on the wire, where that is not their name."""
 ALL = {"allkeys", "allcommands", "allchannels"}
 DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "sort", "restore", "migrate", "script"}

@@ -90,7 +90,9 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
         assert str(proxy.port) in line["where"]
         assert line["reason"].endswith("; check FORGEKEEPER_DATABASE_URL")
         assert 0 < line["next_try_in"] <= 30
-        assert any(f"STATUS=waiting for PostgreSQL at {line['where']}" in told for told in worker.told())
+        # It tells its supervisor after the log.
+        waits = f"STATUS=waiting for PostgreSQL at {line['where']}"
+        eventually(lambda: any(waits in told for told in worker.told()))
         # An alert for workers that are down looks whether the page is there.
         assert ready(port) is None
 

@@ -67,7 +67,9 @@ def migrate(
             with database.atomic():
                 applied = apply_pending()
                 held = hold_new() if FIRST in applied else []
-                _keep_audit(settings.audit_keep)
+                if (before := upkeep.keep(days := settings.audit_keep)) != days:
+                    after = {"days": days}
+                    acts.record("migrate", "how long the audit is kept", before={"days": before}, after=after)
         except pw.ProgrammingError as error:
             if sqlstate(error) != FORBIDDEN:
                 raise
@@ -91,12 +93,6 @@ def apply_pending() -> list[str]:
             return applied
     except migrations.TableExists as error:
         raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
-
-
-def _keep_audit(days: int) -> None:
-    before = upkeep.keep(days)
-    if before != days:
-        acts.record("migrate", "how long the audit is kept", before={"days": before}, after={"days": days})
 
 
 def _record_installation(*, redis_needed: bool) -> None:

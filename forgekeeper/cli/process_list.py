@@ -19,16 +19,15 @@ from forgekeeper.settings.cron import BadCron, Cron, parse
 FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
 
 
-def timetable(known: Sequence[Process], instant: datetime) -> dict[str, str] | None:
-    """Return the schedules that the first living scheduler keeps; where others disagree `warnings` says so."""
-    return next((one.timetable for one in known if one.timetable and not one.is_silent(instant)), None)
+def schedules(known: Sequence[Process], instant: datetime, settings: Settings) -> tuple[dict[str, str], str]:
+    """Return each batch's schedule as it is written, and whose they are.
 
-
-def schedules(kept: dict[str, str] | None, settings: Settings) -> dict[str, str]:
-    """Return each batch's schedule, as it is written: that which is *kept*, else what these settings say."""
+    They are those of the first living scheduler, `warnings` says where others disagree; else what these settings say.
+    """
+    kept = next((one.timetable for one in known if one.timetable and not one.is_silent(instant)), None)
     if kept is None:
-        return {name: str(settings.cron(name) or "off") for name in BATCHES}
-    return {name: kept.get(name, "off") for name in BATCHES}
+        return {name: str(settings.cron(name) or "off") for name in BATCHES}, "settings"
+    return {name: kept.get(name, "off") for name in BATCHES}, "schedulers"
 
 
 def cron(schedule: str) -> Cron | None:

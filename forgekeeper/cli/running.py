@@ -55,8 +55,9 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     chosen = batch_named(batch)
     if dry_run:
         with connected(f"preview {batch}") as settings:
+            told = lambda part: progress(f"{batch}: {part.records:,} counted, {part.record}")  # noqa: E731
             try:
-                found = preview(chosen, settings, sample=SAMPLE if sample is None else sample, told=_show_progress)
+                found = preview(chosen, settings, sample=SAMPLE if sample is None else sample, told=told)
             finally:
                 progress("")
         answer(found.as_json(), "\n".join(map(clean, _lines(found))), json=json)
@@ -163,10 +164,6 @@ def _overlapping(batch: str) -> str:
     if row.state == "started":
         return f"{batch} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
     return f"{batch} is queued already, since {moment(row.claimed_at)}"
-
-
-def _show_progress(part: Part) -> None:
-    progress(f"{part.batch}: {part.records:,} counted, {part.record}")
 
 
 def _lines(found: Preview) -> Iterator[str]:

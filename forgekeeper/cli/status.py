@@ -106,14 +106,13 @@ def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
     looks = Looks()
     instant, known = now(), Process.known()
-    kept = process_list.timetable(known, instant)
-    schedules = process_list.schedules(kept, settings)
+    schedules, whose = process_list.schedules(known, instant, settings)
     batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
-        "timetable_of": "settings" if kept is None else "schedulers",
+        "timetable_of": whose,
         "queues": {queue: _queue(queue, known, instant, looks) for queue in queues()},
         **{name: looks.ask(look) for name, look in shown.items()},
         "leases": looks.ask(held),

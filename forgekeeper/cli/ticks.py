@@ -10,7 +10,7 @@ import typer
 from forgekeeper.cli import story, times
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
-from forgekeeper.cli.process_list import cron, schedules, timetable
+from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
 from forgekeeper.runs import clocks, held_back
@@ -74,8 +74,8 @@ def why(
 def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
-    kept = timetable(Process.known(), now())
-    return story.tell_absent(tick, cron(schedules(kept, settings)[name]))
+    written, _whose = schedules(Process.known(), now(), settings)
+    return story.tell_absent(tick, cron(written[name]))
 
 
 def _facts(run: JobRun) -> dict[str, Any]:

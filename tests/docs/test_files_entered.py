@@ -1,0 +1,46 @@
+"""A tick and a child enter no more files than `docs/architecture/` says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forgekeeper.connections import client
+from forgekeeper.declaring.flags import FeatureFlag
+from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 120
+
+ADD_DUE = """
+    insert into user_statuses (user_id, clear_status_at) values (1, now() - interval '1 day');
+    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, expire_at, locked)
+    select 1, number, 1, number::text, now() - interval '1 day', 0 from generate_series(1, 20) as number;
+    insert into batches (name, registered_at) values ('user_status_cleanup', now() - interval '61 s');
+"""
+
+
+@pytest.fixture
+def entered(database):
+    """What a tick and a child enter, each with something to delete."""
+    database.execute_sql(ADD_DUE)
+    FeatureFlag.turn(FLAG, on=True)
+    buckets.tidy(client, MAX_BUCKETS)
+    program = [sys.executable, "-m", "tests.harness.entering"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=LIMIT, check=False)
+    assert found.returncode == 0, found.stderr.decode()
+    assert database.execute_sql("select count(*) from user_statuses").fetchone() == (0,)
+    assert database.execute_sql("select count(*) < 20 from ci_job_artifacts").fetchone() == (True,)
+    return json.loads(found.stdout)
+
+
+def test_a_tick_and_a_child_enter_as_few_files_as_the_pages_say(entered):
+    pages = {"tick": "ticks", "child": "children"}
+    for what, page in pages.items():
+        said = re.search(r"enters (\d+) files in all", (ROOT / "docs" / "architecture" / f"{page}.md").read_text())
+        assert 0 < len(entered[what]) <= int(said[1]), entered[what]

@@ -1,0 +1,78 @@
+"""A program that prints which files of the product a tick and a child enter: `python -m tests.harness.entering`.
+
+A tick: from what APScheduler wakes, through Redis and Dramatiq's worker, to a deleted row and back to the
+acknowledgement.  A child: from its message to its acknowledgement.  All in this process, on the servers that the
+settings name, which a test has prepared.  Entered is each file of which a function is called.
+"""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+from dramatiq import Worker
+
+from forgekeeper.batches import BATCHES, CHILDREN
+from forgekeeper.boot import load
+from forgekeeper.database import database
+from forgekeeper.delivery.broker import broker, load_batches
+from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.queues import depth
+from scheduler import Loop
+from tests.harness.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("forgekeeper", "metrics", "models.py", "scheduler.py", "workers")
+BATCH, CHILD = "user_status_cleanup", "delete_artifact_bucket"
+LIMIT = 60.0
+
+entered: set[str] = set()
+
+
+def note(frame, event, _argument):
+    """Note the file of a function that is called."""
+    file = Path(frame.f_code.co_filename)
+    if event == "call" and frame.f_code.co_name != "<module>" and file.is_relative_to(ROOT):
+        if file.relative_to(ROOT).parts[0] in PRODUCT:
+            entered.add(str(file.relative_to(ROOT)))
+
+
+def note_workers(*call):
+    """Note what Dramatiq's threads do, and nothing of those that beat and watch beside them."""
+    if type(threading.current_thread()).__module__ == "dramatiq.worker":
+        note(*call)
+
+
+def worked_off(queue):
+    """Wait until the worker is done with what is in the queue; return what has been entered since last time."""
+    assert wait_until(lambda: sum(depth(broker.client, queue).values()) == 0, LIMIT)
+    found = sorted(entered)
+    entered.clear()
+    return found
+
+
+def main():
+    """Enter them."""
+    load_batches()
+    batch, child = BATCHES[BATCH], CHILDREN[CHILD]
+    broker.emit_after("process_boot")
+    threading.setprofile(note_workers)
+    with database.connection_context():
+        loop = Loop(batch, load(), broken=threading.Event(), asked=SimpleQueue())
+        sys.setprofile(note)
+        loop.turn()
+        sys.setprofile(None)
+    Worker(broker, queues={batch.queue, child.queue}, worker_threads=1).start()
+    tick = worked_off(batch.queue)
+    with database.connection_context():
+        send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
+    json.dump({"tick": tick, "child": worked_off(child.queue)}, sys.stdout)
+    sys.stdout.flush()
+    # A drain would be one more way.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -34,9 +34,10 @@ entered: set[str] = set()
 def note(frame, event, _argument):
     """Note the file of a function that is called."""
     file = Path(frame.f_code.co_filename)
-    if event == "call" and frame.f_code.co_name != "<module>" and file.is_relative_to(ROOT):
-        if file.relative_to(ROOT).parts[0] in PRODUCT:
-            entered.add(str(file.relative_to(ROOT)))
+    if event != "call" or frame.f_code.co_name == "<module>" or not file.is_relative_to(ROOT):
+        return
+    if file.relative_to(ROOT).parts[0] in PRODUCT:
+        entered.add(str(file.relative_to(ROOT)))
 
 
 def note_workers(*call):

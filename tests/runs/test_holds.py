@@ -108,6 +108,8 @@ def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_turn
         another.execute("select from batches for update")
         Hold.add(NAME, "stop", reason="wrong", by="alice")
         before = older(OLDER_LOOK)
+        # To close a connection is not to wait until the server has let go of its locks.
+        connection.rollback()
     reconcile(NAME, settings_with(cron_user_status_cleanup="off"), print, by="scheduler")
 
     assert (before, older(OLDER_LOOK)) == (None, "stopped")

@@ -47,7 +47,7 @@ def _help() -> float:
 def _status(servers: Servers) -> float:
     with database_of(servers, "benchmark_cli") as settings:
         taken, said = _taken("-m", "forgekeeper.cli", "status", given=environment(settings))
-    assert {"user_status_cleanup", "Processes:"} <= set(said.split()), said
+    assert {"user_status_cleanup", "Workers:"} <= set(said.split()), said
     return taken
 
 

@@ -106,7 +106,7 @@ class World:
 
     @contextmanager
     def _filled(self) -> Iterator[Settings]:
-        stores = {ARTIFACTS: endpoint().store}
+        stores = json.dumps({ARTIFACTS: endpoint().store})
         with database_of(self._servers, self._name, breaker_share=1, object_stores=stores) as settings:
             endpoint().fill(self.delete, STAY)
             Store(ARTIFACTS, endpoint().store).create_sentinel(Installation.ensure())

@@ -46,7 +46,7 @@ def rests_on(user: Rule, rule: Rule) -> bool:
 
 
 def by_alert(folder: Path, file: Path) -> Iterator[Path]:
-    """Write the cases of a file anew for promtool, each beside the rules that have a part in it and no others."""
+    """Write the cases of a file for promtool, each beside the rules that have a part in it and no others."""
     together: dict[frozenset[str], list[Case]] = {}
     for case in cases(file):
         together.setdefault(frozenset(asked(case)), []).append(case)

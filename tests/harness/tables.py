@@ -24,7 +24,7 @@ NUMBERED = """
 
 
 def empty():
-    """Empty all tables, and number from 1.  The audit lets nobody do that, but whoever owns the server."""
+    """Empty all tables, and number from 1.  Only the owner of the server may empty the audit."""
     if touched := [name for (name,) in db.database.execute_sql(TOUCHED, [TABLES])]:
         db.database.execute_sql("set session_replication_role = replica")
         db.database.execute_sql(f"truncate {', '.join(touched)}")

@@ -216,7 +216,7 @@ def _terminate(rig, share):
 
 
 def _use_up_connections(rig):
-    """End a part of the sessions and take all connections that there are; whoever wants one waits."""
+    """End a part of the sessions and take all connections that there are: what wants one waits."""
     with ExitStack() as taken:
         _terminate(rig, 0.5)
         with suppress(psycopg2.OperationalError):

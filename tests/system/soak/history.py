@@ -50,7 +50,7 @@ class History:
         self.looked[kind] += 1
 
     def close(self):
-        """Write everything down for whoever wants to know more."""
+        """Write everything down for people who want to know more."""
         with self._path.open("w") as file:
             for one in (*self.operations.values(), *self.samples.values()):
                 file.writelines(json.dumps(fact, default=vars) + "\n" for fact in one)

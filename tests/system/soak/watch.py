@@ -135,7 +135,7 @@ class Watcher(Citizen):
             self.history.sample("page", service=service.name)
         self.history.look("page")
         if not service.threads:
-            return  # an exporter asks anew each time
+            return  # an exporter asks each time
         now = {str(key): value for key, value in read(text).samples.items() if key[0].endswith("_total")}
         for name, was in self._counters.get((service.name, life), {}).items():
             if now.get(name, 0) < was:

@@ -36,7 +36,7 @@ def look(rows, *, size=10, seconds=60.0):
     return survey(rows, size=size, until=time.monotonic() + seconds)
 
 
-def foreseen(name, settings=None, **options):
+def previewed(name, settings=None, **options):
     return preview(BATCHES[name], settings or settings_with(), **options)
 
 
@@ -67,7 +67,7 @@ def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
     sample.job_artifacts(70)
     other.execute("select from project_statistics where project_id = 3 for update")
 
-    part = the_part(foreseen("expired_job_artifacts"))
+    part = the_part(previewed("expired_job_artifacts"))
 
     assert "3" not in part.projects
     assert (
@@ -85,7 +85,7 @@ def test_a_bad_record_that_is_passed_over_stays():
     for _ in range(2):
         quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
 
-    part = the_part(foreseen("user_status_cleanup"))
+    part = the_part(previewed("user_status_cleanup"))
 
     assert (part.records, part.kept) == (1, {"passed_over": 1})
 
@@ -124,7 +124,7 @@ def repositories(tmp_path):
 
 
 def of_refs(root, **options):
-    return foreseen("git_ref_cleanup", settings_with(repositories_root=root), **options)
+    return previewed("git_ref_cleanup", settings_with(repositories_root=root), **options)
 
 
 def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
@@ -145,6 +145,6 @@ def test_what_was_adopted_and_has_been_written_since_stays(tmp_path):
     client.zadd(register.PENDING, {"artifacts:a": seconds - 86_400 + 0.5})
     (tmp_path / "a").touch()
 
-    found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
+    found = previewed("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
 
     assert the_part(found).kept == {"changed": 1}

@@ -8,31 +8,89 @@ Nothing is kept: any number of exporters agree.
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import nullcontext
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
+from pydantic import SecretStr
 
-from forgekeeper.batches import all_declared
-from forgekeeper.connections import Limits
-from forgekeeper.database import Timeouts
+from forgekeeper.batches import BATCHES, all_declared, queues, spec
+from forgekeeper.connections import Limits, client
+from forgekeeper.coordination import leases as locks
+from forgekeeper.database import Timeouts, database, release
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
-from forgekeeper.observing import collectors
+from forgekeeper.delivery.queues import depth, due_since
+from forgekeeper.runs import clocks, held_back, quarantine
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from metrics.catalogue import of, table
-from metrics.catalogue.metric import Reading
+from forgekeeper.storage import sentinel
+from metrics.catalogue import NO_BATCH, UNREADABLE, of, series, table
+from metrics.catalogue.metric import Reading, at
+from metrics.redaction import describe
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(Timeouts(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
 """How long an exporter waits for an answer; none is asked for twice."""
 PATIENCE = 1.7
 """Seconds that all collectors have together, so that a scrape is answered within two."""
+ROOT_PATIENCE = 1.2
+"""Seconds that all roots have together."""
+
+log = structlog.get_logger(__name__)
+
+
+class Probe:
+    """Something that is asked in a thread of its own, which may never come back; it is asked once at a time."""
+
+    def __init__(self, name: str, ask: Callable[[], Any]) -> None:
+        self.name = name
+        self.seconds = self._began = 0.0
+        self._answer: Any = None
+        self._ask = ask
+        self._thread = threading.Thread()
+
+    def begin(self) -> None:
+        """Ask, unless an earlier asking has not come back."""
+        if not self._thread.is_alive():
+            self._answer, self._began = None, time.monotonic()
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def wait(self, until: float) -> Any:
+        """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self.seconds = time.monotonic() - self._began
+            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:  # noqa: BLE001, whatever is wrong here, the other collectors go on
+            log.warning("collector failed", collector=self.name, error=describe(error))
+        self.seconds = time.monotonic() - self._began
+
+
+def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
+    """Ask them all at once; return the answer of each, None of one that has none in so many seconds."""
+    until = time.monotonic() + seconds
+    for probe in probes:
+        probe.begin()
+    return [probe.wait(until) for probe in probes]
 
 
 class Exporter(Collecting):
@@ -40,9 +98,9 @@ class Exporter(Collecting):
 
     def __init__(self, settings: Settings) -> None:
         self._metrics = of("exporter", table(all_declared()))
-        self._constants = list(collectors.constants())
-        found = collectors.all_collectors(settings)
-        self._probes = [collectors.Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
+        self._constants = list(_constants())
+        found = all_collectors(settings)
+        self._probes = [Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:
@@ -58,7 +116,7 @@ class Exporter(Collecting):
             yield family
 
     def _readings(self) -> Iterator[Reading]:
-        for probe, answer in zip(self._probes, collectors.asked(self._probes, PATIENCE), strict=True):
+        for probe, answer in zip(self._probes, asked(self._probes, PATIENCE), strict=True):
             yield Reading("exporter_collector_success", float(answer is not None), (probe.name,))
             yield Reading("exporter_collector_duration_seconds", probe.seconds, (probe.name,))
             yield from answer or ()
@@ -72,5 +130,160 @@ def registry(settings: Settings) -> CollectorRegistry:
 
 
 def _ask(collector: Collector, settings: Settings) -> list[Reading]:
-    with collectors.connected() if collector.database else nullcontext():
+    with _connected() if collector.database else nullcontext():
         return list(collector.look(settings))
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Connect this thread to the database; no connection is kept idle between two scrapes."""
+    try:
+        database.connect()
+        yield
+    finally:
+        release()
+
+
+def all_collectors(settings: Settings) -> dict[str, Collector]:
+    """Return the engine's collectors, and those that batches bring, by the label of each."""
+    return {
+        "batches": Collector(_batches),
+        "runs": Collector(_runs),
+        "flags": Collector(_flags),
+        "queues": Collector(_queues, database=False),
+        "dead_letters": Collector(_dead_letters),
+        "leases": Collector(_leases, database=False),
+        "roots": Collector(_roots(settings), database=False),
+        "quarantine": Collector(_quarantine),
+        "clocks": Collector(_clocks),
+    } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
+
+
+def _constants() -> Iterator[Reading]:
+    """Read what is declared."""
+    for one in all_declared():
+        yield Reading("info", 1, (one.name, str(one.document or "none"), one.queue, one.team))
+        yield Reading("run_time_limit_seconds", one.time_limit.total_seconds(), (one.name,))
+        for limit in one.thresholds:
+            yield Reading("threshold_limit", limit.above, (one.name, limit.name))
+
+
+def _batches(settings: Settings) -> Iterator[Reading]:
+    """Say what is expected of each batch; of one that is held back, nothing."""
+    for row in Batch.select():
+        if spec(row.name):
+            yield from at("registered_timestamp_seconds", row.registered_at, row.name)
+    yield from _holds()
+    idle = held_back.idle(settings)
+    blocked = {row.name: row for row in Batch.all_blocked() if spec(row.name) and row.name not in idle}
+    for name, row in blocked.items():
+        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
+    schedules = {name: settings.cron(name) for name in BATCHES}
+    for off in held_back.off(schedules):
+        yield from at("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
+    for name, schedule in schedules.items():
+        if schedule is not None and name not in idle:
+            yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
+    switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
+    excused = idle | blocked.keys() | switched_off
+    for one in all_declared():
+        for record in one.records if (one.parent or one.name) not in excused else ():
+            if record.objective is not None:
+                seconds = record.objective.total_seconds()
+                yield Reading("backlog_age_objective_seconds", seconds, (one.name, record.name))
+
+
+def _holds() -> Iterator[Reading]:
+    first: dict[tuple[str, ...], datetime] = {}
+    for hold in sorted(Hold.standing(), key=lambda hold: hold.since, reverse=True):
+        word = {"pause": "paused", "stop": "stopped"}.get(hold.kind)
+        if spec(hold.batch):
+            first[(word, hold.batch) if word else ("held", hold.batch, hold.kind)] = hold.since
+    for (how, *labels), since in first.items():
+        yield from at(f"batch_{how}_since_timestamp_seconds", since, *labels)
+
+
+def _runs(_settings: Settings) -> Iterator[Reading]:
+    for batch in BATCHES:
+        health = JobRun.health(batch)
+        yield Reading("consecutive_failures", health.failures, (batch,))
+        yield from at("last_run_timestamp_seconds", health.last_run, batch)
+        yield from at("last_success_timestamp_seconds", health.last_success, batch)
+        yield from at("running_since_timestamp_seconds", health.running_since, batch)
+        if health.duration is not None:
+            yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
+        yield Reading("ticks_ahead", clocks.ahead(batch), (batch,))
+
+
+def _clocks(_settings: Settings) -> Iterator[Reading]:
+    for difference in clocks.differences():
+        yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
+
+
+def _flags(_settings: Settings) -> Iterator[Reading]:
+    for flag in FLAGS:
+        yield Reading("feature_flag_enabled", float(FeatureFlag.is_on(flag)), (flag,))
+
+
+def _queues(_settings: Settings) -> Iterator[Reading]:
+    for queue in queues():
+        counts = depth(client, queue)
+        for state, count in (("ready", "ready"), ("unacked", "in_flight"), ("delayed", "delayed")):
+            yield Reading("queue_messages", counts[count], (queue, state))
+        yield from at("queue_oldest_message_timestamp_seconds", due_since(client, queue), queue)
+
+
+def _dead_letters(_settings: Settings) -> Iterator[Reading]:
+    """Count the children that wait for a person, and the messages that nothing could read."""
+    found = quarantine.children_for_a_person()
+    for one in all_declared():
+        yield Reading("dead_letter_messages", found.get(one.name, 0), (one.queue, one.name))
+    for queue in queues():
+        yield Reading("dead_letter_messages", depth(client, queue)["dead"], (queue, NO_BATCH))
+
+
+def _leases(_settings: Settings) -> Iterator[Reading]:
+    seconds, microseconds = client.time()
+    held = locks.leases(client)
+    for family in (one.name for one in all_declared() if one.lease):
+        left = [one.left.total_seconds() for one in held if one.name.partition(":")[0] == family]
+        yield Reading("lease_held", float(bool(left)), (family,))
+        if left:
+            yield Reading("lease_expiry_timestamp_seconds", seconds + microseconds / 1e6 + max(left), (family,))
+
+
+def _quarantine(_settings: Settings) -> Iterator[Reading]:
+    """Count what lies there; what documents keep themselves they count themselves."""
+    found: dict[tuple[str, ...], int] = dict(quarantine.counts().items())
+    kept = {(one.name, refused.record) for one in all_declared() for refused in one.refused}
+    for labels in {*(series(all_declared())["quarantined"] or ())} - kept - {UNREADABLE}:
+        yield Reading("quarantine_records", found.pop(labels, 0), labels)
+    yield Reading("quarantine_records", sum(found.values()), UNREADABLE)
+
+
+def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
+    """Return what looks at the repositories' root and the stores at once; one that hangs hides none of the others.
+
+    One of another installation, or of nobody, is none of ours; while the database is away nobody knows that.
+    """
+    probes = [Probe(name, partial(_of_store, name, url)) for name, url in settings.object_stores.items()]
+    if settings.repositories_root is not None:
+        probes.append(Probe("repositories", sentinel.Folder(settings.repositories_root).sentinel))
+    whose = Probe("installation", _installation)
+
+    def look(_settings: Settings) -> Iterator[Reading]:
+        ours, *answers = asked((whose, *probes), ROOT_PATIENCE)
+        for probe, found in zip(probes, answers, strict=True):
+            readable = found is not None and ours in (None, found)
+            yield Reading("root_readable", float(readable), (probe.name,))
+
+    return look
+
+
+def _of_store(location: str, url: SecretStr) -> str | None:
+    return sentinel.Store(location, url.get_secret_value()).sentinel()
+
+
+def _installation() -> str:
+    with _connected():
+        return Installation.ensure()

@@ -19,7 +19,6 @@ ENGINE = (
     {"boot", "runs"},
     {"deleting", "process"},
     {"delivery"},
-    {"observing"},
 )
 """The floors of the engine, the lowest first: each may import what lies below it."""
 FLOORS = (

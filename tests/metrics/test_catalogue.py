@@ -6,9 +6,9 @@ from datetime import timedelta
 from forgekeeper import child
 from forgekeeper.batches import Record, Threshold, all_declared, queues
 from forgekeeper.declaring.flags import FLAGS
-from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue import table
 from metrics.catalogue.metric import Counter, Gauge
+from metrics.exporter import all_collectors
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy

@@ -1,1 +1,0 @@
-"""Observing: what of the engine and of the batches becomes a metric."""

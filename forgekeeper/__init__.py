@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forgekeeper.deleting.decorators import batch as batch
     from forgekeeper.deleting.decorators import child as child
     from forgekeeper.runs.blocked import Blocked as Blocked
-    from metrics.catalogue.metric import Counter as Counter
+    from metrics.catalogue import Counter as Counter
 
     Table = Base
 
@@ -33,7 +33,7 @@ _HOMES = {
     "Blocked": "forgekeeper.runs.blocked",
     "Changes": "forgekeeper.declaring.rows",
     "Children": "forgekeeper.declaring.children",
-    "Counter": "metrics.catalogue.metric",
+    "Counter": "metrics.catalogue",
     "Items": "forgekeeper.declaring.items",
     "Kept": "forgekeeper.declaring.items",
     "Note": "forgekeeper.declaring.answers",

@@ -22,7 +22,7 @@ from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
-from metrics.catalogue.metric import Counter
+from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,8 +18,7 @@ from prometheus_client import CollectorRegistry, values
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
-from metrics.catalogue import LEVELS, NO_BATCH, of, table
-from metrics.catalogue.metric import Metric, Process
+from metrics.catalogue import LEVELS, NO_BATCH, Metric, Process, of, table
 
 ROOM = 1 << 18
 """Bytes of a file; more than all series of one process need: one that grows later does not ask for room."""

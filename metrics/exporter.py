@@ -37,8 +37,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from metrics.catalogue import NO_BATCH, UNREADABLE, of, series, table
-from metrics.catalogue.metric import Reading, at
+from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
 from metrics.redaction import describe
 
 BRIEF = timedelta(seconds=2)

@@ -11,7 +11,7 @@ from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.preview import Preview
 from forgekeeper.settings import Settings
-from metrics.catalogue.metric import Gauge, Reading, at
+from metrics.catalogue import Gauge, Reading, at
 
 Look = Callable[[Settings], Iterator[Reading]]
 

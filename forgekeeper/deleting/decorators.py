@@ -22,7 +22,7 @@ from forgekeeper.declaring.rows import Rows, rows_of
 from forgekeeper.deleting import looking
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place
-from metrics.catalogue.metric import Counter
+from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -6,8 +6,7 @@ from datetime import timedelta
 from forgekeeper import child
 from forgekeeper.batches import Record, Threshold, all_declared, queues
 from forgekeeper.declaring.flags import FLAGS
-from metrics.catalogue import table
-from metrics.catalogue.metric import Counter, Gauge
+from metrics.catalogue import Counter, Gauge, table
 from metrics.exporter import all_collectors
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every

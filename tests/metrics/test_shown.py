@@ -10,7 +10,7 @@ from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.shown import Refused
-from metrics.catalogue.metric import Gauge, Reading
+from metrics.catalogue import Gauge, Reading
 from tests.harness.toys import declaring, toy
 
 SINCE = timedelta(minutes=7)

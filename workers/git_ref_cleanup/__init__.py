@@ -20,7 +20,7 @@ from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch
-from metrics.catalogue.metric import Counter
+from metrics.catalogue import Counter
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, preview, repositories
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs

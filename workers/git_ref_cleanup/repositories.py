@@ -11,7 +11,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import git_repository, sentinel
 from forgekeeper.storage.git_command import GitError
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
-from metrics.catalogue.metric import Gauge, Reading
+from metrics.catalogue import Gauge, Reading
 from models import Project
 from workers.git_ref_cleanup.deletions import waiting_projects
 

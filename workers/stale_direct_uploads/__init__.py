@@ -36,7 +36,7 @@ from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
-from metrics.catalogue.metric import Reading
+from metrics.catalogue import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import failures, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit

@@ -31,7 +31,7 @@ from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.reconcile import COUNT, reconcile
 from forgekeeper.settings import Settings
 from metrics.catalogue import table
-from metrics.redaction import describe
+from metrics.logs import describe
 from metrics.threads import Vital, ended_itself
 
 HEARTBEAT = timedelta(seconds=15)

@@ -38,7 +38,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
-from metrics.redaction import describe
+from metrics.logs import describe
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(Timeouts(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)

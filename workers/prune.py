@@ -27,7 +27,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
-from metrics.redaction import describe
+from metrics.logs import describe
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)

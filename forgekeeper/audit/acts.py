@@ -14,7 +14,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, Document, default
-from metrics.redaction import one_line, redact
+from metrics.logs import one_line, redact
 
 LONGEST = 1_000
 """Characters of what a person types: a reason, a name."""

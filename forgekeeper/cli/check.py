@@ -32,7 +32,7 @@ from forgekeeper.runs import clocks
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
-from metrics.redaction import clean
+from metrics.logs import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""

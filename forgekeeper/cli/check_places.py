@@ -15,7 +15,7 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import is_normal
-from metrics.redaction import clean
+from metrics.logs import clean
 
 Named = Callable[[], list[tuple[str, ...]]]
 """Names some things that should be at a place, each by the paths at which it may lie."""

@@ -37,7 +37,7 @@ from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import SettingsError
 from metrics.endpoint import PortTaken
-from metrics.redaction import clean
+from metrics.logs import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}

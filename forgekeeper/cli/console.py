@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from metrics.redaction import clean, printable, redact, text_of
+from metrics.logs import clean, printable, redact, text_of
 
 FAILED, WRONG_USE, HELD = 1, 2, 3
 All = Annotated[bool, typer.Option("--all", help="Every one of them.")]

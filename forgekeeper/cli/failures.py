@@ -13,7 +13,7 @@ import redis
 
 from forgekeeper.database import sqlstate
 from metrics.endpoint import PortTaken
-from metrics.redaction import clean, text_of
+from metrics.logs import clean, text_of
 
 DATABASE = "FORGEKEEPER_DATABASE_URL"
 REDIS = "FORGEKEEPER_REDIS_URL"

@@ -24,7 +24,7 @@ from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.breaker import amount
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
-from metrics.redaction import clean, one_line
+from metrics.logs import clean, one_line
 
 FIRST = "0001_ledger"
 """A command that applies this migration makes a new installation."""

@@ -28,7 +28,7 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
-from metrics.redaction import clean, text_of
+from metrics.logs import clean, text_of
 
 OURS: tuple[type[Base], ...] = (
     *(FeatureFlag, Batch, Hold, JobRun, DeletedObject, Process, Installation),

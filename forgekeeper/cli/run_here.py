@@ -20,7 +20,7 @@ from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from metrics.redaction import describe
+from metrics.logs import describe
 
 CHECK = "`forgekeeper check"
 

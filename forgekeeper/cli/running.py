@@ -23,7 +23,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
-from metrics.redaction import clean
+from metrics.logs import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."
 Name = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH)]

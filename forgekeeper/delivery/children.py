@@ -33,7 +33,7 @@ from forgekeeper.runs import quarantine
 from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.retry import MAX_LOSSES
 from metrics.counting import dead_lettered
-from metrics.redaction import clean
+from metrics.logs import clean
 
 log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.runner import Runner
 from metrics import logs
 from metrics.counting import WORKER, line_written
-from metrics.redaction import clean, describe
+from metrics.logs import clean, describe
 from metrics.threads import end_process
 
 LIMIT_LATE = 60.0

@@ -36,7 +36,7 @@ from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import room_of
 from forgekeeper.settings import Settings
-from metrics.redaction import clean, describe
+from metrics.logs import clean, describe
 
 Answer = TypeVar("Answer")
 

@@ -19,7 +19,7 @@ from forgekeeper.database.chunks import among
 from forgekeeper.runs import counting, quarantine
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.retry import MOST_IN_RUN, MOST_KNOWN
-from metrics.redaction import describe
+from metrics.logs import describe
 
 ALONE = 20.0
 """Seconds beyond its budget that a run may take to find what made it wait: else it would never get there."""

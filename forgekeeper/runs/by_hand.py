@@ -11,7 +11,7 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import OPEN, JobRun
-from metrics.redaction import one_line
+from metrics.logs import one_line
 
 
 def claim(batch: BatchSpec) -> int | None:

@@ -23,7 +23,7 @@ from forgekeeper.coordination.leases import LeaseLost
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun, Started
 from metrics.counting import BREACHES, WORKER, dead_lettered
-from metrics.redaction import describe
+from metrics.logs import describe
 
 LATE = timedelta(minutes=1)
 """The documents promise a minute at most."""

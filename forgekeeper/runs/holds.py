@@ -15,7 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from metrics.redaction import one_line
+from metrics.logs import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]
 BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")

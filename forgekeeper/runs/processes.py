@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 from forgekeeper import migrations
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, release
 from forgekeeper.runs.ledger import JobRun, Started
-from metrics.redaction import describe
+from metrics.logs import describe
 from metrics.threads import Vital
 
 STOP_WITHIN = 2.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from forgekeeper.database import database
 from forgekeeper.runs.holds import BRAKES, Hold
-from metrics.redaction import one_line
+from metrics.logs import one_line
 
 NEXT = 2**62
 """Stands for the number of a run that has not started yet."""

@@ -13,7 +13,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
-from metrics.redaction import CONTROL
+from metrics.logs import CONTROL
 from models import GitRefDeletion
 from tests.harness.every import every
 from workers.stale_direct_uploads import register

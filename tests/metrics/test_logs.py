@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from metrics import logs
-from metrics.redaction import LONGEST
+from metrics.logs import LONGEST
 
 SECRET = "hunter2"
 LIMIT = 60.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from metrics import redaction
-from metrics.redaction import LONGEST, MASK, MORE, MOST, SEEN, clean, describe, escaped, redact
+from metrics import logs
+from metrics.logs import LONGEST, MASK, MORE, MOST, SEEN, clean, describe, escaped, redact
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""
@@ -83,7 +83,7 @@ WHOLE = {
         lambda secret: "host=h password='{}' dbname=d".format(secret.replace("\\", "\\\\").replace("'", "\\'")),
     ),
 }
-PIECES = [*redaction.WORDS[:7], "sig", "PassWord", "://", "Bearer ", *":=@'\"\\\n\x1b ,;&{}x7"]
+PIECES = [*logs.WORDS[:7], "sig", "PassWord", "://", "Bearer ", *":=@'\"\\\n\x1b ,;&{}x7"]
 AROUND = some.lists(some.sampled_from(PIECES), max_size=8).map("".join)
 PADDING = some.sampled_from(["x", "x ", "a=1, ", "https://h/p ", "\n", "\x1b"])
 BORDERS = some.sampled_from([0, LONGEST // 2, LONGEST, SEEN, SEEN + LONGEST])

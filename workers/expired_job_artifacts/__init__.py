@@ -33,7 +33,7 @@ from forgekeeper.runs.held_back import idle
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue import Counter, Gauge, Reading, at
-from metrics.redaction import describe
+from metrics.logs import describe
 from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost

@@ -11,8 +11,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from forgekeeper import database as db
-from forgekeeper.coordination import scripts
-from forgekeeper.coordination.client import Client
+from forgekeeper.coordination.client import Client, load_scripts
 from forgekeeper.database import Timeouts
 from forgekeeper.settings import Settings
 
@@ -63,7 +62,7 @@ def connect(
     db.open_pool(url, limits.database, name=name, size=connections)
     if redis_url is None:
         return
-    scripts.load()
+    load_scripts()
     patience = limits.redis.total_seconds()
     client.connection_pool = redis.BlockingConnectionPool.from_url(
         redis_url,

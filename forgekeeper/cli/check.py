@@ -21,7 +21,7 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.holding import FIRST
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.coordination.key_types import DECLARED, misfits
+from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, privileges, release, sqlstate
 from forgekeeper.database.installation import Installation
 from forgekeeper.database.schema import differences, misread

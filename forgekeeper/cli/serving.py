@@ -20,7 +20,7 @@ from forgekeeper.cli.connection import configured
 from forgekeeper.cli.console import FAILED, wrong_use
 from forgekeeper.cli.waiting import Wait, server_missing
 from forgekeeper.connections import Limits, connect
-from forgekeeper.coordination.key_types import DECLARED
+from forgekeeper.coordination.values import DECLARED
 from forgekeeper.delivery.queues import types
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reconcile import COUNT

@@ -19,7 +19,7 @@ from forgekeeper import migrations
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
-from forgekeeper.coordination.key_types import misfits
+from forgekeeper.coordination.values import misfits
 from forgekeeper.database import database, release, takes_no_writes
 from forgekeeper.database.installation import Installation
 from forgekeeper.installation.agreement import claim_by_writing

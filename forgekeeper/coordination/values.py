@@ -1,4 +1,4 @@
-"""Read what lies in Redis, where anybody may have written anything: no value raises.
+"""Read what lies in Redis, where anybody may have written anything: no value raises, a key of another type is named.
 
 What is nonsense becomes the nearest thing that makes sense, so that it can be seen and removed, and stops nothing else.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
+import redis
+
+DECLARED: dict[str, str] = {}
+"""What type each key of ours has to be of, which the module that uses it adds: of another type nothing works."""
 FIRST = datetime(1, 1, 2, tzinfo=UTC)
 LAST = datetime(9999, 12, 30, tzinfo=UTC)
 """The instants that every time zone can write."""
@@ -50,3 +55,17 @@ def moment(seconds: float) -> datetime:
     if not seconds > FIRST.timestamp():
         return FIRST
     return LAST if seconds >= LAST.timestamp() else datetime.fromtimestamp(seconds, UTC)
+
+
+def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
+    """Name those of the keys that are of another type than they have to be, a sentence each."""
+    with client.pipeline(transaction=False) as pipe:
+        for name in types:
+            pipe.type(name)
+        found = [answer.decode(errors="replace") for answer in pipe.execute()]
+    for (name, wanted), kind in zip(types.items(), found, strict=True):
+        if kind not in {"none", wanted}:
+            yield (
+                f"the key {name} is a {kind}, and has to be a {wanted}: another program has written it; "
+                "RENAME it, or DEL it where nothing needs it"
+            )

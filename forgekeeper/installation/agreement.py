@@ -13,7 +13,7 @@ import peewee as pw
 import redis
 
 from forgekeeper.connections import client
-from forgekeeper.coordination.key_types import DECLARED
+from forgekeeper.coordination.values import DECLARED
 from forgekeeper.database import sqlstate
 from forgekeeper.database.installation import Installation
 from forgekeeper.installation import place

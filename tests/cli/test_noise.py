@@ -21,8 +21,8 @@ import scheduler
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES, CHILDREN, queues
 from forgekeeper.connections import client
-from forgekeeper.coordination import key_types as redis_types
 from forgekeeper.coordination import leases as locks
+from forgekeeper.coordination import values as redis_values
 from forgekeeper.database import release
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
@@ -37,7 +37,7 @@ from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
 PATIENCE = timedelta(seconds=1)
-KEYS = redis_types.DECLARED | keys.types(queues())
+KEYS = redis_values.DECLARED | keys.types(queues())
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
@@ -210,7 +210,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         in_a_thread(consume)
         failed_collectors(settings)
         read_by(main, command)
-        (said,) = redis_types.misfits(client, {name: KEYS[name]})
+        (said,) = redis_values.misfits(client, {name: KEYS[name]})
         assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()

@@ -18,12 +18,10 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.coordination import scripts
-from forgekeeper.coordination.key_types import DECLARED
-from forgekeeper.coordination.scripts import call
-from forgekeeper.coordination.values import is_whole, moment, text
+from forgekeeper.coordination.client import add_scripts, call
+from forgekeeper.coordination.values import DECLARED, is_whole, moment, text
 
-scripts.add("workers.expired_job_artifacts")
+add_scripts("workers.expired_job_artifacts")
 
 AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"

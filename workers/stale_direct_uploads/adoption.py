@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import redis
 
 from forgekeeper.cli.console import Problem, wrong_use
-from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.client import call
 from forgekeeper.coordination.values import moment, text
 from forgekeeper.database import now
 from forgekeeper.settings import Settings

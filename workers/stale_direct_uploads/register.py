@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.coordination import scripts
-from forgekeeper.coordination.key_types import DECLARED
-from forgekeeper.coordination.scripts import call
-from forgekeeper.coordination.values import moment, raw, second, text, whole
+from forgekeeper.coordination.client import add_scripts, call
+from forgekeeper.coordination.values import DECLARED, moment, raw, second, text, whole
 from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
 
-scripts.add("workers.stale_direct_uploads")
+add_scripts("workers.stale_direct_uploads")
 
 PENDING = "{pending_direct_uploads}:pending"
 DELETING = "{pending_direct_uploads}:deleting"

@@ -26,8 +26,7 @@ from forgekeeper.database import database, release
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.failpoints import arm
 from forgekeeper.process.ready import tell_supervisor
-from forgekeeper.runs.identity import identity
-from forgekeeper.runs.processes import Heartbeat
+from forgekeeper.runs.processes import Heartbeat, identity
 from forgekeeper.runs.reconcile import COUNT, reconcile
 from forgekeeper.settings import Settings
 from metrics.catalogue import table

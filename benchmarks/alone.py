@@ -6,8 +6,8 @@ from time import monotonic
 from typing import Any
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import identity
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 

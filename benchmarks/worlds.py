@@ -16,8 +16,8 @@ from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.children import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import identity
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage.sentinel import Folder

@@ -141,7 +141,7 @@ class Declared(Shown, Actor[..., None]):
 
 @dataclass(kw_only=True, eq=False)
 class BatchSpec(Declared):
-    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`.
+    """The declaration of a batch; its row in the database is `forgekeeper.runs.holds.Batch`.
 
     *commands* is a module of the command line's.
     """

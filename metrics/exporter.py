@@ -32,8 +32,7 @@ from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.runs import clocks, held_back, quarantine
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel

@@ -21,9 +21,9 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.running import Names, Reason
 from forgekeeper.database import database, now
 from forgekeeper.runs import releases
-from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.breaker import amount
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
+from forgekeeper.runs.holds import Batch as BatchRow
 from metrics.logs import clean, one_line
 
 FIRST = "0001_ledger"

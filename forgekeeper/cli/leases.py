@@ -12,7 +12,7 @@ from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, group, table
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.processes import identity
 
 log = structlog.get_logger(__name__)
 

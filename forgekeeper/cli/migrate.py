@@ -20,8 +20,7 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import Disagreement, agree
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined

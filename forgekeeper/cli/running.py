@@ -20,9 +20,9 @@ from forgekeeper.declaring.preview import Part
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import by_hand, held_back, reconcile
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
+from forgekeeper.runs.processes import identity
 from metrics.logs import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."

@@ -24,8 +24,8 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.installation.agreement import claim_by_writing, conflict, owner
 from forgekeeper.runs import held_back
-from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
+from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined

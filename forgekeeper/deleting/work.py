@@ -20,7 +20,7 @@ from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Changes, Rows, rows_of
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, items, rows
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
 
 PAGE = 100

@@ -19,8 +19,8 @@ from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.delivery.process import NotReady, Process
 from forgekeeper.runs import by_hand, counting
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import identity
 
 TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option in which a run's message says which run of its number it is for."""

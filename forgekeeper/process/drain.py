@@ -25,7 +25,7 @@ from dramatiq.common import q_name
 from forgekeeper import shutdown
 from forgekeeper.process import signals
 from forgekeeper.process.ready import mark, tell_supervisor
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.processes import identity
 
 SOON = 2.0
 """Seconds in which an idle process ends by itself; one whose servers are away does not."""

@@ -24,14 +24,11 @@ from forgekeeper.database.writes import reading_only
 from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.holds import Held
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.brakes import Brakes, Deadline
+from forgekeeper.runs.holds import Batch, Held
 from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.processes import Heartbeat, LostRun, Row
+from forgekeeper.runs.processes import Heartbeat, LostRun, Row, identity
 from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import room_of
@@ -213,7 +210,7 @@ class Attempt:
             retries = 0 if self._final else MAX_RETRIES
             return JobRun.fail(started, describe(self.error), result, delay=delay, retries=retries)
         if self.held is not None:
-            return JobRun.hold(started, result, kind=self.held.kind, sentence=clean(str(self.held)))
+            return JobRun.hold(started, result, kind=self.held.kind, sentence=clean(str(self.held)), by=identity())
         if self.blocked is not None:
             return JobRun.block(started, result, reason=self.blocked.reason, sentence=clean(str(self.blocked)))
         return JobRun.succeed(started, result, ordinary=self.ordinary)

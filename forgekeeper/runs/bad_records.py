@@ -17,7 +17,7 @@ import structlog
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among
 from forgekeeper.runs import counting, quarantine
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.retry import MOST_IN_RUN, MOST_KNOWN
 from metrics.logs import describe
 

@@ -1,6 +1,6 @@
-"""What ends a run before its work is done, besides its budget: a stop, a hold, a cancelled run, a limit.
+"""What ends a run before its work is done: its budget, or a brake, which is a stop, a hold, a cancelled run or a limit.
 
-All of it is in PostgreSQL, and asked there, at most once a second and before the next chunk: it works while Redis is
+All brakes are in PostgreSQL, and asked there, at most once a second and before the next chunk: they work while Redis is
 away, for every run and child on every machine.
 
 Limits are those of the batch: a child counts to the run in force, which is the newest of its batch, whichever has sent
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
@@ -26,6 +28,8 @@ from forgekeeper.settings import Settings
 
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
+LOOK = 1.0
+"""Seconds that a run waits at a time for its pace."""
 # *gone* has how many rows went, and their size.
 SETTLE = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
@@ -201,3 +205,59 @@ class Brakes:
             with writing():
                 RunTotal.add(self._batch, self._run, grown)
             self._noted = Amount(records, size)
+
+
+class Deadline:
+    """When a run has to end: at the end of its budget, or sooner when asked to.
+
+    *safe_point* may raise to end the run at once.  A run that is asked to stop, or that a *brake* says why to end, ends
+    as if its budget were used up: what is left waits for the next tick.  *done* counts what the run has reported;
+    *on_progress* is called when it does, before any waiting.
+    """
+
+    def __init__(
+        self,
+        budget: timedelta,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        safe_point: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
+        brake: Callable[[], str | None] = lambda: None,
+        pace: float | None = None,
+    ) -> None:
+        self.done = 0
+        self._clock = clock
+        self._ends = clock() + budget.total_seconds()
+        self._safe_point = safe_point
+        self._on_progress = on_progress
+        self._brake = brake
+        self._pace = pace
+
+    def left(self) -> float:
+        """Return the seconds that are left of the budget."""
+        return max(0.0, self._ends - self._clock())
+
+    def passed(self, done: int = 0) -> bool:
+        """Say whether the run has to end, after the *done* rows or objects of its last chunk.
+
+        Keeps to the pace: waits as long as those may take, but not beyond the budget.
+        """
+        self.done += done
+        self._on_progress()
+        if self._pace and done:
+            self._wait(done / self._pace)
+        self._safe_point()
+        return self.halted() or self._clock() >= self._ends
+
+    def halted(self) -> bool:
+        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to.
+
+        Asked within what `passed` takes for one chunk and something has to end sooner, or begin.
+        """
+        return self._brake() is not None or shutdown.requested.is_set()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not beyond the budget, nor beyond a brake."""
+        left = min(seconds, self.left())
+        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, LOOK)):
+            left -= LOOK

@@ -9,8 +9,8 @@ from forgekeeper.batches import BatchSpec, NotSent
 from forgekeeper.database import database
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import OPEN, JobRun
+from forgekeeper.runs.processes import identity
 from metrics.logs import one_line
 
 

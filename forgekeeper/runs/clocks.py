@@ -18,9 +18,8 @@ import redis
 
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from forgekeeper.runs.retry import LONGEST_RETRY

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import BRAKES, Hold
+from forgekeeper.runs.holds import BRAKES, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 

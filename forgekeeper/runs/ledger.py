@@ -23,9 +23,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
 from forgekeeper.runs import transitions
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold, Kind
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.holds import Batch, Hold, Kind
 from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 
@@ -215,9 +213,9 @@ class JobRun(Base):
         return _close(transitions.BLOCK, run, result, note, reason=reason)
 
     @classmethod
-    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> str | None:
+    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str, by: str) -> str | None:
         """Close the run as skipped, and hold its batch."""
-        hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=identity())
+        hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=by)
         return _close(transitions.HOLD, run, result, hold.execute)
 
     @classmethod

@@ -14,7 +14,7 @@ import structlog
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import clocks
-from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.plan import Decision, Policy, plan

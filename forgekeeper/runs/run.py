@@ -15,8 +15,7 @@ from forgekeeper.declaring.answers import Mistake
 from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.bad_records import BadRecords, Still
-from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Brakes, Deadline
 from forgekeeper.settings import Settings
 
 

@@ -8,8 +8,7 @@ import pytest
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.runs import quarantine
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject

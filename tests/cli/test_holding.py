@@ -15,8 +15,7 @@ from forgekeeper.database import now
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 
 NAME, OTHER = "user_status_cleanup", "prune"

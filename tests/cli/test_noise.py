@@ -28,7 +28,7 @@ from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.children import send_children
 from forgekeeper.delivery.queues import UNREADABLE
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from metrics.exporter import Exporter
 from tests.harness.tables import TABLES, empty

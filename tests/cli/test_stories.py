@@ -8,8 +8,7 @@ from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import by_hand, clocks, reconcile
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 
@@ -172,7 +171,7 @@ def test_a_run_that_was_cut_short_says_why(story):
 def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_holds_it(story):
     run = JobRun.start_here(NAME, by="worker-1:9")
     sentence = "900 of 1,000 statuses would go"
-    JobRun.hold(run, {"skipped": "held", "held": sentence}, kind="breaker", sentence=sentence)
+    JobRun.hold(run, {"skipped": "held", "held": sentence}, kind="breaker", sentence=sentence, by="a worker")
 
     *_, of_the_run, of_now = story()
 

@@ -12,7 +12,7 @@ from forgekeeper.database.chunks import START
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.deleting.rows import Sweep
 from forgekeeper.deleting.statement import Composed
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics

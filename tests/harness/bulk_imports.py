@@ -9,8 +9,7 @@ import pytest
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
 from forgekeeper.deleting.changes import execute
-from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Brakes, Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with

@@ -17,8 +17,7 @@ from forgekeeper import database as db
 from forgekeeper.connections import client
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import BY_PEOPLE, Hold
+from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import OPEN, JobRun
 from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from tests.harness.ledger_workers import NAME, Worker, Workers, picks

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from forgekeeper.database import database
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from models import ProjectStatistics
 from tests.harness.artifacts import BUCKETS, run, turn_on
 from tests.harness.performing import perform

@@ -8,7 +8,7 @@ from dramatiq import Message
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from models import GitRefDeletion, Project
 from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded

@@ -13,7 +13,7 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import reconcile as runs
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 from tests.harness.settings import settings_with

@@ -14,8 +14,7 @@ from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs import quarantine
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel

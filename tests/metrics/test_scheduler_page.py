@@ -11,8 +11,7 @@ import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.delivery.ledger import deliver
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch

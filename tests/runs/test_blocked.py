@@ -7,9 +7,8 @@ import pytest
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import now
 from forgekeeper.runs import held_back
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from metrics.catalogue import BLOCKS
 from metrics.counting import WORKER

@@ -3,8 +3,7 @@
 import pytest
 
 from forgekeeper.runs import clocks
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 from tests.harness.ticks import (

@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 
 from forgekeeper import shutdown
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 
 LONG = 1_000
 A_MOMENT = timedelta(seconds=0.05)

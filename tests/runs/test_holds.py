@@ -10,8 +10,7 @@ import psycopg2
 import pytest
 
 from forgekeeper.database import database, now
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.settings import settings_with
 

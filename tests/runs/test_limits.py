@@ -8,9 +8,8 @@ import pytest
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.runs import by_hand, releases
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples

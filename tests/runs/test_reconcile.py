@@ -8,8 +8,7 @@ import pytest
 
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import BY_PEOPLE, Hold
+from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ticks import (
     MINUTE,

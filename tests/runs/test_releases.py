@@ -9,10 +9,9 @@ from demo.sample_data import add_statuses as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.runs import releases
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.identity import identity
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import identity
 from models import UserStatus
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually
@@ -74,7 +73,7 @@ def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database)
 def test_a_release_beside_a_breaker_that_is_about_to_hold_releases_nothing(database):
     run = JobRun.start_here(STATUSES.name, by=identity())
     with db.atomic():
-        assert JobRun.hold(run, {}, kind="breaker", sentence="too much")
+        assert JobRun.hold(run, {}, kind="breaker", sentence="too much", by="a worker")
         thread, answers = beside(give)
         ended(thread)
 

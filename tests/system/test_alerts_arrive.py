@@ -14,8 +14,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import BY_PEOPLE, Hold
+from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from models import JobArtifact
 from tests.harness.ports import free_ports

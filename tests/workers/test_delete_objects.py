@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject

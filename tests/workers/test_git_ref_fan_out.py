@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Batch
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.ref_deletions import NAME, QUEUE, on_their_way, pending, projects, row
 from workers import git_ref_cleanup

@@ -4,7 +4,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.connections import client
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from forgekeeper import Rows, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, database, now
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
+from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.failpoints import Failpoints, Fault, arm
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from tests.harness.clocks import StandingClock

@@ -12,7 +12,7 @@ import pytest
 from forgekeeper.database import database
 from forgekeeper.database import prepared as database_prepared
 from forgekeeper.deleting import statement
-from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.brakes import Deadline
 from tests.harness.clocks import Clock
 from tests.harness.performing import perform
 from workers import user_status_cleanup as document

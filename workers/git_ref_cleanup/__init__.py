@@ -19,7 +19,7 @@ from forgekeeper.database import backlog, survey
 from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Batch
 from metrics.catalogue import Counter
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, preview, repositories

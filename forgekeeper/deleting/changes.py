@@ -12,7 +12,7 @@ from forgekeeper.database import database
 from forgekeeper.database.chunks import START, page
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Changes
-from forgekeeper.deleting.sql import condition
+from forgekeeper.deleting.statement import condition
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.run import Run

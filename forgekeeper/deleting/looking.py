@@ -9,7 +9,7 @@ from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.sql import column, condition
+from forgekeeper.deleting.statement import column, condition
 
 
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:

@@ -14,8 +14,7 @@ from forgekeeper.database import database, prepared, sqlstate
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.statement import Composed
-from forgekeeper.deleting.total import NO_ARRAY
+from forgekeeper.deleting.statement import NO_ARRAY, Composed
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import NONE, Amount

@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
-from forgekeeper.deleting.total import TURNS
+from forgekeeper.deleting.statement import TURNS
 from models import CLASSES, ProjectStatistics
 from tests.harness.artifacts import (
     NO_GRACE,

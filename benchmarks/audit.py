@@ -13,7 +13,7 @@ from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings

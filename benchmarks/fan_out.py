@@ -18,7 +18,7 @@ from forgekeeper.batches import CHILDREN
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import load_batches
 

@@ -20,7 +20,7 @@ from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel

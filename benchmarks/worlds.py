@@ -14,7 +14,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from forgekeeper.batches import Record as Record
     from forgekeeper.batches import Threshold as Threshold
     from forgekeeper.database import Base
+    from forgekeeper.declaring.answers import Changes as Changes
+    from forgekeeper.declaring.answers import Children as Children
     from forgekeeper.declaring.answers import Note as Note
+    from forgekeeper.declaring.answers import Rows as Rows
     from forgekeeper.declaring.answers import Skip as Skip
-    from forgekeeper.declaring.children import Children as Children
+    from forgekeeper.declaring.answers import Total as Total
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
-    from forgekeeper.declaring.rows import Changes as Changes
-    from forgekeeper.declaring.rows import Rows as Rows
-    from forgekeeper.declaring.rows import Total as Total
     from forgekeeper.deleting.decorators import batch as batch
     from forgekeeper.deleting.decorators import child as child
     from forgekeeper.runs.blocked import Blocked as Blocked
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Blocked": "forgekeeper.runs.blocked",
-    "Changes": "forgekeeper.declaring.rows",
-    "Children": "forgekeeper.declaring.children",
+    "Changes": "forgekeeper.declaring.answers",
+    "Children": "forgekeeper.declaring.answers",
     "Counter": "metrics.catalogue",
     "Items": "forgekeeper.declaring.items",
     "Kept": "forgekeeper.declaring.items",
     "Note": "forgekeeper.declaring.answers",
     "Record": "forgekeeper.batches",
-    "Rows": "forgekeeper.declaring.rows",
+    "Rows": "forgekeeper.declaring.answers",
     "Skip": "forgekeeper.declaring.answers",
     "Subject": "forgekeeper.audit.subjects",
     "Table": "forgekeeper.database",
     "Threshold": "forgekeeper.batches",
-    "Total": "forgekeeper.declaring.rows",
+    "Total": "forgekeeper.declaring.answers",
     "batch": "forgekeeper.deleting.decorators",
     "child": "forgekeeper.deleting.decorators",
 }

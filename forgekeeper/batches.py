@@ -17,9 +17,8 @@ from dramatiq import Actor, Broker, Message
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import AtStake, Backlog
-from forgekeeper.declaring.answers import Due
+from forgekeeper.declaring.answers import Due, Rows
 from forgekeeper.declaring.flags import FLAGS
-from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter

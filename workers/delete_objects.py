@@ -25,8 +25,8 @@ from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.declaring.shown import Entry, Refused, numbers
-from forgekeeper.declaring.surroundings import settings
-from forgekeeper.deleting.objects import deleted_at, stood_at
+from forgekeeper.deleting.items import deleted_at, stood_at
+from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal

@@ -20,8 +20,8 @@ from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
 from forgekeeper.declaring.answers import Removal
 from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.declaring.surroundings import settings
-from forgekeeper.deleting import looking
+from forgekeeper.deleting.rows import part_of
+from forgekeeper.deleting.work import settings
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -112,5 +112,5 @@ def _keep_up(now: datetime) -> int:
 def previewed(look: Look) -> Iterator[Part]:
     """Count what is old, kind by kind."""
     for one in old_rows(look.now):
-        yield from looking.preview(one, look.within_share(0.5))
+        yield part_of(one, look.within_share(0.5))
     yield look.count(look.part("settled_upload"), SettledUpload.old(look.now - KEEP_UPLOADS), after=KEEP_UPLOADS)

@@ -15,7 +15,7 @@ from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.console import Problem, err, progress, say
 from forgekeeper.cli.failures import sentence
-from forgekeeper.declaring.children import Enqueued, Keyed
+from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
 from forgekeeper.runs.runner import Runner

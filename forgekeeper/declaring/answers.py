@@ -1,11 +1,27 @@
-"""What a batch may answer besides rows, items and children."""
+"""What a batch answers with, `Items` apart, and what is known of its rows before a run: how many, since when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.audit.subjects import Subject
+from forgekeeper.database import Base
+from forgekeeper.database.backlog import Backlog, Stake
+
+Row = TypeVar("Row", bound=Base)
+WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
+AT_ONCE = timedelta(0)
+AN_HOUR = timedelta(hours=1)
+WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+Keyed = tuple[str, tuple[Any, ...]]
+"""A message's key and the child's arguments: ids, as JSON has them."""
 
 
 class Mistake(TypeError):
@@ -19,14 +35,175 @@ class Answer:
 Due = Callable[[datetime], "Answer | Iterable[Answer]"]
 
 
-def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
-    """Return what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
-    answer = due(now)
-    answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
-    for one in answers:
-        if not isinstance(one, Answer):
-            raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")
-    return answers
+class Total(NamedTuple):
+    """A sum of the rows' sizes that another table keeps in the column *kept*, in a row for each value of *of*.
+
+    The deletion takes its bytes off in the same statement.  A row of the other table that somebody else has locked is
+    not waited for: the rows that count towards it stay for a later run, all others go.  Children lock these rows in
+    one order, so that none waits for another for ever.  Rows without such a row go, too.
+    """
+
+    kept: pw.Field[Any]
+    of: pw.Field[Any]
+
+    @property
+    def table(self) -> str:
+        """The other table, in SQL."""
+        return f'"{self.kept.model._meta.table_name}"'
+
+    @property
+    def key(self) -> str:
+        """The column of its key, in SQL."""
+        return f'"{self.kept.model._meta.primary_key.column_name}"'
+
+
+@dataclass(frozen=True)
+class Rows(Answer, Generic[Row]):
+    """The rows of *model* that meet the condition *where*; the engine deletes them, the oldest *since* first.
+
+    *since* is a `DateTimeTZField` of the model: the order, the age of the backlog, what preview and audit say.  A row
+    whose *since* is NULL is never due.  With *after* a row is due so long after it.  An index on *since* and the key
+    makes each chunk one look into it.
+
+    *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
+    due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.
+
+    *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
+    is the field of the result that counts them.  *name* is what the preview shows and people look for in the audit
+    besides the id, *audit* what else that keeps of each row: names, each with an expression of SQL; *called* says how
+    people ask for it there.  *project* and *size* (bytes) let the preview group and add up; with *size*,
+    *counted_bytes* names the field of the result, and bytes have limits, too.
+
+    *share* narrows them down to a child's part; the others go by another child.  *also* are statements, without
+    ``returning``, that go with each chunk: all or nothing.  They read its part ``deleted``, which has the columns of
+    the model.  *total* is a sum that another table keeps of the sizes: each chunk takes its bytes off.  *until* is
+    asked after each chunk; what it returns is why the run has to end.
+
+    *verb* is what the preview says that becomes of them.
+
+    Raises `Mistake` where the model's key is not one column of whole numbers, *since* no instant of the model's, or a
+    *total* is kept of rows without a *size*.
+    """
+
+    model: type[Row]
+    where: pw.Node
+    since: pw.Field[Any]
+    _: KW_ONLY
+    chunk: int = 100
+    after: timedelta = AT_ONCE
+    objective: timedelta | None = AN_HOUR
+    record: str = ""
+    counted: str = "deleted"
+    name: pw.Field[Any] | None = None
+    called: Subject | None = None
+    audit: Mapping[str, str] = field(default_factory=dict)
+    project: pw.Field[Any] | None = None
+    size: pw.Field[Any] | None = None
+    counted_bytes: str | None = None
+    share: pw.Node | None = None
+    also: Sequence[pw.SQL] = ()
+    total: Total | None = None
+    until: Callable[[], str | None] | None = None
+    verb: str = "deleted"
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be deleted in chunks."""
+        name, key = self.model.__name__, self.model._meta.primary_key
+        if not isinstance(key, WHOLE_NUMBERS):
+            raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
+        if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
+            raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, as {name}.created_at may be")
+        if not isinstance(self.where, pw.Node):
+            raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
+        if self.chunk < 1:
+            raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
+        if self.total is not None and self.size is None:
+            raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
+        if not self.record:
+            object.__setattr__(self, "record", WORD.sub("_", name).lower())
+
+    def within(self, whole: Rows[Any]) -> Self:
+        """Return those that are among the *whole*, too: a share of it."""
+        return replace(self, where=whole.where, share=self.due)
+
+    @property
+    def due(self) -> pw.Node:
+        """The condition of those that go: of the share, if they are one."""
+        return self.where if self.share is None else pw.Expression(self.where, "AND", self.share)
+
+    def select(self, *columns: Any) -> pw.ModelSelect[Row]:
+        """Select them all, whatever is locked or passed over."""
+        return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    def select_of_all_shares(self) -> pw.ModelSelect[Row]:
+        """Select them, and those of the other shares."""
+        return self.model.select().where(self.where, self.since.is_null(False))
+
+
+@dataclass(frozen=True)
+class Changes(Rows[Row]):
+    """Rows that are changed by the document's own *statement*, a page of them at a time, instead of being deleted.
+
+    The statement names the page's keys ``%(ids)s``, the run's time ``%(now)s`` and the condition ``{due}``, has a part
+    ``changed`` that returns a row for each that was changed, its key called ``id``, and says ``{recorded}`` behind its
+    last part: there the engine writes the audit and counts.  It repeats the condition where it changes rows, so that
+    what moves on meanwhile stays.
+
+    *each* is called with each row of ``changed`` after the commit: it may log it, and returns what it counts.  The
+    audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
+    moved on, and bad ones.
+
+    Raises `Mistake` for a statement without one of these.
+    """
+
+    _: KW_ONLY
+    statement: str
+    each: Callable[[tuple[Any, ...]], Mapping[str, int]]
+    verb: str = "changed"
+
+    def __post_init__(self) -> None:
+        """Refuse a statement that the engine could not record."""
+        super().__post_init__()
+        for part in ("%(ids)s", "{due}", "{recorded}", "changed as"):
+            if part not in self.statement:
+                raise Mistake(f"Changes of {self.record}: its statement has no {part}")
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """How many were put in, how many were on their way already or skipped by a hook, and whether we stopped early."""
+
+    enqueued: int = 0
+    deduplicated: int = 0
+    queue_full: bool = False
+
+
+@dataclass(frozen=True)
+class Children(Answer):
+    """A message to *child* for each of *of*, unless one with its key is on its way already.
+
+    *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
+    children whose arguments are not unique.  A child does what is due when it runs: to send it twice is
+    harmless, and to lose it costs time alone, since the next run sends it again.
+
+    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.
+    """
+
+    child: Any
+    of: Iterable[Any] | Mapping[str, tuple[Any, ...]]
+    _: KW_ONLY
+    sent: str = "children_enqueued"
+    all_of: str | None = None
+
+    def calls(self) -> Iterator[Keyed]:
+        """Yield the key and the arguments of each."""
+        if isinstance(self.of, Mapping):
+            pairs: Iterable[Keyed] = self.of.items()
+        else:
+            tuples = (one if isinstance(one, tuple) else (one,) for one in self.of)
+            pairs = ((":".join(map(str, arguments)), arguments) for arguments in tuples)
+        for key, arguments in pairs:
+            yield f"{self.child.name}:{key}", arguments
 
 
 @dataclass(frozen=True)
@@ -61,3 +238,29 @@ class Removal(Answer):
     remove: Callable[[int], int]
     counted: str | None = None
     chunk: int = 1_000
+
+
+def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
+    """Return what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
+    answer = due(now)
+    answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
+    for one in answers:
+        if not isinstance(one, Answer):
+            raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")
+    return answers
+
+
+def rows_of(name: str, due: Due, now: datetime) -> list[Rows[Any]]:
+    """Return the rows that are due at an instant; raise `Mistake` for an answer that is none."""
+    return [one for one in answers_of(name, due, now) if isinstance(one, Rows)]
+
+
+def backlog_of(name: str, due: Due, record: str, now: datetime) -> Backlog:
+    """Count the rows of a kind that are due, by the very condition by which they go."""
+    rows = next(rows for rows in rows_of(name, due, now) if rows.record == record)
+    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
+
+
+def stake_of(name: str, due: Due, now: datetime) -> Stake:
+    """Return what the breaker weighs: the rows that are due, of all in their tables."""
+    return Stake.rows(*(rows.select() for rows in rows_of(name, due, now)))

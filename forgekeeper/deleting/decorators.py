@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
-from forgekeeper.database.backlog import Backlog, Stake
-from forgekeeper.declaring.answers import Answer, Due, Mistake, answers_of
+from forgekeeper.declaring.answers import Answer, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.declaring.rows import Rows, rows_of
-from forgekeeper.deleting import looking
+from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Ids = ParamSpec("Ids")
+Spec = TypeVar("Spec", bound=Declared)
 Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
-Spec = TypeVar("Spec", bound=Declared)
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """At which a batch is asked what it would delete, for the shape of its answer alone."""
@@ -119,7 +117,8 @@ def _declared(
     """Make the declaration, and derive from what the function answers with what its facts do not say."""
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
     asked = due is not None or (records is None and facts.get("writes") is None)
-    rows, items = _shape_of(name, due or function) if asked else ([], [])
+    answers = _shape_of(name, due or function) if asked else []
+    rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     declared = kind(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
@@ -138,14 +137,15 @@ def _declared(
     if isinstance(declared, BatchSpec):
         declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
     register(declared)
-    _derive(declared, rows, due or function)
+    if rows:
+        _derive(declared, rows, due or function)
     return declared
 
 
-def _shape_of(name: str, due: Due) -> tuple[list[Rows[Any]], list[Items[Any]]]:
+def _shape_of(name: str, due: Due) -> list[Answer]:
     """Ask what would go, at any instant, for the shape of the answer; nothing of it is executed."""
     try:
-        answers = answers_of(name, due, ANY_INSTANT)
+        return answers_of(name, due, ANY_INSTANT)
     except Mistake:
         raise
     except Exception as error:
@@ -153,7 +153,6 @@ def _shape_of(name: str, due: Due) -> tuple[list[Rows[Any]], list[Items[Any]]]:
             f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
             " build the expression alone, or name what is due with due=, or declare records=, tables= and outcome="
         ) from error
-    return [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
 
 
 def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> type[DataclassInstance]:
@@ -182,20 +181,14 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
     """Let everybody who asks about the records be answered by what the run deletes by."""
     for one in rows:
         if one.objective is not None:
-            declared.backlog(one.record)(partial(_backlog, declared, due, one.record))
+            declared.backlog(one.record)(partial(backlog_of, declared.name, due, one.record))
         declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
-    if rows:
-        declared.preview(lambda look: _previewed(declared, due, look))
+    declared.preview(partial(_previewed, declared.name, due))
     if any(one.objective for one in rows):
-        declared.batch.at_stake(lambda now: Stake.rows(*(rows.select() for rows in rows_of(declared.name, due, now))))
+        declared.batch.at_stake(partial(stake_of, declared.name, due))
 
 
-def _backlog(declared: Declared, due: Due, record: str, now: datetime) -> Backlog:
-    rows = next(rows for rows in rows_of(declared.name, due, now) if rows.record == record)
-    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
-
-
-def _previewed(declared: Declared, due: Due, look: Look) -> Iterator[Part]:
-    all_rows = rows_of(declared.name, due, look.now)
+def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:
+    all_rows = rows_of(name, due, look.now)
     for number, rows in enumerate(all_rows):
-        yield from looking.preview(rows, look.within_share(1 / (len(all_rows) - number)))
+        yield part_of(rows, look.within_share(1 / (len(all_rows) - number)))

@@ -1,8 +1,9 @@
-"""The loop that deletes rows: chunk by chunk, until none is left or the run has to end."""
+"""The loops that delete rows and change them, chunk by chunk; and the preview, by the same condition."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,14 @@ import structlog
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database, prepared, sqlstate
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
+from forgekeeper.database.survey import Rows as Found
+from forgekeeper.database.survey import held
 from forgekeeper.database.writes import write_first
-from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.statement import NO_ARRAY, Composed
+from forgekeeper.declaring.answers import Changes, Rows
+from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
 from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import NONE, Amount
 
@@ -159,3 +164,81 @@ def _audited(audit: Audit, rows: Rows[Any]) -> str:
     due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
     columns = {name: f"_audit_{name}" for name in rows.audit}
     return audit.clause(rows.record, "deleted", id="_key", name=name, due=due, **columns)
+
+
+def change(run: Run[Any], changes: Changes[Any]) -> str | None:
+    """Change the rows; return why it ended before all were, None where none is left."""
+    position = START
+    with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
+        while limit := run.brakes.free(changes.chunk):
+            found = page(changes.select(), changes.since, position, limit=limit, without=bad.keys)
+            if not found:
+                return None
+            found = found[: run.brakes.reserve(len(found)).records]
+            if not found:
+                break
+            position = found[-1]
+            done = _page(run, changes, bad, [each.key for each in found])
+            run.step("changed")
+            if run.deadline.passed(done):
+                break
+    return "deadline"
+
+
+def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, keys: Sequence[int]) -> int:
+    """Change the rows of these keys, those aside that cannot be; return how many were changed."""
+    before, failed = getattr(run.outcome, changes.counted), bad.failed
+    try:
+        bad.each(partial(_change, run, changes, len(keys)), keys)
+        run.brakes.give_back()
+    finally:
+        run.add("failed", bad.failed - failed)
+    done: int = getattr(run.outcome, changes.counted) - before
+    run.add("skipped", len(keys) - done - (bad.failed - failed))
+    return done
+
+
+def _change(run: Run[Any], changes: Changes[Any], whole: int, ids: Sequence[int]) -> None:
+    """Change some, in one statement with what the audit says; then let the document say so of each."""
+    of = None if len(ids) == whole else len(ids)
+    rows = execute(changes, run.now, ids, run.audit, run.brakes, of=of)
+    run.brakes.went(Amount(len(rows)), of=of)
+    run.add(changes.counted, len(rows))
+    for row in rows:
+        for field, count in changes.each(row).items():
+            run.add(field, count)
+
+
+def execute(
+    changes: Changes[Any],
+    now: datetime,
+    ids: Sequence[int],
+    audit: Audit,
+    brakes: Brakes,
+    *,
+    of: int | None = None,
+) -> list[tuple[Any, ...]]:
+    """Change the rows of these keys that are due still; return a row for each."""
+    due = condition(changes.model, changes.due)
+    audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
+    recorded = audited + brakes.settled("changed", part=of is not None)
+    values = {"ids": list(ids), "now": now} | due.values | brakes.values(of) | audit.values
+    text = write_first() + changes.statement.format(due=due.text, recorded=recorded)
+    rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
+    return rows
+
+
+def part_of(rows: Rows[Any], look: Look) -> Part:
+    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
+    due = condition(rows.model, rows.due)
+    columns = {"name": rows.name, "project": rows.project}
+    named = {name: column(found) for name, found in columns.items() if found is not None}
+    if rows.size is not None:
+        named["size"] = f"coalesce({column(rows.size)}, 0)"
+    if rows.total is not None:
+        table, key = rows.total.table, rows.total.key
+        named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {held(table)})"
+    since, key = column(rows.since), column(rows.model._meta.primary_key)
+    where = f"{due.text} and {since} is not null"
+    found = Found(rows.model._meta.table_name, where, due.values, due=since, key=key, **named)
+    return look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)

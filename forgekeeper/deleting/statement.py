@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, chosen, database
-from forgekeeper.declaring.rows import Rows, Total
+from forgekeeper.declaring.answers import Rows, Total
 
 CHUNK = """
     with {first} as materialized (

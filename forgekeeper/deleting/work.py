@@ -1,9 +1,10 @@
-"""What a run does with its batch's answer: rows and items have loops of their own, children and removals are here."""
+"""A run asks its batch what goes, and does it: children and removals here, rows and items in loops of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -14,17 +15,26 @@ from forgekeeper.connections import client
 from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.database import database
 from forgekeeper.database.writes import engine, writing
-from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
-from forgekeeper.declaring.children import Children
+from forgekeeper.declaring.answers import Answer, Changes, Children, Mistake, Note, Removal, Rows, Skip, rows_of
 from forgekeeper.declaring.items import Items
-from forgekeeper.declaring.rows import Changes, Rows, rows_of
-from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
-from forgekeeper.deleting import changes, items, rows
+from forgekeeper.deleting import items, rows
 from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
 
 PAGE = 100
 """So many children are sent at a time."""
+_run: ContextVar[Run[Any]] = ContextVar("run")
+
+
+def settings() -> Settings:
+    """Return the settings of this process; raise `LookupError` outside a run: no declaration may depend on them."""
+    return _run.get().settings
+
+
+def run_number() -> int | None:
+    """Return the number of this run, None beside the ledger."""
+    return _run.get().number
 
 
 def send(run: Run[Any], children: Children) -> str | None:
@@ -70,8 +80,7 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     A generator is asked step by step, and closed on every way out, so that it releases what it holds.  A child that
     wants a lease does nothing while another has that.
     """
-    SETTINGS.set(run.settings)
-    NUMBER.set(run.number)
+    _run.set(run)
     try:
         stopped = _worked(run, ask, *ids)
         if stopped is not None and hasattr(run.outcome, "stopped"):
@@ -126,7 +135,7 @@ def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
     match answer:
         case Changes():
-            return changes.change(run, answer)
+            return rows.change(run, answer)
         case Rows():
             return rows.delete(run, _within(run, answer))
         case Items():

@@ -26,7 +26,7 @@ from forgekeeper import shutdown
 from forgekeeper.batches import CHILDREN, ChildSpec
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.children import Enqueued, Keyed
+from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.delivery.process import NotReady, Process
 from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, UNREADABLE, bodies, fetched, ready
 from forgekeeper.runs import quarantine

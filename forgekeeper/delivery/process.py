@@ -31,7 +31,7 @@ from forgekeeper.batches import Declared
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, release
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.process import signals
 from forgekeeper.process.drain import Drain

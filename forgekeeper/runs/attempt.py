@@ -21,7 +21,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
-from forgekeeper.declaring.children import Enqueued, Keyed
+from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
 from forgekeeper.runs.blocked import Blocked

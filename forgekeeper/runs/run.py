@@ -11,8 +11,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared, Outcome
 from forgekeeper.coordination.leases import Lease
 from forgekeeper.database import now
-from forgekeeper.declaring.answers import Mistake
-from forgekeeper.declaring.children import Enqueued, Keyed
+from forgekeeper.declaring.answers import Enqueued, Keyed, Mistake
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.bad_records import BadRecords, Still
 from forgekeeper.runs.brakes import Brakes, Deadline

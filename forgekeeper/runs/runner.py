@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from forgekeeper.batches import BatchSpec, ChildSpec
-from forgekeeper.declaring.children import Enqueued, Keyed
+from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import arm
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started

@@ -5,7 +5,7 @@ from dramatiq import Message
 
 from forgekeeper.batches import CHILDREN
 from forgekeeper.connections import client
-from forgekeeper.declaring.children import Enqueued
+from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.children import send_children

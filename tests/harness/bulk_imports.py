@@ -8,7 +8,7 @@ import pytest
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
-from forgekeeper.deleting.changes import execute
+from forgekeeper.deleting.rows import execute
 from forgekeeper.runs.brakes import Brakes, Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform

@@ -26,8 +26,8 @@ from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.declaring.surroundings import settings
-from forgekeeper.deleting import looking
+from forgekeeper.deleting.rows import part_of
+from forgekeeper.deleting.work import settings
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.held_back import idle
 from forgekeeper.settings import Settings
@@ -198,7 +198,7 @@ def _count(now: datetime, bound: int) -> int:
 @delete_artifact_bucket.preview
 def previewed(look: Look) -> Iterator[Part]:
     """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
-    (part,) = looking.preview(expired(look.now), look.within_share(0.7))
+    part = part_of(expired(look.now), look.within_share(0.7))
     where = f"expire_at < %(now)s and ({MAY_GO}) is not true"
     look.keep(part, Found("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
     yield part

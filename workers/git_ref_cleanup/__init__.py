@@ -18,7 +18,7 @@ from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshol
 from forgekeeper.database import backlog, survey
 from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.shown import Refused, numbers
-from forgekeeper.declaring.surroundings import settings
+from forgekeeper.deleting.work import settings
 from forgekeeper.runs.holds import Batch
 from metrics.catalogue import Counter
 from models import GitRefDeletion, Project

@@ -15,7 +15,7 @@ from forgekeeper import Items
 from forgekeeper.audit.intents import Item
 from forgekeeper.database.chunks import among
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
-from forgekeeper.declaring.surroundings import settings
+from forgekeeper.deleting.work import settings
 from forgekeeper.storage import git_refs, git_values
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing

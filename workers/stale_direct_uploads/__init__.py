@@ -29,8 +29,8 @@ from forgekeeper.database import survey
 from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.shown import Refused, backlog_readings
-from forgekeeper.declaring.surroundings import run_number, settings
-from forgekeeper.deleting.objects import deleted_at, stood_at
+from forgekeeper.deleting.items import deleted_at, stood_at
+from forgekeeper.deleting.work import run_number, settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable

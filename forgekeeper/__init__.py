@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.items import Kept as Kept
     from forgekeeper.deleting.decorators import batch as batch
     from forgekeeper.deleting.decorators import child as child
-    from forgekeeper.runs.blocked import Blocked as Blocked
+    from forgekeeper.runs.preconditions import Blocked as Blocked
     from metrics.catalogue import Counter as Counter
 
     Table = Base
 
 _HOMES = {
-    "Blocked": "forgekeeper.runs.blocked",
+    "Blocked": "forgekeeper.runs.preconditions",
     "Changes": "forgekeeper.declaring.answers",
     "Children": "forgekeeper.declaring.answers",
     "Counter": "metrics.catalogue",

@@ -31,7 +31,7 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import clocks, held_back, quarantine
+from forgekeeper.runs import held_back, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
@@ -210,11 +210,11 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
         yield from at("running_since_timestamp_seconds", health.running_since, batch)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
-        yield Reading("ticks_ahead", clocks.ahead(batch), (batch,))
+        yield Reading("ticks_ahead", reconcile.ahead(batch), (batch,))
 
 
 def _clocks(_settings: Settings) -> Iterator[Reading]:
-    for difference in clocks.differences():
+    for difference in preconditions.differences():
         yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
 
 

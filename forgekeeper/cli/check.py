@@ -28,7 +28,7 @@ from forgekeeper.database.schema import differences, misread
 from forgekeeper.delivery.queues import types
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, claim, claim_by_writing, conflict, owner
-from forgekeeper.runs import clocks
+from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
@@ -174,7 +174,7 @@ def _postgresql() -> Iterator[Finding]:
 def _clocks(settings: Settings) -> Iterator[Finding]:
     """Compare the clocks, where all of them can be asked."""
     try:
-        apart = [one for one in clocks.differences() if one.exceeds(settings.clock_tolerance)]
+        apart = [one for one in preconditions.differences() if one.exceeds(settings.clock_tolerance)]
     except (pw.PeeweeException, redis.RedisError):
         return  # reported elsewhere
     for difference in apart:

@@ -13,7 +13,7 @@ from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
-from forgekeeper.runs import clocks, held_back
+from forgekeeper.runs import held_back
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
@@ -60,7 +60,7 @@ def why(
         elif tick is None:
             run = JobRun.of(name).first()
         else:
-            run = JobRun.at(name, tick) or clocks.set_aside(name, tick)
+            run = JobRun.at(name, tick)
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
         failing = Quarantined.of(name).count()

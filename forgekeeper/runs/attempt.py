@@ -24,10 +24,10 @@ from forgekeeper.database.writes import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes, Deadline
 from forgekeeper.runs.holds import Batch, Held
 from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row, identity
 from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run

@@ -24,11 +24,12 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
 from forgekeeper.runs import transitions
 from forgekeeper.runs.holds import Batch, Hold, Kind
-from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""How far a scheduler's clock may be ahead without its tick being turned away."""
 
 
 class Health(NamedTuple):
@@ -98,8 +99,10 @@ class JobRun(Base):
 
     @classmethod
     def at(cls, batch: str, tick: datetime) -> JobRun | None:
-        """Return the tick's row."""
-        row: JobRun | None = cls.of(batch).where(cls.tick == tick).first()
+        """Return the tick's row, or else the newest from which it was taken because its time had not come."""
+        taken = cls.tick.is_null() & pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
+        rows = cls.select().where(cls.batch == batch, (cls.tick == tick) | taken)
+        row: JobRun | None = rows.order_by(cls.tick.is_null(), cls.id.desc()).first()
         return row
 
     @classmethod

@@ -16,7 +16,7 @@ from forgekeeper.database.survey import reading
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.runs import breaker, held_back, preconditions, quarantine, releases
-from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.totals import RunTotal, room_of
 from forgekeeper.settings import Settings
 

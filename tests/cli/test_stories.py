@@ -7,7 +7,7 @@ import pytest
 from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.ledger import deliver
-from forgekeeper.runs import by_hand, clocks, reconcile
+from forgekeeper.runs import by_hand, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
@@ -214,7 +214,7 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
     JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    clocks.set_right(NAME)
+    reconcile.set_right(NAME)
 
     assert story(tick)[0] == (
         f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time had come, because "

@@ -18,7 +18,7 @@ import pytest
 import models
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.coordination.leases import lease
-from forgekeeper.runs import counting, plan, retry
+from forgekeeper.runs import counting, reconcile, retry
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import SERIES
 from tests.harness.every import every
@@ -66,7 +66,7 @@ RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
     Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
     Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: counting.LATE),
-    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: plan.MISFIRE_GRACE),
+    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: reconcile.MISFIRE_GRACE),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),

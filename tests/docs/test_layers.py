@@ -172,7 +172,7 @@ def test_the_environment_is_the_settings_affair(module):
 @every_module
 def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
     # The one compares them; a benchmark's processes are on one machine.
-    if module == "forgekeeper.runs.clocks" or module.startswith("benchmarks."):
+    if module == "forgekeeper.runs.preconditions" or module.startswith("benchmarks."):
         return
     asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
 

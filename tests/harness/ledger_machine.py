@@ -18,8 +18,7 @@ from forgekeeper.connections import client
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
-from forgekeeper.runs.ledger import OPEN, JobRun
-from forgekeeper.runs.plan import CLOCK_TOLERANCE
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun
 from tests.harness.ledger_workers import NAME, Worker, Workers, picks
 from tests.harness.settings import settings_with
 from tests.harness.stalling import Process

@@ -7,9 +7,9 @@ import pytest
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import now
 from forgekeeper.runs import held_back
-from forgekeeper.runs.blocked import REASONS, Blocked
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.preconditions import REASONS, Blocked
 from metrics.catalogue import BLOCKS
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, runner_of

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forgekeeper.runs import clocks
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import ahead
 from tests.harness.ledger import start_run
 from tests.harness.ticks import (
     DAWN,
@@ -67,7 +67,7 @@ def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early
 
     at(NOON - early)
 
-    assert clocks.ahead(NAME) == ticks
+    assert ahead(NAME) == ticks
 
 
 def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():

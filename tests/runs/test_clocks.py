@@ -14,8 +14,7 @@ from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.clocks import Difference
+from forgekeeper.runs.preconditions import Blocked, Difference
 from forgekeeper.settings import PREFIX
 
 NAME = "user_status_cleanup"

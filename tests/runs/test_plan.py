@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgekeeper.runs.plan import CLOCK_TOLERANCE, MISFIRE_GRACE, REMEMBERED, Decision, Policy, plan
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE
+from forgekeeper.runs.reconcile import MISFIRE_GRACE, REMEMBERED, Decision, plan
 from forgekeeper.settings.cron import Cron
 
 MICROSECOND = timedelta(microseconds=1)
@@ -15,7 +16,6 @@ HOUR = timedelta(hours=1)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SCHEDULES = [Cron(text) for text in ("* * * * * *", "* * * * *", "*/7 * * * *", "0-2 * * * *", "30 4 * * *")]
 EVERY_MINUTE, ON_THE_HOUR = Cron("* * * * *"), Cron("0 * * * *")
-ONCE = Policy("once", window=HOUR)
 
 
 def spans(longest):
@@ -24,7 +24,7 @@ def spans(longest):
     return edges | st.timedeltas(timedelta(0), longest)
 
 
-policies = st.builds(Policy, catch_up=st.sampled_from(["once", "skip"]), window=spans(3 * HOUR))
+rules = st.fixed_dictionaries({"catch_up": st.sampled_from(["once", "skip"]), "window": spans(3 * HOUR)})
 
 
 @st.composite
@@ -38,7 +38,7 @@ def instants(draw, schedule):
 @st.composite
 def cases(draw, schedule=None):
     """Draw what `plan` is asked about: a few ticks that nobody knows of, and perhaps a hint of the next ones."""
-    schedule, policy = schedule or draw(st.sampled_from(SCHEDULES)), draw(policies)
+    schedule = schedule or draw(st.sampled_from(SCHEDULES))
     now = draw(instants(schedule))
     known = schedule.newest(now)
     for _ in range(draw(st.integers(0, 15) | st.just(REMEMBERED + 5))):
@@ -47,7 +47,7 @@ def cases(draw, schedule=None):
     due_hint = None if hint is None else schedule.newest(now + hint)
     if draw(st.booleans()):
         known -= draw(spans(HOUR))
-    return {"now": now, "known": known, "schedule": schedule, "policy": policy, "due_hint": due_hint}
+    return {"now": now, "known": known, "schedule": schedule, "due_hint": due_hint} | draw(rules)
 
 
 def decided(decisions):
@@ -84,9 +84,9 @@ def test_no_tick_is_decided_about_before_its_time_but_for_what_the_tolerance_all
 
 @given(cases())
 def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
-    policy, newest = case["policy"], next(iter(plan(**case)), None)
+    newest = next(iter(plan(**case)), None)
     age = case["now"] - due(case)
-    caught_up = policy.catch_up == "once" and age < policy.window
+    caught_up = case["catch_up"] == "once" and age < case["window"]
 
     if due(case) <= case["known"]:
         assert newest is None
@@ -95,18 +95,20 @@ def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
     elif caught_up:
         assert newest == claimed(due(case), "catch_up")
     else:
-        assert newest == Decision((due(case),), "missed", "skip" if policy.catch_up == "skip" else None)
+        assert newest == Decision((due(case),), "missed", "skip" if case["catch_up"] == "skip" else None)
 
 
 @given(cases())
 def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skipped_and_others_are_missed(case):
-    policy, decisions = case["policy"], plan(**case)
+    decisions = plan(**case)
     late = case["now"] - due(case) > MISFIRE_GRACE
-    within = ("missed", "skip") if late and policy.catch_up == "skip" else ("coalesced", None)
+    within = ("missed", "skip") if late and case["catch_up"] == "skip" else ("coalesced", None)
 
     for record in decisions[1:]:
         for tick in record.ticks:
-            assert (record.state, record.reason) == (within if case["now"] - tick < policy.window else ("missed", None))
+            assert (record.state, record.reason) == (
+                within if case["now"] - tick < case["window"] else ("missed", None)
+            )
 
 
 @given(cases(EVERY_MINUTE), st.lists(st.tuples(st.timedeltas(-HOUR, HOUR), st.booleans()), max_size=8))

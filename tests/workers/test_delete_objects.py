@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Deadline
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject

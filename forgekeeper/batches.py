@@ -16,7 +16,7 @@ from dramatiq import Actor, Broker, Message
 
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
-from forgekeeper.database.backlog import AtStake, Backlog
+from forgekeeper.database.queries import AtStake, Backlog
 from forgekeeper.declaring.answers import Due, Rows
 from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.shown import Shown

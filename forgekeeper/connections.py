@@ -10,9 +10,8 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-from forgekeeper import database as db
 from forgekeeper.coordination.client import Client, load_scripts
-from forgekeeper.database import Timeouts
+from forgekeeper.database.sessions import Timeouts, open_pool
 from forgekeeper.settings import Settings
 
 client = Client()
@@ -20,31 +19,28 @@ client = Client()
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Timeouts):
     """How long a process waits for its servers."""
 
-    database: Timeouts
     redis: timedelta
 
     @classmethod
     def of_worker(cls, settings: Settings) -> Limits:
         """Let a statement take long: each run has a budget of its own."""
         return cls(
-            Timeouts(
-                connect=settings.database_connect_timeout,
-                statement=settings.database_statement_timeout,
-                lock=settings.database_lock_timeout,
-                idle_in_transaction=settings.database_idle_timeout,
-                network=settings.database_network_timeout,
-            ),
-            settings.redis_timeout,
+            connect=settings.database_connect_timeout,
+            statement=settings.database_statement_timeout,
+            lock=settings.database_lock_timeout,
+            idle_in_transaction=settings.database_idle_timeout,
+            network=settings.database_network_timeout,
+            redis=settings.redis_timeout,
         )
 
     @classmethod
     def of_scheduler(cls, settings: Settings) -> Limits:
         """Be brief: a server that hangs must not cost the next tick."""
         brief = settings.scheduler_timeout
-        return cls(Timeouts(brief, brief, brief, brief, brief), brief)
+        return cls(brief, brief, brief, brief, brief, brief)
 
 
 def connect(
@@ -59,7 +55,7 @@ def connect(
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
-    db.open_pool(url, limits.database, name=name, size=connections)
+    open_pool(url, limits, name=name, size=connections)
     if redis_url is None:
         return
     load_scripts()

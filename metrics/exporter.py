@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import Limits, client
 from forgekeeper.coordination import leases as locks
-from forgekeeper.database import Timeouts, database, release
+from forgekeeper.database import database, release
 from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
@@ -40,7 +40,7 @@ from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, tab
 from metrics.logs import describe
 
 BRIEF = timedelta(seconds=2)
-LIMITS = Limits(Timeouts(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
+LIMITS = Limits(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF, BRIEF)
 """How long an exporter waits for an answer; none is asked for twice."""
 PATIENCE = 1.7
 """Seconds that all collectors have together, so that a scrape is answered within two."""

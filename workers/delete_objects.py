@@ -17,10 +17,8 @@ import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
 from forgekeeper.audit.intents import Item
-from forgekeeper.database import backlog, now, survey
-from forgekeeper.database.backlog import Backlog, Stake
-from forgekeeper.database.chunks import START, among
-from forgekeeper.database.chunks import page as chunk
+from forgekeeper.database import now, queries, survey
+from forgekeeper.database.queries import START, Backlog, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
@@ -116,8 +114,8 @@ class Outbox(Items[Claimed]):
 
     def next(self, page: Page) -> list[int]:
         """Return the ids of what is due, locked or not."""
-        due = DeletedObject.due(now())
-        return [one.key for one in chunk(due, DeletedObject.pick_up_at, START, limit=page.limit, without=page.without)]
+        due, by = DeletedObject.due(now()), DeletedObject.pick_up_at
+        return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[Claimed]:
         """Claim rows; they are due again after the visibility, should we die."""
@@ -184,7 +182,7 @@ def objects_due(look: Look) -> Iterator[Part]:
     due = selected(query, DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
     locked = DeletedObject.select().where(pw.SQL(held("ci_deleted_objects", alias='"t1"')))
-    while places := chunk(query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
+    while places := positions(query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
         ids = [place.key for place in places]
         those = DeletedObject.select().where(DeletedObject.id.in_(ids))
         rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
@@ -199,8 +197,8 @@ def objects_due(look: Look) -> Iterator[Part]:
         if look.over():
             part.guess(expected(due, bad))
             break
-    part.keep("fresh", backlog.count(DeletedObject.later(look.now)))
-    part.keep("dead", backlog.count(DeletedObject.dead()))
+    part.keep("fresh", queries.count(DeletedObject.later(look.now)))
+    part.keep("dead", queries.count(DeletedObject.dead()))
     yield part
 
 
@@ -226,7 +224,7 @@ delete_objects.quarantines(
     Refused(
         kind="object",
         record="dead_object",
-        count=lambda: backlog.count(DeletedObject.dead()),
+        count=lambda: queries.count(DeletedObject.dead()),
         entries=_dead,
         retry=lambda keys: DeletedObject.retry(numbers(keys)),
         discard=lambda keys: DeletedObject.discard(numbers(keys)),

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent, each_of
 from forgekeeper.database import database
-from forgekeeper.database.writes import writing
+from forgekeeper.database.sessions import writing
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -18,9 +18,10 @@ from forgekeeper.cli.console import Json, emit, facts, lasting, out, relative, s
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.leases import held
 from forgekeeper.connections import Limits, client
-from forgekeeper.database import LAST_INSTANT, now
-from forgekeeper.database.backlog import BOUND
+from forgekeeper.database import now
 from forgekeeper.database.installation import Installation
+from forgekeeper.database.queries import BOUND
+from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.installation.agreement import claim_by_writing, conflict, owner
 from forgekeeper.runs import held_back

@@ -20,7 +20,7 @@ from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import misfits
-from forgekeeper.database import database, release, takes_no_writes
+from forgekeeper.database import database, release
 from forgekeeper.database.installation import Installation
 from forgekeeper.installation.agreement import claim_by_writing
 from forgekeeper.installation.place import objection
@@ -85,7 +85,7 @@ def database_missing(settings: Settings) -> Missing | None:
     where = of_database(settings.require_database())
     try:
         database.connect(reuse_if_open=True)
-        read_only = takes_no_writes()
+        (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
     except pw.PeeweeException as error:
         return _refused("PostgreSQL", where, error)
     return Missing("PostgreSQL", where, f"it takes no writes; {STATES['25006']}") if read_only else None

@@ -16,7 +16,7 @@ from redis.client import Pipeline
 from redis.commands import READ_COMMANDS
 from redis.commands.core import Script
 
-from forgekeeper.database.writes import engine, insist
+from forgekeeper.database.sessions import engine, insist
 
 READS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
 """Commands that change nothing."""

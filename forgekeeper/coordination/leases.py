@@ -22,7 +22,7 @@ import redis
 from redis.lock import Lock
 
 from forgekeeper.coordination.values import moment, raw, second, text
-from forgekeeper.database.writes import engine
+from forgekeeper.database.sessions import engine
 from metrics.threads import Vital
 
 KEY = "forgekeeper:lease:"

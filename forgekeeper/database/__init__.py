@@ -1,24 +1,15 @@
-"""The database behind the models, and what every table has in common.
-
-Nothing connects on its own (``autoconnect=False``): code that works with models holds a connection for exactly that
-long, so that none can leak or be shared by accident.
-"""
+"""The database behind the models, and what every table has in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import peewee as pw
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from forgekeeper.database import sessions
-from forgekeeper.database.sessions import FIRST_INSTANT, LAST_INSTANT, Timeouts
+from forgekeeper.database.sessions import database, now, reachable, release, sqlstate
 
-__all__ = ["FIRST_INSTANT", "LAST_INSTANT", "Timeouts"]
-
-database = pw.DatabaseProxy()
+__all__ = ["database", "now", "reachable", "release", "sqlstate"]
 
 
 class Base(pw.Model):
@@ -62,59 +53,3 @@ class Document(pw.JSONField):
 def default(sql: str) -> list[pw.Node]:
     """Give a column a default in the database, where every writer gets it."""
     return [pw.SQL(f"default {sql}")]
-
-
-def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> None:
-    """Let the models use a pool of at most *size* connections, or where that is None one of each thread's own."""
-    database.initialize(sessions.opened(url, timeouts, name=name, size=size))
-
-
-def release() -> None:
-    """Give this thread's connection back; throw it away unless it is clean.
-
-    An interrupt can leave a transaction open that peewee knows nothing of, into which the next message would write;
-    or it leaves the session of a batch, which may only read.
-    """
-    if database.is_closed():
-        return
-    connection = database.connection()
-    clean = not (connection.closed or connection.reads_only)
-    clean = clean and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE
-    if clean and not database.in_transaction():
-        database.close()
-        return
-    while database.transaction_depth():
-        database.pop_transaction()
-    database.manual_close()
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's five-letter code of what went wrong, None if it was not PostgreSQL."""
-    return getattr(getattr(error, "orig", error), "pgcode", None)
-
-
-def reachable() -> bool:
-    """Say whether this thread's connection still works, after a statement on it has failed."""
-    return not database.is_closed() and not database.connection().closed
-
-
-def now() -> datetime:
-    """Return the database's time, the only clock that decides what is due."""
-    (value,) = database.execute_sql("select clock_timestamp()").fetchone()
-    instant: datetime = value
-    return instant
-
-
-def takes_no_writes() -> bool:
-    """Say whether the server lets this session only read: a standby, or one that was made read-only."""
-    (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
-    return bool(read_only)
-
-
-def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
-    """Return a condition's end: *key* is one of *only*, if there are such, and none of *without*.
-
-    What is not asked for is not in the statement: it costs nothing.  The values are ``only`` and ``without``.
-    """
-    conditions = [f" and {key} = any(%(only)s)"] if only is not None else []
-    return "".join([*conditions, f" and {key} <> all(%(without)s)" if without else ""])

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import peewee as pw
 
-from forgekeeper.database import chosen, database, sqlstate
+from forgekeeper.database import database, sqlstate
+from forgekeeper.database.queries import chosen
 
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05

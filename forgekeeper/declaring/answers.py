@@ -13,7 +13,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
-from forgekeeper.database.backlog import Backlog, Stake
+from forgekeeper.database.queries import Backlog, Stake
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)

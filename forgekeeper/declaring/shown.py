@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from forgekeeper.database import now
-from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.queries import Backlog
 from forgekeeper.declaring.preview import Preview
 from forgekeeper.settings import Settings
 from metrics.catalogue import Gauge, Reading, at

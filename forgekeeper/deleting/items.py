@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import structlog
 
 from forgekeeper.audit.intents import Intended, Item, close_earlier
-from forgekeeper.database.writes import engine, writing
+from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Items, One, Page, State
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run

@@ -11,11 +11,11 @@ import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database, prepared, sqlstate
-from forgekeeper.database.chunks import IN_ORDER, START, Position, page
+from forgekeeper.database import database, sqlstate
+from forgekeeper.database.queries import IN_ORDER, START, Position, positions
+from forgekeeper.database.sessions import execute_prepared, write_first
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
-from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.answers import Changes, Rows
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
@@ -98,7 +98,7 @@ class Sweep:
         query, total = self._rows.select(), self._rows.total
         if total is not None and self._held_up:
             query = query.where(total.of.not_in(list(self._held_up)))
-        return page(query, self._rows.since, self._position, limit=limit, without=without)
+        return positions(query, self._rows.since, self._position, limit=limit, without=without)
 
     def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
         """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
@@ -145,7 +145,7 @@ class Sweep:
         sent = (
             database.execute_sql(first + text, values)
             if by_itself
-            else prepared.execute(f"delete_{self._rows.record}", text, values, first=first)
+            else execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
         )
         row: tuple[Any, ...] | None = sent.fetchone()
         return row
@@ -171,7 +171,7 @@ def change(run: Run[Any], changes: Changes[Any]) -> str | None:
     position = START
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
         while limit := run.brakes.free(changes.chunk):
-            found = page(changes.select(), changes.since, position, limit=limit, without=bad.keys)
+            found = positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
             if not found:
                 return None
             found = found[: run.brakes.reserve(len(found)).records]

@@ -31,7 +31,8 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import Base, chosen, database
+from forgekeeper.database import Base, database
+from forgekeeper.database.queries import chosen
 from forgekeeper.declaring.answers import Rows, Total
 
 CHUNK = """

@@ -14,7 +14,7 @@ import structlog
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.database import database
-from forgekeeper.database.writes import engine, writing
+from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.answers import Answer, Changes, Children, Mistake, Note, Removal, Rows, Skip, rows_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.deleting import items, rows

@@ -20,7 +20,7 @@ import structlog
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
-from forgekeeper.database.writes import reading_only
+from forgekeeper.database.sessions import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases

@@ -15,7 +15,7 @@ import peewee as pw
 import structlog
 
 from forgekeeper.database import reachable, sqlstate
-from forgekeeper.database.chunks import among
+from forgekeeper.database.queries import among
 from forgekeeper.runs import counting, quarantine
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.retry import MOST_IN_RUN, MOST_KNOWN

@@ -21,7 +21,7 @@ from typing import Any
 from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
-from forgekeeper.database.writes import writing
+from forgekeeper.database.sessions import writing
 from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, Amount, Limits, RunTotal, Why
 from forgekeeper.settings import Settings

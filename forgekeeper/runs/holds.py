@@ -15,7 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from forgekeeper.database.writes import writing
+from forgekeeper.database.sessions import writing
 from metrics.logs import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]

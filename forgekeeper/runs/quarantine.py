@@ -14,8 +14,8 @@ from typing import Literal
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import LAST_INSTANT, Base, BigIdentityField, database, default
-from forgekeeper.database.writes import writing
+from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database.sessions import LAST_INSTANT, writing
 from forgekeeper.runs.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
 
 Reason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]

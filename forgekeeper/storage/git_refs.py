@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from forgekeeper.database.writes import insist
+from forgekeeper.database.sessions import insist
 from forgekeeper.storage.git_command import Git, legible, understand
 from forgekeeper.storage.git_repository import Repository, RepositoryFailed, RepositoryLocked, open_repository
 from forgekeeper.storage.git_values import Values, look, refusal

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import obstore
 from obstore.store import LocalStore
 
-from forgekeeper.database.writes import insist
+from forgekeeper.database.sessions import insist
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
 from forgekeeper.storage.sentinel import NAME, objection, parse
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database.queries import chosen
 from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10

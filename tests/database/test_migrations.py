@@ -13,8 +13,8 @@ from demo.tables import TABLES, make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.cli.migrate import OURS
-from forgekeeper.database import Timeouts, open_pool
 from forgekeeper.database.schema import Difference, differences
+from forgekeeper.database.sessions import Timeouts, open_pool
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)

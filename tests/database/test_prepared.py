@@ -2,7 +2,8 @@
 
 import pytest
 
-from forgekeeper.database import database, prepared
+from forgekeeper.database import database
+from forgekeeper.database.sessions import execute_prepared
 
 STATEMENT = "select %(one)s::bigint + %(other)s::bigint, '100 %%'"
 PREPARED = "select name, statement from pg_prepared_statements"
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def added(one, other):
-    return prepared.execute("add", STATEMENT, {"one": one, "other": other}).fetchone()
+    return execute_prepared("add", STATEMENT, {"one": one, "other": other}).fetchone()
 
 
 def names():
@@ -27,7 +28,7 @@ def test_a_statement_is_prepared_once_and_executed_with_each_values():
 def test_what_stands_before_it_is_of_the_same_transaction():
     statement = "select current_setting('enable_bitmapscan')"
 
-    found = [prepared.execute("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
+    found = [execute_prepared("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
 
     assert [cursor.fetchone() for cursor in found] == [("off",), ("off",)]
     assert database.execute_sql(statement).fetchone() == ("on",)
@@ -44,9 +45,9 @@ def test_a_statement_that_a_pooler_has_taken_away_is_executed_all_the_same():
 def test_a_statement_that_fails_for_another_reason_is_not_executed_twice():
     database.execute_sql("create temp sequence counted")
     statement = "select nextval('counted') / %(by)s::bigint"
-    prepared.execute("divide", statement, {"by": 1})
+    execute_prepared("divide", statement, {"by": 1})
 
     with pytest.raises(Exception, match="division by zero"):
-        prepared.execute("divide", statement, {"by": 0})
+        execute_prepared("divide", statement, {"by": 0})
 
     assert database.execute_sql("select last_value from counted").fetchone() == (2,)

@@ -8,7 +8,8 @@ import peewee as pw
 import pytest
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.database import Timeouts, database, open_pool, release
+from forgekeeper.database import database, release
+from forgekeeper.database.sessions import Timeouts, open_pool
 from tests.system.proxy import Proxy, postgres_through
 
 ME = "select pg_backend_pid()"

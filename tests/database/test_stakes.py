@@ -5,9 +5,9 @@ from random import Random
 import peewee as pw
 import pytest
 
-from forgekeeper.database import backlog
 from forgekeeper.database import database as db
-from forgekeeper.database.backlog import Stake
+from forgekeeper.database import queries
+from forgekeeper.database.queries import Stake
 from tests.harness.thorough import examples
 
 TABLE = "create table weighed (id bigint not null, filler text) with (autovacuum_enabled = off)"
@@ -51,7 +51,7 @@ def test_rows_that_were_updated_or_deleted_do_not_count_twice(table):
 
 @pytest.mark.parametrize("seed", range(examples(8)))
 def test_of_a_larger_table_the_rows_that_live_are_never_far_off(table, monkeypatch, seed):
-    monkeypatch.setattr(backlog, "PAGES", SAMPLED_PAGES)
+    monkeypatch.setattr(queries, "PAGES", SAMPLED_PAGES)
     dice = Random(seed)
     table(dice.randint(30_000, 60_000))
     for _ in range(dice.randint(1, 2)):
@@ -62,7 +62,7 @@ def test_of_a_larger_table_the_rows_that_live_are_never_far_off(table, monkeypat
 
 
 def test_a_partitioned_table_has_the_rows_of_its_partitions(database, monkeypatch):
-    monkeypatch.setattr(backlog, "PAGES", SAMPLED_PAGES)
+    monkeypatch.setattr(queries, "PAGES", SAMPLED_PAGES)
     db.execute_sql("create table weighed (id bigint, filler text) partition by hash (id)")
     try:
         for part in range(3):

@@ -8,7 +8,7 @@ import pytest
 from forgekeeper import batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.database.writes import WritesByItself
+from forgekeeper.database.sessions import WritesByItself
 from forgekeeper.storage import git_refs, stores
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION

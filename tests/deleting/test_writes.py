@@ -9,7 +9,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper import Rows, Table, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
-from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing
+from forgekeeper.database.sessions import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.database.chunks import START
+from forgekeeper.database.queries import START
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.deleting.rows import Sweep
 from forgekeeper.deleting.statement import Composed

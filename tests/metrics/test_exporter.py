@@ -9,7 +9,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import lease
-from forgekeeper.database import backlog, now
+from forgekeeper.database import now, queries
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
@@ -327,7 +327,7 @@ def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
 
 
 def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
-    monkeypatch.setattr(backlog, "BOUND", 3)
+    monkeypatch.setattr(queries, "BOUND", 3)
     for _ in range(5):
         a_status(minutes=1)
 

@@ -7,7 +7,7 @@ import pytest
 from forgekeeper.batches import Record, Threshold
 from forgekeeper.cli.status import gather
 from forgekeeper.database import now
-from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.queries import Backlog
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.shown import Refused
 from metrics.catalogue import Gauge, Reading

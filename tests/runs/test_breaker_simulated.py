@@ -9,7 +9,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from forgekeeper.database.backlog import Stake
+from forgekeeper.database.queries import Stake
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Held
 from forgekeeper.runs.totals import RunTotal

@@ -8,7 +8,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.database.writes import writing
+from forgekeeper.database.sessions import writing
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.runs.counting import Growth

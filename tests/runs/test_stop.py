@@ -11,7 +11,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.database.writes import writing
+from forgekeeper.database.sessions import writing
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import brakes, breaker, preconditions
 from forgekeeper.runs.holds import Hold

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from forgekeeper.database import database, now
-from forgekeeper.database.chunks import IN_ORDER, START
+from forgekeeper.database.queries import IN_ORDER, START
 from forgekeeper.deleting.statement import TURNS
 from models import CLASSES, ProjectStatistics
 from tests.harness.artifacts import (

@@ -9,8 +9,7 @@ from datetime import timedelta
 import psycopg2
 import pytest
 
-from forgekeeper.database import database
-from forgekeeper.database import prepared as database_prepared
+from forgekeeper.database import database, sessions
 from forgekeeper.deleting import statement
 from forgekeeper.runs.brakes import Deadline
 from tests.harness.clocks import Clock
@@ -138,7 +137,7 @@ def rows_read():
     ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
 )
 def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most, plan, monkeypatch):
-    monkeypatch.setattr(database_prepared, "MOST", most)
+    monkeypatch.setattr(sessions, "MOST", most)
     monkeypatch.setattr(statement, "row_of", lambda _rows: key)
     with session(f"set plan_cache_mode = {plan}"):
         database.execute_sql(ADD_LATER, (20_000,))

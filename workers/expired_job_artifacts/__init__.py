@@ -21,8 +21,8 @@ import structlog
 
 from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, batch, child
 from forgekeeper.connections import client
-from forgekeeper.database import backlog, database, now, reachable, survey
-from forgekeeper.database.backlog import Backlog, Stake
+from forgekeeper.database import database, now, queries, reachable, survey
+from forgekeeper.database.queries import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
@@ -182,7 +182,7 @@ expired_job_artifacts.audited(
 def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "bound": 1}).fetchone()
-    return Backlog(_count(now, backlog.BOUND), oldest)
+    return Backlog(_count(now, queries.BOUND), oldest)
 
 
 @expired_job_artifacts.at_stake
@@ -219,7 +219,7 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
     """Count the artifacts that stay until the forge says more of them; leave out what takes too long to count."""
     instant = now()
     for reason in WAITS:
-        found = partial(backlog.count, JobArtifact.waiting(reason, instant))
+        found = partial(queries.count, JobArtifact.waiting(reason, instant))
         records = survey.within(time.monotonic() + COUNTED_WITHIN, found)
         if records is not None:
             yield Reading("waiting_artifacts", records, (reason,))

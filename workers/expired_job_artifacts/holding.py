@@ -14,7 +14,7 @@ from peewee import chunked
 from forgekeeper.audit.deletions import each_of
 from forgekeeper.audit.intents import at_work
 from forgekeeper.database import database
-from forgekeeper.database.paged import pages
+from forgekeeper.database.queries import pages
 from forgekeeper.storage.outbox import DeletedObject, parted
 from models import UNLOCKED, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts.destroying import RECORD

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
-from forgekeeper.database import backlog, survey
-from forgekeeper.database.backlog import Backlog, Stake
+from forgekeeper.database import queries, survey
+from forgekeeper.database.queries import Backlog, Stake
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings
 from forgekeeper.runs.holds import Batch
@@ -172,7 +172,7 @@ clean_project_refs.quarantines(
     Refused(
         kind="ref",
         record="rejected_ref",
-        count=lambda: backlog.count(GitRefDeletion.rejected()),
+        count=lambda: queries.count(GitRefDeletion.rejected()),
         entries=deletions.rejected,
         retry=lambda keys: deletions.retry(numbers(keys)),
         discard=lambda keys: deletions.discard(numbers(keys)),

@@ -13,7 +13,7 @@ import structlog
 
 from forgekeeper import Items
 from forgekeeper.audit.intents import Item
-from forgekeeper.database.chunks import among
+from forgekeeper.database.queries import among
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.deleting.work import settings
 from forgekeeper.storage import git_refs, git_values

@@ -26,7 +26,7 @@ from forgekeeper.audit.intents import Item
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey
-from forgekeeper.database.backlog import Backlog, Stake
+from forgekeeper.database.queries import Backlog, Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.deleting.items import deleted_at, stood_at

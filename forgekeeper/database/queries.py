@@ -1,0 +1,160 @@
+"""What queries select: how much of it there is, counted up to a bound, and its rows by chunks and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeAlias
+
+import peewee as pw
+import psycopg2
+
+from forgekeeper.database import Base, database
+
+BOUND = 100_001
+"""What is more is shown as a hundred thousand and more: it is asked every few seconds."""
+NO_TIME = timedelta(0)
+
+PAGES = 16_384
+"""A table of no more pages is counted (128 MiB); of a larger one so many are looked at, of all of it."""
+# How many pages a table has, its partitions included; null where it is none, but a view.
+SIZE = """
+    select case when relkind in ('r', 'm', 'p') then (
+        select sum(pg_relation_size(part)) from (
+            select oid as part union select relid from pg_partition_tree(oid)
+        ) as parts
+    ) / current_setting('block_size')::float end
+    from pg_class where oid = to_regclass(%s)
+"""
+SAMPLED = "select count(*) from {} tablesample system (%s)"
+
+IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
+"""Stands before a statement that claims a chunk: it takes the index in its order, whatever the statistics say."""
+
+# To collect the rows may take longer than a statement usually may.  The planner knows nothing of how many there are in
+# an array or a document, and takes them for few: row by row it would look for millions.
+PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off; set local jit = off"
+
+
+class Backlog(NamedTuple):
+    """How many records are due, at most `BOUND`, and when the oldest became due."""
+
+    records: int
+    oldest: datetime | None = None
+
+    @classmethod
+    def of(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = NO_TIME) -> Backlog:
+        """Count what *query* selects; each became due at the instant in that field, or so much *after* it.
+
+        Without an order the oldest is that of those which were counted.
+        """
+        found = query.select(oldest.alias("due")).limit(BOUND)
+        row = pw.Select([found], [pw.fn.count(pw.SQL("1")), pw.fn.min(found.c.due)]).bind(database).tuples().execute()
+        records, instant = row[0]
+        return cls(records, instant and instant + after)
+
+
+def count(query: pw.ModelSelect[Any]) -> int:
+    """Count what *query* selects, up to the bound."""
+    counted: int = query.limit(BOUND).count()
+    return counted
+
+
+class Stake(NamedTuple):
+    """Of a batch: *due* counts what its runs would delete, *of* what there is; either up to a bound."""
+
+    due: Callable[[int], int]
+    of: Callable[[int], int]
+
+    @classmethod
+    def rows(cls, *queries: pw.ModelSelect[Any], of: tuple[type[Base], ...] = ()) -> Stake:
+        """Count the rows that *queries* select, of the tables of their models and of those named."""
+        models = (*(query.model for query in queries), *of)
+        return cls(
+            lambda bound: _count(queries, bound),
+            lambda bound: sum(_rows_of(model, bound) for model in models),
+        )
+
+
+AtStake: TypeAlias = Callable[[datetime], Stake]
+
+
+def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
+    found = 0
+    for query in queries:
+        key = query.model._meta.primary_key
+        found += query.select(key).limit(bound - found).count() if found < bound else 0
+    return found
+
+
+def _rows_of(model: type[Base], bound: int) -> int:
+    """Say how many rows the table has: those that live, as an `update` of all of them doubles what is estimated.
+
+    A large table is judged by some of its pages, and a view is counted up to the bound.
+    """
+    (pages,) = database.execute_sql(SIZE, (model._meta.table_name,)).fetchone() or (None,)
+    if pages is None:
+        return _count((model.select(),), bound)
+    share: float = PAGES / max(pages, PAGES)
+    rows: int = database.execute_sql(SAMPLED.format(model._meta.table_name), (100 * share,)).fetchone()[0]
+    return round(rows / share)
+
+
+class Position(NamedTuple):
+    """Where a run has got to, by an instant and a key; the instant as PostgreSQL writes it: Python holds not all."""
+
+    instant: str
+    key: int
+
+
+START = Position("-infinity", -(2**63) + 1)
+"""Before every row; a number less would be no bigint to PostgreSQL when it reads it."""
+
+
+def positions(
+    query: pw.ModelSelect[Any], by: pw.Field[Any], after: Position, *, limit: int, without: Collection[int] = ()
+) -> list[Position]:
+    """Return the positions of the next rows that *query* selects beyond *after*, by that instant and their keys.
+
+    It is one look into an index of both, however far the run has got.  The table's key is one number.
+    """
+    key = query.model._meta.primary_key
+    beyond = pw.Tuple(by, key) > pw.Tuple(pw.SQL("%s", [after.instant]), after.key)
+    rows = query.select(by.cast("text"), key).where(beyond).order_by(by, key).limit(limit)
+    if without:
+        rows = rows.where(key.not_in(list(without)))
+    return [Position(*row) for row in rows.tuples()]
+
+
+def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
+    """Return those of *keys* that *query* selects."""
+    key = query.model._meta.primary_key
+    return {found for (found,) in query.select(key).where(key.in_(list(keys))).tuples()}
+
+
+def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
+    """Return a condition's end: *key* is one of *only*, if there are such, and none of *without*.
+
+    What is not asked for is not in the statement: it costs nothing.  The values are ``only`` and ``without``.
+    """
+    one_of = f" and {key} = any(%(only)s)" if only is not None else ""
+    return one_of + (f" and {key} <> all(%(without)s)" if without else "")
+
+
+def pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of *statement* as they are now, up to *size* at a time; *name* is unique in the session.
+
+    No transaction waits for the reader: PostgreSQL keeps the rows, on disk if they are many, until they are closed or
+    the session ends.  A pooler that gives each transaction another session cannot be in between.
+    """
+    cursor = database.connection().cursor(name, withhold=True)
+    with database.atomic():
+        database.execute_sql(PLAN)
+        cursor.execute(statement, values)
+    try:
+        while page := cursor.fetchmany(size):
+            yield page
+    finally:
+        with suppress(psycopg2.Error):
+            cursor.close()

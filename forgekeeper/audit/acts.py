@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -20,19 +20,6 @@ LONGEST = 1_000
 """Characters of what a person types: a reason, a name."""
 LISTED = 50
 """So many of the things that an act was done to are named; the rest are counted."""
-
-
-class Who(NamedTuple):
-    """Who acts: the user and host of the process, and the name that FORGEKEEPER_ACTOR gives."""
-
-    user: str
-    host: str
-    actor: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What rows and sentences call them: a process's number finds no person."""
-        return self.actor or f"{self.user}@{self.host}"
 
 
 class Act(Base):
@@ -70,10 +57,10 @@ def begin(*, on: bool, actor: str | None = None) -> Iterator[None]:
         _recording.reset(token)
 
 
-def who() -> Who:
-    """Say who acts here: the user that the process belongs to, and who has become that user with sudo."""
+def who() -> str:
+    """Name who acts here: what FORGEKEEPER_ACTOR says, or else the user and the host of the process."""
     actor, _ = _recording.get()
-    return Who(_user(), socket.gethostname(), actor)
+    return actor or f"{_user()}@{socket.gethostname()}"
 
 
 def record(
@@ -91,17 +78,16 @@ def record(
     Does nothing where the audit is off.  What is not changed in the same transaction is changed after this, never
     before: an act that cannot be recorded does not happen.
     """
-    _, on = _recording.get()
+    actor, on = _recording.get()
     if not on:
         return
-    person = who()
     Act.insert(
         act=act,
         what=_short(what),
         batch=batch,
-        by_user=_short(person.user),
-        by_host=_short(person.host),
-        actor=person.actor and _short(person.actor),
+        by_user=_short(_user()),
+        by_host=_short(socket.gethostname()),
+        actor=actor and _short(actor),
         reason=reason and _short(reason),
         before=redact(before),
         after=redact(after),
@@ -120,7 +106,7 @@ def _short(text: str) -> str:
 
 
 def _user() -> str:
-    """Name the user that the process belongs to, and not whom the environment says; sudo alone is believed."""
+    """Name the user that the process belongs to, not whom the environment says; but sudo is believed."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

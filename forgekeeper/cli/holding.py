@@ -83,7 +83,7 @@ def resume(
 
     def lift(name: str) -> None:
         before = _state(name)
-        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who().name))
+        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()))
         acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
 
     with connected("resume", redis_needed=False):
@@ -149,7 +149,7 @@ def _hold(
 
     def add(name: str) -> None:
         before = _state(name)
-        Hold.add(name, kind, reason=reason, by=acts.who().name, since=since, until=end)
+        Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end)
         acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
 
     with connected(kind, migrated=migrated, redis_needed=False):
@@ -233,7 +233,7 @@ def _emit(answers: list[dict[str, Any]]) -> None:
 def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
     """Release the batch, and record it; return False when nothing holds it any more."""
     with database.atomic():
-        lifted = releases.give(name, reason=reason, by=acts.who().name, expect=expect)
+        lifted = releases.give(name, reason=reason, by=acts.who(), expect=expect)
         if lifted:
             (hold, *_) = lifted
             before = {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}
@@ -251,5 +251,5 @@ def hold_new() -> list[str]:
             f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
             f" `forgekeeper release {name} --reason REASON` lets it go"
         )
-        Hold.add(name, "new", reason=sentence, by=acts.who().name)
+        Hold.add(name, "new", reason=sentence, by=acts.who())
     return names

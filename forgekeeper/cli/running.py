@@ -128,7 +128,7 @@ def cancel(
     with connected("cancel", redis_needed=False):
         run = numbered(number)
         with database.atomic():
-            state = by_hand.cancel(number, reason=reason, by=acts.who().name)
+            state = by_hand.cancel(number, reason=reason, by=acts.who())
             before = {"state": run.state, "cancelled_at": run.cancelled_at}
             acts.record(
                 "cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state}

@@ -36,14 +36,14 @@ def test_an_act_says_who_did_what_to_what_and_why():
 def test_whoever_is_behind_sudo_is_named(monkeypatch):
     monkeypatch.setenv("SUDO_USER", "anna")
 
-    assert acts.who().user == f"{ME} (sudo by anna)"
+    assert acts.who() == f"{ME} (sudo by anna)@{socket.gethostname()}"
 
 
 def test_the_environment_s_user_is_not_believed(monkeypatch):
     monkeypatch.setenv("LOGNAME", "somebody_else")
     assert getpass.getuser() == "somebody_else"
 
-    assert acts.who().user == ME
+    assert acts.who() == f"{ME}@{socket.gethostname()}"
 
 
 def test_nothing_is_recorded_where_the_audit_is_off():

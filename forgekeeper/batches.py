@@ -17,7 +17,7 @@ from dramatiq import Actor, Broker, Message
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.queries import AtStake, Backlog
-from forgekeeper.declaring.answers import Due, Rows
+from forgekeeper.declaring.answers import Due, Mistake, Rows
 from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
@@ -33,10 +33,6 @@ Repositories = Callable[[], list[str]]
 Objects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
-
-
-class DeclaredTwice(Exception):
-    """Two batches or children have one name; the message says which, and where they are."""
 
 
 class NotSent(Exception):
@@ -246,10 +242,11 @@ def queues() -> tuple[str, ...]:
 
 
 def register(declared: Declared) -> None:
-    """Make a batch or a child known.  Raises `DeclaredTwice`."""
+    """Make a batch or a child known; raise `Mistake` where another has its name."""
     known = spec(declared.name)
     if known is not None:
-        raise DeclaredTwice(f"{declared.name} is declared twice, in {known.module} and in {declared.module}")
+        where = f"in {known.module} and in {declared.module}"
+        raise Mistake(f"{declared.name} is declared twice, {where}; rename one of them")
     if isinstance(declared, BatchSpec):
         BATCHES[declared.name] = declared
         FLAGS.update(declared.flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 
-from forgekeeper.batches import BATCHES, DeclaredTwice, all_declared
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.declaring.answers import Mistake
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
 from forgekeeper.settings.reading import ENV_FILE
@@ -37,8 +37,6 @@ def declare(modules: Iterable[str]) -> None:
     for name in modules:
         try:
             import_module(name)
-        except DeclaredTwice as twice:
-            raise SettingsError(f"{PREFIX}BATCHES: {twice}; rename one of them") from twice
         except Mistake as mistake:
             raise SettingsError(f"{PREFIX}BATCHES names {name}: {mistake}") from mistake
         except Exception as error:

@@ -92,7 +92,7 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its backlogs, if
     it is not the name.
 
-    Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
+    Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
     """
     return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
 

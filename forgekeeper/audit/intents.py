@@ -37,15 +37,13 @@ class Item(NamedTuple):
 class Intended(Generic[Key]):
     """Records of one kind that an attempt is about to delete, by whatever the caller calls them.
 
-    *scope* is what no other attempt works on; *common* is what is to be known of all of them.  Where the
-    audit is off nothing is written.
+    *scope* is what no other attempt works on.  Where the audit is off nothing is written.
     """
 
-    def __init__(self, audit: Audit, record: str, *, scope: str | None = None, **common: Any) -> None:
+    def __init__(self, audit: Audit, record: str, *, scope: str | None = None) -> None:
         self._audit = audit
         self._record = record
         self._scope = scope
-        self._common = common
         self._open: dict[int, dict[Key, Item]] = {}
 
     @property
@@ -82,7 +80,7 @@ class Intended(Generic[Key]):
 
     def _begin(self, items: Mapping[Key, Item]) -> dict[int, dict[Key, Item]]:
         said = items.values()
-        names, columns = [item.name for item in said], self._columns(said)
+        names, columns = [item.name for item in said], _columns(said)
         numbers = self._audit.intent(self._record, ids=_ids(said), names=names, scope=self._scope, **columns)
         keys = list(items)
         parts = (keys[start : start + ITEMS] for start in range(0, len(keys), ITEMS))
@@ -98,16 +96,11 @@ class Intended(Generic[Key]):
                 continue
             closed.append(number)
             become = [states[key] if latest[key] == number else MOVED for key in part if key in states]
-            columns = {**self._columns(said), "state": _once(become)}
+            columns = {**_columns(said), "state": _once(become)}
             outcomes.append(Ended(number, _ids(said), [item.name for item in said], columns))
             left |= {key: item for key, item in part.items() if key not in states and latest[key] == number}
         self._audit.outcomes(self._record, outcomes)
         return closed, self._begin(left) if left else {}
-
-    def _columns(self, items: Iterable[Item]) -> dict[str, Any]:
-        details = [item.detail for item in items]
-        names = details[0] if details else ()
-        return {**self._common, **{name: _once([detail[name] for detail in details]) for name in names}}
 
 
 def at_work(record: str) -> set[int]:
@@ -133,6 +126,11 @@ def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: st
             return
         with writing():
             audit.outcomes(record, outcomes)
+
+
+def _columns(items: Iterable[Item]) -> dict[str, Any]:
+    details = [item.detail for item in items]
+    return {name: _once([detail[name] for detail in details]) for name in details[0]}
 
 
 def _ids(items: Iterable[Item]) -> list[int]:

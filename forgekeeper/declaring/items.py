@@ -128,10 +128,6 @@ class Items(Answer, ABC, Generic[One]):
         """Return what no other attempt works on while ours does, such as a store."""
         return None
 
-    def common(self, scope: str | None) -> Mapping[str, Any]:
-        """Return what the audit keeps of all items of a scope."""
-        return {}
-
     def scopes(self) -> Sequence[str | None]:
         """Return the scopes in which attempts before ours may have left intents open."""
         return [None]

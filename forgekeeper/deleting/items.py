@@ -180,7 +180,7 @@ class _Pass(Generic[One]):
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
         ours = [one for one in these if one not in given]
-        intended = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
+        intended = Intended[One](self._run.audit, self._items.record, scope=scope)
         lot = _Lot[One]([], {}, intended)
         for start in range(0, len(ours), self._items.marked):
             some = ours[start : start + self._items.marked]

@@ -80,10 +80,6 @@ class ProjectRefs(Items[Pending]):
         """Return the project."""
         return str(one.project_id)
 
-    def common(self, _scope: str | None) -> dict[str, int]:
-        """Let the audit name the project."""
-        return {"project_id": self._project}
-
     def scopes(self) -> list[str]:
         """Return the project."""
         return [str(self._project)]
@@ -146,4 +142,4 @@ class ProjectRefs(Items[Pending]):
 
 
 def _item(row: Pending, was: str) -> Item:
-    return Item(row.id, row.ref, {"ref": row.ref, "oid": was, "due": row.created_at})
+    return Item(row.id, row.ref, {"project_id": row.project_id, "ref": row.ref, "oid": was, "due": row.created_at})

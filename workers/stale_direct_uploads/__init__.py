@@ -138,10 +138,6 @@ class StaleUploads(Items[Entry]):
         """Return the location, None of what cannot be at any."""
         return None if is_malformed(one) else one.location
 
-    def common(self, scope: str | None) -> dict[str, Any]:
-        """Let the audit name the location."""
-        return {"location": scope}
-
     def scopes(self) -> list[str | None]:
         """Return the locations."""
         return list(settings().object_stores)
@@ -245,7 +241,7 @@ def _store(location: str | None) -> Objects | None:
 
 def _item(entry: Entry) -> Item:
     due = None if entry.registered is None else moment(entry.registered) + MAX_UPLOAD_DURATION
-    return Item(None, entry.path, {"path": entry.path, "due": due})
+    return Item(None, entry.path, {"location": entry.location, "path": entry.path, "due": due})
 
 
 @stale_direct_uploads.backlog("pending_upload")

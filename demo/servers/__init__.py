@@ -5,16 +5,43 @@ Both come from wheels, listen on unix sockets only, and end with the process tha
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from demo.servers import postgres, redis_server
-from demo.servers.folder import opened
 from demo.servers.machine import EmbeddedError, EmbeddedUnavailable, Programs
+from demo.servers.server import Server, Site, not_started, opened, spawn
 
 __all__ = ["EmbeddedError", "EmbeddedUnavailable", "Servers", "servers"]
+
+PORT = "5432"  # a part of the socket's name
+CREATE_TIMEOUT = 120.0
+# UTF-8 text in code point order: the same order on every machine, whatever locales it has.
+INITDB_OPTIONS = (
+    "--username=forgekeeper",
+    "--auth=trust",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--no-instructions",
+)
+SETTINGS = {
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # The default keeps shared memory in /dev/shm, where a killed server would leave it.
+    "dynamic_shared_memory_type": "mmap",
+}
+# What is removed in the end need not survive a power failure.
+TEMPORARY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @dataclass(frozen=True)
@@ -44,14 +71,91 @@ def servers(folder: Path | None = None, *, postgres_options: Mapping[str, str] |
 def _started(stack: ExitStack, folder: Path | None, programs: Programs, options: Mapping[str, str]) -> Servers:
     try:
         site = stack.enter_context(opened(folder))
-        redis = redis_server.start(site, programs.redis)
+        redis = _start_redis(site, programs.redis)
         stack.callback(redis.stop)
-        database = postgres.start(site, programs, options)
-        stack.callback(database.stop)
+        postgres = start_postgres(site, programs, options)
+        stack.callback(postgres.stop)
         redis.wait_until_ready()
-        database.wait_until_ready()
+        postgres.wait_until_ready()
     except OSError as error:
         raise EmbeddedError(str(error)) from error
     # The servers hold it; a process that we fork must not.
     site.lock.close()
-    return Servers(site.folder, postgres.url(site), redis_server.url(site), database.process.pid, redis.process.pid)
+    return Servers(site.folder, database_url(site), redis_url(site), postgres.process.pid, redis.process.pid)
+
+
+def database_url(site: Site) -> str:
+    """Return the URI that libpq accepts; with the port, as libpq would take the one in PGPORT."""
+    return f"postgresql://forgekeeper@/forgekeeper?host={quote(os.fsencode(site.sockets))}&port={PORT}"
+
+
+def redis_url(site: Site) -> str:
+    """Return what `redis.Redis.from_url` accepts."""
+    return f"unix://{quote(os.fsencode(site.sockets / 'redis.sock'))}?db=0"
+
+
+def _start_redis(site: Site, binary: str) -> Server:
+    """Start Redis, without waiting for it; a lasting one loses at most the last second when it is killed."""
+    data, log = site.folder / "redis", site.folder / "redis.log"
+    data.mkdir(mode=0o700, exist_ok=True)
+    settings = {
+        "port": "0",
+        "unixsocket": str(site.sockets / "redis.sock"),
+        "unixsocketperm": "700",
+        "dir": str(data),
+        "save": "",
+        "appendonly": "no" if site.temporary else "yes",
+    }
+    arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    process = spawn([binary, *arguments], site, log=log, dies_by=signal.SIGTERM)
+    return Server("Redis", process, log, signal.SIGTERM)
+
+
+def start_postgres(site: Site, programs: Programs, options: Mapping[str, str]) -> Server:
+    """Start PostgreSQL, without waiting for it; make the database first where there is none."""
+    data, log = site.folder / "postgres", site.folder / "postgres.log"
+    settings = SETTINGS | (TEMPORARY_SETTINGS if site.temporary else {})
+    if not data.exists():
+        _create(data, settings, site, programs, log)
+    # We hold the folder's lock, so no server runs here: this file is a killed one's, and would prevent the start
+    # where another process has its number now.
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    quoted = str(site.sockets).replace('"', '""')
+    listening = {
+        "listen_addresses": "",
+        "port": PORT,
+        "unix_socket_directories": f'"{quoted}"',
+        "unix_socket_permissions": "0700",
+    }
+    command = [f"{programs.postgres}/postgres", "-D", str(data), *_flags({**settings, **options, **listening})]
+    process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGINT)
+    return Server("PostgreSQL", process, log, signal.SIGINT)
+
+
+def _create(data: Path, settings: Mapping[str, str], site: Site, programs: Programs, log: Path) -> None:
+    """Make the data folder under another name, so that one with the right name is complete."""
+    unfinished = data.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    if programs.owner is not None:
+        os.chown(unfinished, programs.owner, -1)
+    where = ["-D", str(unfinished)]
+    unsynced = ["--no-sync"] if site.temporary else []
+    flags = _flags({**settings, "exit_on_error": "on"})
+    for (program, *arguments), given in (
+        (["initdb", *where, *INITDB_OPTIONS, *unsynced], b""),
+        (["postgres", "--single", *where, *flags, "postgres"], b"CREATE DATABASE forgekeeper\n"),
+    ):
+        command = [f"{programs.postgres}/{program}", *arguments]
+        process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGKILL, stdin=subprocess.PIPE)
+        try:
+            process.communicate(given, CREATE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        if process.wait() != 0:
+            raise not_started("PostgreSQL", log)
+    unfinished.rename(data)
+
+
+def _flags(settings: Mapping[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]

@@ -1,24 +1,81 @@
-"""One server process: a child that ends with us."""
+"""A server process, a child that ends with us, and the folder of a pair of them, which one pair at a time uses."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from demo.servers.folder import Site
 from demo.servers.machine import EmbeddedError
 
+LOCK_TIMEOUT = 5.0
+"""Seconds that the servers of a killed process may take to end."""
+LONGEST_SOCKET_PATH = 107
+LONGEST_SOCKET_NAME = ".s.PGSQL.5432"
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 """Seconds until a server is killed; PostgreSQL writes everything to disk first."""
 READY = b"eady to accept connections"
 """What both servers log when they have loaded their data and take commands."""
 LOG_LINES = 15
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a pair of servers lives; they inherit *lock*, so the folder is in use until the last of them has ended."""
+
+    folder: Path
+    sockets: Path
+    temporary: bool
+    lock: BinaryIO
+
+
+@contextmanager
+def opened(given: Path | None) -> Iterator[Site]:
+    """Make and lock the folder, a temporary one where none is given; remove in the end what is temporary."""
+    with ExitStack() as stack:
+        folder = given.absolute() if given else _temporary(stack)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = stack.enter_context((folder / "lock").open("ab"))
+        _lock(folder, lock)
+        sockets = folder / "sockets"
+        longest = os.fsencode(sockets / LONGEST_SOCKET_NAME)
+        # To libpq a comma separates two hosts, and nothing quotes it.
+        if len(longest) <= LONGEST_SOCKET_PATH and b"," not in longest:
+            shutil.rmtree(sockets, ignore_errors=True)
+            sockets.mkdir(mode=0o700)
+        else:
+            sockets = _temporary(stack, "/tmp")  # noqa: S108, as short as can be
+        yield Site(folder, sockets, given is None, lock)
+
+
+def _temporary(stack: ExitStack, parent: str | None = None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="forgekeeper-", dir=parent))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _lock(folder: Path, lock: BinaryIO) -> None:
+    ends = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > ends:
+                error = f"{folder} is in use by other embedded servers; stop those, or use another folder."
+                raise EmbeddedError(error) from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 @dataclass(frozen=True)

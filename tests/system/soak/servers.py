@@ -11,9 +11,9 @@ from pathlib import Path
 
 import redis
 
-from demo.servers import folder, postgres, redis_server
+from demo.servers import database_url, redis_url, start_postgres
 from demo.servers.machine import Programs
-from demo.servers.server import Server, spawn
+from demo.servers.server import Server, opened, spawn
 from tests.harness.waiting import wait_until
 from tests.system.service import LIMIT
 
@@ -34,13 +34,13 @@ class Servers:
             "min_wal_size": "32MB",
         }
         self._programs = Programs.found()
-        self.site = stack.enter_context(folder.opened(None))
-        self.redis_url = redis_server.url(self.site)
+        self.site = stack.enter_context(opened(None))
+        self.redis_url = redis_url(self.site)
         self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)
         self._redis = self._postgres = None
         stack.callback(self._stop)
         self._start_redis()
-        self.database_url = postgres.url(self.site)
+        self.database_url = database_url(self.site)
         self._start()
 
     def _stop(self):
@@ -119,7 +119,7 @@ class Servers:
                 os.kill(pid, signal.SIGCONT)
 
     def _start(self):
-        self._postgres = postgres.start(self.site, self._programs, self._options)
+        self._postgres = start_postgres(self.site, self._programs, self._options)
         self._postgres.wait_until_ready()
 
     def restart_postgres(self, number, *, between=lambda: None):

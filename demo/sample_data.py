@@ -1,21 +1,28 @@
-"""Sample data of the example forge, for each batch that has any."""
+"""Sample data of the example forge, for each batch that has any, and the command `seed`, which puts it in."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import obstore
+import typer
+from rich.progress import track
 
 from demo import git_repositories
+from demo.tables import make_tables
+from forgekeeper import migrations
+from forgekeeper.audit import acts
+from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.console import Json, Problem, emit, err, table
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_stale
-from workers.git_ref_cleanup.deletions import waiting_projects
+from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import register
 
@@ -92,18 +99,12 @@ class Sample(NamedTuple):
     stay: bool = False
 
 
-def add_statuses(total: int) -> int:
-    """Add *total* statuses, of five two expired, two with time left, one for ever; return how many are due."""
+def add_statuses(total: int) -> None:
+    """Add *total* statuses, of five two expired, two with time left, one for ever."""
     database.execute_sql(ADD_STATUSES, {"total": total})
-    return sum(n % 5 < 2 for n in range(total))
 
 
-def _add_statuses(scale: int, _settings: Settings) -> Sample:
-    total = 5_000 * scale
-    return Sample("user statuses", total, add_statuses(total))
-
-
-def _count_statuses(_settings: Settings) -> Sample:
+def _statuses(_settings: Settings) -> Sample:
     due = UserStatus.select().where(UserStatus.is_due(now())).count()
     return Sample("user statuses", UserStatus.select().count(), due)
 
@@ -113,79 +114,63 @@ def add_projects(total: int) -> dict[int, str]:
     return dict(database.execute_sql(ADD_PROJECTS, {"total": total}).fetchall())
 
 
-def add_ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> int:
-    """Ask for the deletion of *refs* in each of *projects*; return how many rows there are."""
-    count: int = database.execute_sql(ADD_REF_DELETIONS, {"projects": list(projects), "refs": list(refs)}).rowcount
-    return count
+def add_ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> None:
+    """Ask for the deletion of *refs* in each of *projects*."""
+    database.execute_sql(ADD_REF_DELETIONS, {"projects": list(projects), "refs": list(refs)})
 
 
-def _add_refs(scale: int, settings: Settings) -> Sample:
+def _add_refs(scale: int, settings: Settings) -> None:
     """Add projects with repositories, one of which was never created, and deletions, some of no project."""
     root = settings.repositories_root
     if root is None:
-        return Sample("git refs", 0, 0)
+        return
     made = add_projects(PROJECTS * scale)
     refs = [f"refs/merge-requests/{n}/head" for n in range(REFS)]
-    doomed = refs[: REFS // 2]
     _never_created, *existing = made
     for number in existing:
         git_repositories.create(root, made[number], refs)
     nobody = max(made) + 1_000_000
-    add_ref_deletions([*made, nobody], doomed)
+    add_ref_deletions([*made, nobody], refs[: REFS // 2])
     add_ref_deletions(existing[:1], REFUSED)
-    return Sample("git refs", len(existing) * (REFS + 1), len(existing) * len(doomed))
 
 
-def _count_refs(settings: Settings) -> Sample:
+def _refs(settings: Settings) -> Sample:
     root = settings.repositories_root
     if root is None:
         return Sample("git refs", 0, 0)
     due = 0
-    for number, path in paths(waiting_projects(after=0, limit=PROJECTS)).items():
+    for number, path in paths(waiting_projects(after=0, limit=LAST)).items():
         pending = {row.ref for row in GitRefDeletion.pending().where(GitRefDeletion.project_id == number)}
         due += len(git_repositories.refs(root / path) & pending - {*REFUSED})
     return Sample("git refs", git_repositories.count_refs(root), due)
 
 
-def add_imports(total: int) -> int:
-    """Add *total* bulk imports, each with two entities of four trackers; return how many have stalled: one of five."""
+def add_imports(total: int) -> None:
+    """Add *total* bulk imports, each with two entities of four trackers; one of five has stalled."""
     database.execute_sql(ADD_IMPORTS, {"total": total})
-    return sum(n % 5 == 0 for n in range(total))
 
 
-def _add_imports(scale: int, _settings: Settings) -> Sample:
-    total = 200 * scale
-    return Sample("bulk imports", total, add_imports(total))
-
-
-def _count_imports(_settings: Settings) -> Sample:
+def _imports(_settings: Settings) -> Sample:
     due = BulkImport.select().where(is_stale(BulkImport, now())).count()
     return Sample("bulk imports", BulkImport.select().count(), due, stay=True)
 
 
-def add_artifacts(total: int) -> tuple[list[str], int]:
-    """Add *total* job artifacts; return the paths of their objects, and how many may be destroyed.
+def add_artifacts(total: int) -> list[str]:
+    """Add *total* job artifacts; return the paths of their objects.
 
     Of ten six have expired; of the rest one is locked, one unknown, one a trace, one kept by its user.
     """
     objects = [path for (path,) in database.execute_sql(ADD_ARTIFACTS, {"total": total}).fetchall()]
     database.execute_sql(ADD_STATISTICS)
-    return objects, sum(n % 10 < 6 for n in range(total))
+    return objects
 
 
-def _add_artifacts(scale: int, settings: Settings) -> Sample:
-    total = 1_000 * scale
-    objects, due = add_artifacts(total)
-    _put_all_but_one(objects, settings)
-    return Sample("job artifacts", total, due)
-
-
-def _count_artifacts(_settings: Settings) -> Sample:
+def _artifacts(_settings: Settings) -> Sample:
     due = JobArtifact.select().where(JobArtifact.is_expired(now())).count()
     return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
 
 
-def _add_uploads(scale: int, settings: Settings) -> Sample:
+def _add_uploads(scale: int, settings: Settings) -> None:
     """Register uploads of yesterday and of just now, and malformed ones."""
     total, location = 200 * scale, JobArtifact.location
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
@@ -195,11 +180,9 @@ def _add_uploads(scale: int, settings: Settings) -> Sample:
     for name in fresh:
         register.prepare(client, location, name)
     _put_all_but_one(names, settings)
-    odd = len(MALFORMED)
-    return Sample("direct uploads", total + odd, len(stale) + odd)
 
 
-def _count_uploads(_settings: Settings) -> Sample:
+def _uploads(_settings: Settings) -> Sample:
     due = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
     objects = max(0, due - len(MALFORMED) - 1)
     return Sample("direct uploads", register.count(client), due, objects)
@@ -213,11 +196,54 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
             obstore.put(store.store, name, b"a sample\n")
 
 
-SAMPLE_DATA: dict[str, tuple[Callable[[int, Settings], Sample], Callable[[Settings], Sample]]] = {
-    "user_status_cleanup": (_add_statuses, _count_statuses),
-    "git_ref_cleanup": (_add_refs, _count_refs),
-    "expired_job_artifacts": (_add_artifacts, _count_artifacts),
-    "stale_direct_uploads": (_add_uploads, _count_uploads),
-    "stale_imports": (_add_imports, _count_imports),
+ADDING: tuple[Callable[[int, Settings], None], ...] = (
+    lambda scale, _: add_statuses(5_000 * scale),
+    _add_refs,
+    lambda scale, settings: _put_all_but_one(add_artifacts(1_000 * scale), settings),
+    _add_uploads,
+    lambda scale, _: add_imports(200 * scale),
+)
+"""What adds the sample data, each so many times the usual amount."""
+COUNTING: dict[str, Callable[[Settings], Sample]] = {
+    "user_status_cleanup": _statuses,
+    "git_ref_cleanup": _refs,
+    "expired_job_artifacts": _artifacts,
+    "stale_direct_uploads": _uploads,
+    "stale_imports": _imports,
 }
-"""By batch: what adds it so many times the usual amount, and what counts that there is now."""
+
+
+def count_samples(settings: Settings) -> dict[str, Sample]:
+    """Count what there is of the sample data now, by the batch that it is for."""
+    return {batch: count(settings) for batch, count in COUNTING.items()}
+
+
+def add_samples(scale: int, settings: Settings) -> None:
+    """Add all sample data, with progress on a terminal."""
+    for add in track(ADDING, "sample data", console=err, transient=True, disable=not err.is_terminal):
+        add(scale, settings)
+
+
+def seed(
+    scale: Annotated[int, typer.Option(min=0, help="So many times the usual amount; 0: the tables alone.")] = 1,
+    json: Json = False,
+) -> None:
+    """Fill the database with sample data, beside what is there; make the example forge's tables first.
+
+    Refuses a database that holds a forge's own tables.
+    """
+    with connected("seed") as settings:
+        require_redis()
+        try:
+            with database.atomic():
+                acts.record("seed", "sample data", after={"scale": scale})
+                make_tables(database.obj)
+        except migrations.TableExists as error:
+            raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
+        add_samples(scale, settings)
+        found = count_samples(settings).values()
+    if json:
+        emit({there.what.replace(" ", "_"): {"total": there.total, "due": there.due} for there in found})
+    else:
+        rows = ((there.what, f"{there.total:,}", f"{there.due:,}") for there in found)
+        table("", ("sample data", "total", "due"), rows)

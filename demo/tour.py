@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo import report
-from demo.figures import Compared, compare, figures, free_ports
 from demo.processes import Processes
-from demo.seed import add_samples
+from demo.sample_data import add_samples
 from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import migrations
@@ -73,12 +73,19 @@ def _environment() -> Iterator[Path]:
             "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
         }
         # Other processes of this machine may have the usual ports.
-        ports = zip(report.PAGES, free_ports(len(report.PAGES)), strict=True)
+        ports = zip(report.PAGES, _free_ports(len(report.PAGES)), strict=True)
         addresses |= {f"METRICS_PORT_{page.upper()}": str(port) for page, port in ports}
         schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
         os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
         yield own.folder
         os.chdir("/")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports of loopback that are free now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def _prepare(folder: Path, settings: Settings) -> None:
@@ -94,7 +101,7 @@ def _prepare(folder: Path, settings: Settings) -> None:
             FeatureFlag.turn(batch.flag, on=True)
 
 
-def _work(log: Path, settings: Settings, before: report.Counts) -> Compared:
+def _work(log: Path, settings: Settings, before: report.Counts) -> report.Compared:
     """Run the processes until everything is done and counted; return what their metrics show of it."""
     ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in report.PAGES}
     urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
@@ -104,7 +111,7 @@ def _work(log: Path, settings: Settings, before: report.Counts) -> Compared:
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")
         _wait_until_done(running, log)
-        return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
+        return report.compare(urls, list(report.figures(before)), timeout=COUNTED_WITHIN)
 
 
 def _wait_until_done(running: Processes, log: Path) -> None:

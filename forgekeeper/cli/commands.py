@@ -41,7 +41,7 @@ from metrics.logs import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
-DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.seed"}
+DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.sample_data"}
 """Commands of the demo by their modules, which no process of production imports."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter),

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from demo.figures import Figure
-from demo.report import check
+from demo.report import Figure, check
 from demo.sample_data import Sample
 from forgekeeper.cli.console import Problem
 from tests.harness.thorough import whole_only

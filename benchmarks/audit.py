@@ -15,7 +15,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.runner import Runner
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
 

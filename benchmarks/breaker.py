@@ -19,9 +19,9 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs import breaker
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
-from forgekeeper.runs.runner import Runner
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 from models import UserStatus

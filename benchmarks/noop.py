@@ -21,7 +21,7 @@ from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
-from forgekeeper.runs import runner
+from forgekeeper.runs import attempt as attempts
 from forgekeeper.runs.attempt import Attempt
 from metrics import multiprocess
 from metrics.counting import WORKER
@@ -70,7 +70,7 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
         for name in ("inc", "dec", "observe"):
             setattr(WORKER, name, lambda *_labels, **_amount: None)
     if kind not in LOGGED:
-        runner.Attempt = Silent  # type: ignore[attr-defined]
+        attempts.Attempt = Silent  # type: ignore[misc]
     # The actor of the catalogue itself: others are not counted.
     real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
     real.fn = child  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.runs.runner import Runner
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from workers.git_ref_cleanup import clean_project_refs

@@ -19,9 +19,9 @@ from demo.servers.machine import postgres_folder
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
-from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from workers.user_status_cleanup import BATCH_SIZE
 

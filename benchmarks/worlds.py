@@ -16,9 +16,9 @@ from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
-from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket

@@ -16,9 +16,8 @@ from forgekeeper.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.console import Problem, err, progress, say
 from forgekeeper.cli.failures import sentence
 from forgekeeper.declaring.answers import Enqueued, Keyed
-from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.attempt import Attempt, Runner
 from forgekeeper.runs.ledger import Started
-from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from metrics.logs import describe
 

@@ -15,8 +15,7 @@ import structlog
 from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Items, One, Page, State
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.run import Run
+from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import Amount
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
 

@@ -19,9 +19,8 @@ from forgekeeper.database.survey import held
 from forgekeeper.declaring.answers import Changes, Rows
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
-from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.run import Run
+from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import NONE, Amount
 
 log = structlog.get_logger(__name__)

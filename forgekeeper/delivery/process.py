@@ -35,10 +35,9 @@ from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.process import signals
 from forgekeeper.process.drain import Drain
-from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.attempt import Attempt, Runner
 from forgekeeper.runs.counting import attempt_ended, harmless
 from forgekeeper.runs.processes import Heartbeat
-from forgekeeper.runs.runner import Runner
 from metrics import logs
 from metrics.counting import WORKER, line_written
 from metrics.logs import clean, describe

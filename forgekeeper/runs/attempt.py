@@ -22,7 +22,7 @@ from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.sessions import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
-from forgekeeper.failpoints import failpoint
+from forgekeeper.failpoints import arm, failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
 from forgekeeper.runs.brakes import Brakes, Deadline
 from forgekeeper.runs.holds import Batch, Held
@@ -40,6 +40,38 @@ Answer = TypeVar("Answer")
 log = structlog.get_logger(__name__)
 
 
+class Runner:
+    """Begins the attempts of a process, whose *heartbeat* keeps their rows alive; where none is given, one of its own.
+
+    *fan_out* sends children of the run of a number.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        fan_out: Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued],
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
+        arm(settings.failpoints)
+        self.settings = settings
+        self.fan_out = fan_out
+        self.heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
+        if heartbeat is None:
+            self.heartbeat.start()
+
+    def stop(self) -> None:
+        """End the heartbeat; runs that are still open will be found lost."""
+        self.heartbeat.stop()
+
+    def attempt(self, batch: BatchSpec, started: Started, *, final: bool = False) -> Attempt:
+        """Make an attempt at a run that has been started."""
+        return Attempt(self, batch, str(started.id), started.id, started, final=final)
+
+    def child(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
+        """Make an attempt at a child, of the *run* that has sent it where that is known."""
+        return Attempt(self, child, message_id, run)
+
+
 class Attempt:
     """A context manager: it starts the heartbeat and the lines, and closes, counts and ends both.
 
@@ -51,16 +83,15 @@ class Attempt:
 
     def __init__(
         self,
+        runner: Runner,
         declared: Declared,
-        settings: Settings,
-        *,
         message_id: str,
         number: int | None,
         started: Started | None = None,
-        heartbeat: Heartbeat | None = None,
-        fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
+        *,
         final: bool = False,
     ) -> None:
+        settings = runner.settings
         self.declared = declared
         self.message_id = message_id
         self.row = Row(started, self.result, dead_after=settings.dead_after) if started else None
@@ -70,7 +101,7 @@ class Attempt:
         self.state: str | None = None
         self.ordinary: bool | None = None
         self._settings = settings
-        self._heartbeat = heartbeat
+        self._heartbeat = runner.heartbeat
         self._final = final
         self._began = time.monotonic()
         outcome, batch, tick = declared.outcome(), declared.batch.name, started and started.tick
@@ -84,7 +115,7 @@ class Attempt:
             number=number,
             audit=Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=None if started else message_id),
             brakes=self._brakes,
-            fan_out=fan_out,
+            fan_out=partial(runner.fan_out, started.id) if started else None,
         )
 
     def __enter__(self) -> Self:
@@ -95,7 +126,7 @@ class Attempt:
             facts |= {"attempt": started.attempt, "tick": started.tick and started.tick.isoformat()}
         structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
         log.info("child started" if self.row is None else "run started")
-        if self.row is not None and self._heartbeat is not None:
+        if self.row is not None:
             self._heartbeat.watch(self.row)
         return self
 
@@ -150,7 +181,7 @@ class Attempt:
             else:
                 self.state = self._end_run(self.row.started)
         finally:
-            if self.row is not None and self._heartbeat is not None:
+            if self.row is not None:
                 self._heartbeat.forget(self.row)
             self._growth.count()
             self._count()

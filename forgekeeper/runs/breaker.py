@@ -12,6 +12,7 @@ Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold,
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ import peewee as pw
 import redis
 
 from forgekeeper.batches import BatchSpec
-from forgekeeper.database import database, sqlstate
+from forgekeeper.database import database
+from forgekeeper.database.survey import within
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import Held
 from forgekeeper.settings import Settings
@@ -37,7 +39,6 @@ MOST = 2**31 - 1
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = 3
 """So many times the usual time between two runs is an outage."""
-TOOK_TOO_LONG = "57014"
 
 LARGEST = """
     select coalesce(max(records), 0)::bigint from (
@@ -138,14 +139,7 @@ def _grown(values: dict[str, Any]) -> float:
 
 def _in_time(look: Callable[[], int]) -> int | None:
     """Return what *look* counts; None where it took too long."""
-    try:
-        with database.atomic():
-            database.execute_sql("set local statement_timeout = %s", (round(PATIENCE.total_seconds() * 1000),))
-            return look()
-    except pw.PeeweeException as error:
-        if sqlstate(error) != TOOK_TOO_LONG:
-            raise
-        return None
+    return within(time.monotonic() + PATIENCE.total_seconds(), look)
 
 
 def _sentence(would: int | None, size: int | None, largest: int) -> str:

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.children import send_children
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
-from forgekeeper.runs.runner import Runner
 from tests.harness.settings import settings_with
 
 

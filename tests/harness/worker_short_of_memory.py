@@ -3,8 +3,8 @@
 import sys
 
 from forgekeeper.process.__main__ import run
+from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
 
 PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}
 

@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
-from forgekeeper.runs import bad_records, quarantine, retry
-from forgekeeper.runs.bad_records import TooManyBadRecords
+from forgekeeper.runs import quarantine, retry, run
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import MAX_RETRIES
+from forgekeeper.runs.run import TooManyBadRecords
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics, UserStatus
@@ -150,8 +150,8 @@ def test_where_everything_fails_the_run_fails_and_says_so():
 
 
 def test_no_more_than_so_many_are_remembered(monkeypatch):
-    monkeypatch.setattr(bad_records, "MOST_IN_RUN", 20)
-    monkeypatch.setattr(bad_records, "MOST_KNOWN", 50)
+    monkeypatch.setattr(run, "MOST_IN_RUN", 20)
+    monkeypatch.setattr(run, "MOST_KNOWN", 50)
     statuses(1_000)
 
     with bad("user_statuses", "user_id", which="> 0"):

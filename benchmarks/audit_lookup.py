@@ -11,7 +11,7 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.audit import lookup
-from forgekeeper.audit.subjects import PATH, Subject
+from forgekeeper.audit.lookup import PATH, Subject
 from forgekeeper.database import database
 
 RECORDS = 10_000_000

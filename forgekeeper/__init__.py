@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forgekeeper.audit.subjects import Subject as Subject
+    from forgekeeper.audit.lookup import Subject as Subject
     from forgekeeper.batches import Record as Record
     from forgekeeper.batches import Threshold as Threshold
     from forgekeeper.database import Base
@@ -40,7 +40,7 @@ _HOMES = {
     "Record": "forgekeeper.batches",
     "Rows": "forgekeeper.declaring.answers",
     "Skip": "forgekeeper.declaring.answers",
-    "Subject": "forgekeeper.audit.subjects",
+    "Subject": "forgekeeper.audit.lookup",
     "Table": "forgekeeper.database",
     "Threshold": "forgekeeper.batches",
     "Total": "forgekeeper.declaring.answers",

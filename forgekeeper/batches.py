@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dramatiq import Actor, Broker, Message
 
-from forgekeeper.audit.subjects import Subject
+from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.queries import AtStake, Backlog
 from forgekeeper.declaring.answers import Due, Mistake, Rows

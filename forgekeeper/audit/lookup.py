@@ -1,4 +1,4 @@
-"""Questions to the audit: where a record is in it, what a run has deleted, what is newest, how far it reaches back.
+"""Questions to the audit: what has become of what people ask for, what a run has deleted, what is newest.
 
 A row is a chunk.  Of rows with many records all of a kind are looked through; those with few are found by an index.
 """
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import each_of, hashed
-from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import database
 
 SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
@@ -51,6 +50,36 @@ TOTALS = f"""
     where run = %(run)s
     group by batch, record, state order by min(at), batch, record, state
 """
+
+
+class Subject(NamedTuple):
+    """What people may ask for: ``CALLED:ID``, or ``CALLED:WITHIN:NAME`` of what has no id that people know.
+
+    *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
+    a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
+    columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
+    same in a word.
+    """
+
+    called: str
+    argument: str
+    record: str | None
+    batch: str | None = None
+    name: str | None = None
+    within: str | None = None
+    gone: str = "was deleted"
+    done: str = "deleted"
+    because: str = ""
+    restore: str = ""
+
+    @property
+    def usage(self) -> str:
+        """How it is asked for."""
+        return f"{self.called}:{self.argument}"
+
+
+PATH = Subject("path", "[LOCATION:]PATH", None, name="path", within="location")
+"""Whatever lay there; every batch that deletes objects says so with their paths."""
 
 
 class Line(NamedTuple):

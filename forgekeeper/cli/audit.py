@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.audit import lookup, subjects
-from forgekeeper.audit.lookup import Found
-from forgekeeper.audit.subjects import PATH, Subject
+from forgekeeper.audit import lookup
+from forgekeeper.audit.lookup import PATH, Found, Subject
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import evidence, times
 from forgekeeper.cli.connection import connected
@@ -67,11 +66,12 @@ def audit(
 
 
 def _subject(text: str, known: Sequence[Subject]) -> tuple[Subject, str]:
-    """Read what is asked for; one without a name of its own is asked for by a number."""
-    try:
-        subject, rest = subjects.read(text, known)
-    except subjects.NoSuchSubject as error:
-        wrong_use(str(error))
+    """Read ``CALLED:…``; return the kind and the rest, for one without a name of its own a number."""
+    called, _, rest = text.partition(":")
+    subject = next((one for one in (*known, PATH) if one.called == called), None)
+    if subject is None or not rest:
+        usages = ", ".join(one.usage for one in (*known, PATH))
+        wrong_use(f"{text!r} is nothing that the audit knows; ask for {usages}")
     if subject.name is None and not (rest.isascii() and rest.isdigit() and len(rest) < 19):
         wrong_use(f"{rest!r} is no number: ask for {subject.usage}")
     if subject.within and not subject.argument.startswith("[") and ":" not in rest:

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.lookup import Found, Line
-from forgekeeper.audit.subjects import Subject, subject_of
+from forgekeeper.audit.lookup import Found, Line, Subject
 from forgekeeper.cli.console import facts as pairs
 from forgekeeper.cli.console import moment, plain
 
@@ -26,7 +25,7 @@ STATES = {
 
 def tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> Iterator[str]:
     """Tell what was deleted, when, by whom, why, what it was, and how it is brought back."""
-    subject = subject_of(found.line.record, known) or asked
+    subject = _subject_of(found.line.record, known) or asked
     gone = found.state == "deleted"
     because = f", because {_filled(subject.because, found.facts)}" if gone and subject.because else ""
     became = subject.gone if gone else STATES.get(found.state, f"was {found.state}")
@@ -58,7 +57,7 @@ def shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
 
 def done_to(record: str, kinds: Iterable[Subject]) -> str:
     """Say in a word what a batch has done to a record that is gone."""
-    subject = subject_of(record, kinds)
+    subject = _subject_of(record, kinds)
     return subject.done if subject else "deleted"
 
 
@@ -66,6 +65,11 @@ def act(done: Act) -> tuple[Any, ...]:
     """Return a row of the table for what a person did."""
     actor = f" ({done.actor})" if done.actor else ""
     return done.at, f"{done.by_user}@{done.by_host}{actor}", done.act, done.what, done.reason
+
+
+def _subject_of(record: str, kinds: Iterable[Subject]) -> Subject | None:
+    """Return what people call records of that kind."""
+    return next((one for one in kinds if one.record == record), None)
 
 
 def _when(line: Line) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.audit.subjects import Subject
+from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.queries import Backlog, Stake
 

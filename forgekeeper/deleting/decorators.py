@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
-from forgekeeper.audit.subjects import Subject
+from forgekeeper.audit.lookup import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of

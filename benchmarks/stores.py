@@ -21,8 +21,8 @@ from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import BULK
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import Store
-from forgekeeper.storage.stores import ARTIFACTS
 
 ONE_BY_ONE = 400
 """So many objects are deleted one by one, at some ninety a second: all of them would take minutes."""
@@ -55,7 +55,7 @@ class World:
     def worker(self) -> float:
         """Let a worker process do a run likewise."""
         with self._filled() as settings:
-            stores = json.dumps({ARTIFACTS: endpoint().store})
+            stores = json.dumps({DeletedObject.location: endpoint().store})
             with processes.workers(processes.environment(settings, object_stores=stores)):
                 seconds, result = processes.run(self._batch)
             self._checked(result)
@@ -106,10 +106,10 @@ class World:
 
     @contextmanager
     def _filled(self) -> Iterator[Settings]:
-        stores = json.dumps({ARTIFACTS: endpoint().store})
+        stores = json.dumps({DeletedObject.location: endpoint().store})
         with database_of(self._servers, self._name, breaker_share=1, object_stores=stores) as settings:
             endpoint().fill(self.delete, STAY)
-            Store(ARTIFACTS, endpoint().store).create_sentinel(Installation.ensure())
+            Store(DeletedObject.location, endpoint().store).create_sentinel(Installation.ensure())
             client.flushdb()
             database.execute_sql("truncate ci_job_artifacts, ci_deleted_objects, settled_uploads")
             database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})

@@ -10,7 +10,7 @@ from benchmarks.stores import World
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.storage.stores import ARTIFACTS
+from forgekeeper.storage.outbox import DeletedObject
 from workers.stale_direct_uploads import CHUNK, register
 
 STALE = 20_000
@@ -47,8 +47,8 @@ class Uploads(World):
     def fill(self) -> None:
         """Register the uploads."""
         now = time()
-        ages = [(f"{ARTIFACTS}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
-        ages += [(f"{ARTIFACTS}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
+        ages = [(f"{DeletedObject.location}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
+        ages += [(f"{DeletedObject.location}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
         for start in range(0, len(ages), CHUNK):
             client.zadd(register.PENDING, dict(ages[start : start + CHUNK]))
 

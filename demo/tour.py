@@ -26,7 +26,7 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage import stores
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import Folder
 
 TIMEOUT = 90.0
@@ -68,7 +68,7 @@ def _environment() -> Iterator[Path]:
             "DATABASE_URL": own.database_url,
             "REDIS_URL": own.redis_url,
             "REPOSITORIES_ROOT": str(own.folder / "repositories"),
-            "OBJECT_STORES": json.dumps({stores.ARTIFACTS: (own.folder / "objects").as_uri()}),
+            "OBJECT_STORES": json.dumps({DeletedObject.location: (own.folder / "objects").as_uri()}),
             "OBJECT_GRACE": "0",
             "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
         }

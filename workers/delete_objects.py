@@ -87,9 +87,9 @@ class Outbox(Items[Claimed]):
 
     def begin(self) -> dict[str, Any]:
         """Open the store."""
-        store = stores.at(stores.ARTIFACTS, settings())
+        store = stores.at(DeletedObject.location, settings())
         if store is None:
-            sentence = f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES"
+            sentence = f"no object store {DeletedObject.location!r} is configured; set FORGEKEEPER_OBJECT_STORES"
             raise Blocked("no_store", sentence)
         self._store, self.visibility = store, settings().object_visibility
         return {}
@@ -98,7 +98,7 @@ class Outbox(Items[Claimed]):
         """Return why it ended, and how much is still due."""
         stopped = ended.stopped or ("drained" if ended.error is None else None)
         if isinstance(ended.error, StoreUnavailable):
-            log.error("object store unavailable", location=stores.ARTIFACTS, error=str(ended.error))
+            log.error("object store unavailable", location=DeletedObject.location, error=str(ended.error))
             stopped = "store_unavailable"
         elif isinstance(ended.error, Blocked):
             stopped = "no_store"
@@ -176,7 +176,7 @@ def at_stake(now: datetime) -> Stake:
 @delete_objects.preview
 def objects_due(look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the outbox alone: the store is not asked."""
-    part, store = look.part("deleted_object"), stores.at(stores.ARTIFACTS, look.settings)
+    part, store = look.part("deleted_object"), stores.at(DeletedObject.location, look.settings)
     bad, position = look.passed_over("deleted_object"), START
     query = DeletedObject.due(look.now)
     due = selected(query, DeletedObject.pick_up_at)
@@ -235,7 +235,7 @@ delete_objects.quarantines(
 @delete_objects.objects
 def known(location: str) -> list[str]:
     """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
-    if location != stores.ARTIFACTS:
+    if location != DeletedObject.location:
         return []
     outbox = survey.sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
     return [*survey.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]

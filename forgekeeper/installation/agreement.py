@@ -18,7 +18,8 @@ from forgekeeper.database import sqlstate
 from forgekeeper.database.installation import Installation
 from forgekeeper.installation import place
 from forgekeeper.settings import Place, Settings
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.outbox import DeletedObject
 
 INSTALLATION = "forgekeeper:installation"
 """String, the id of the one installation that keeps its messages here."""
@@ -94,7 +95,7 @@ def require(deletes_from: Place | None, settings: Settings, *, claims: bool = Tr
     if deletes_from == "repositories" and root is not None:
         _require_place(lambda: sentinel.Folder(root), ours)
     for location, url in settings.object_stores.items():
-        if deletes_from == "stores" or (deletes_from == "artifacts" and location == stores.ARTIFACTS):
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location == DeletedObject.location):
             _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
 
 

@@ -81,19 +81,6 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
     return address, options
 
 
-def place(url: str) -> tuple[str, ...]:
-    """Name the place behind *url* by the folders that lead to it: what lies within another begins like that.
-
-    Of a bucket nothing but its name counts: two of one name at different servers are taken for the same.
-    """
-    try:
-        parts = urlsplit(url.partition("?")[0])
-    except ValueError:
-        return (url,)
-    path = os.path.realpath(unquote(parts.path)) if parts.scheme == "file" else unquote(parts.path)
-    return (parts.scheme, parts.netloc, *filter(None, path.split("/")))
-
-
 def reason(error: Exception) -> str:
     """Say in one short line what went wrong, without what an address may carry behind its question mark."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]

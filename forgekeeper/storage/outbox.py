@@ -11,7 +11,6 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
 from forgekeeper.database.queries import chosen
-from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10
 """After so many failures an object waits for a person."""
@@ -98,7 +97,7 @@ class DeletedObject(Base):
     """An object to delete."""
 
     grants = "worker: select, insert, update, delete; exporter: select"
-    location = ARTIFACTS
+    location = "artifacts"
     sentence = "the outbox names it"
 
     id = BigIdentityField()

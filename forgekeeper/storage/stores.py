@@ -1,18 +1,25 @@
-"""The object stores of this process: one client per location, made when first needed.
+"""The object stores of this process, and what still names an object: asked once more before it is deleted.
 
-They are made after the fork: obstore hangs for ever in a child of a process that used it.
+A table names the objects of one location.  Another location may lead to the same place, or to a folder
+within it or above it: its objects are looked for under their names there.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import cache
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
 
-ARTIFACTS = "artifacts"
-"""The location of job artifacts' objects."""
+opened = cache(Objects)
+"""One client per location, made after the fork: obstore hangs for ever in a child of a process that used it."""
 
 
 def at(location: str, settings: Settings) -> Objects | None:
@@ -33,4 +40,53 @@ def at(location: str, settings: Settings) -> Objects | None:
     )
 
 
-opened = cache(Objects)
+class Owner(Protocol):
+    """A table whose rows name objects at *location*; *sentence* is the reason why one that it names stays."""
+
+    location: str
+    sentence: str
+
+    def named(self, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that a row names."""
+
+
+def answered_for(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return those of *paths* that the *owner*, the outbox or a producer names, and a sentence that says which."""
+    kept: dict[str, str] = {}
+    # The owner first: what is deleted there between the two questions is in the outbox by the second.
+    for table in (owner, DeletedObject):
+        known = _named_at(table.location, location, paths, settings)
+        named = table.named(list(known.values()))
+        kept |= {path: table.sentence for path, name in known.items() if name in named}
+    completed = SettledUpload.named(location, paths, reaped=False)
+    return dict.fromkeys(completed, "its producer has completed it") | kept
+
+
+def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return those of *paths* that lie at the place of *theirs*, too, and what each is called there."""
+    if location == theirs:
+        return {path: path for path in paths}
+    urls = [settings.object_stores.get(name) for name in (location, theirs)]
+    here, there = (_place(url.get_secret_value()) if url else None for url in urls)
+    if here is None or there is None:
+        return {}
+    if there == here[: len(there)]:
+        below = "".join(f"{part}/" for part in here[len(there) :])
+        return {path: below + path for path in paths}
+    if here == there[: len(here)]:
+        below = "".join(f"{part}/" for part in there[len(here) :])
+        return {path: path.removeprefix(below) for path in paths if path.startswith(below)}
+    return {}
+
+
+def _place(url: str) -> tuple[str, ...]:
+    """Name the place behind *url* by the folders that lead to it: what lies within another begins like that.
+
+    Of a bucket nothing but its name counts: two of one name at different servers are taken for the same.
+    """
+    try:
+        parts = urlsplit(url.partition("?")[0])
+    except ValueError:
+        return (url,)
+    path = os.path.realpath(unquote(parts.path)) if parts.scheme == "file" else unquote(parts.path)
+    return (parts.scheme, parts.netloc, *filter(None, path.split("/")))

@@ -80,7 +80,7 @@ def store(tmp_path):
     """A store of objects, as its worker is set up."""
     stores.opened.cache_clear()
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
-    yield settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
+    yield settings_with(object_stores={DeletedObject.location: tmp_path.as_uri()})
     stores.opened.cache_clear()
 
 

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from forgekeeper.database import database, now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact
@@ -28,14 +27,14 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def run(url, deadline=None, **options):
-    settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
+    settings = settings_with(object_stores={DeletedObject.location: url} if url else {}, **options)
     return perform(delete_objects.delete_objects, deadline=deadline, settings=settings)
 
 
 def stop(url, expected, deadline=None):
     """Let a run end by an error of the *expected* kind; return what it came to."""
     outcome = Outcome()
-    settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {})
+    settings = settings_with(object_stores={DeletedObject.location: url} if url else {})
     with pytest.raises(expected):
         perform(delete_objects.delete_objects, deadline=deadline, settings=settings, outcome=outcome)
     return outcome
@@ -64,7 +63,7 @@ def test_outside_the_folders_an_object_of_the_outbox_stays_and_its_row_waits(sto
     deleted_artifact(store, "@final/a", "@final2/a", "b")
 
     with capture_logs() as logs:
-        outcome = run(store.url, object_prefixes={stores.ARTIFACTS: ("@final",)})
+        outcome = run(store.url, object_prefixes={DeletedObject.location: ("@final",)})
 
     assert (outcome.deleted, outcome.failed, store.keys()) == (1, 2, {"@final2/a", "b"})
     assert [(line["objects"], line["reason"]) for line in logs] == [(2, OUTSIDE)]

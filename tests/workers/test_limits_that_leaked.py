@@ -72,7 +72,7 @@ def objects(folder):
     rows = [{"project_id": 1, "store_dir": "sample", "file": path.partition("/")[2]} for path in paths]
     DeletedObject.insert_many(rows).execute()
     stores.opened.cache_clear()
-    yield settings_with(object_stores={stores.ARTIFACTS: folder.url}, max_per_day_delete_objects=300)
+    yield settings_with(object_stores={DeletedObject.location: folder.url}, max_per_day_delete_objects=300)
     stores.opened.cache_clear()
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
-from forgekeeper.storage import owners, sentinel, settled
+from forgekeeper.storage import sentinel, settled, stores
 from forgekeeper.storage.objects import OUTSIDE
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -140,7 +140,7 @@ def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isola
         free = SettledUpload.lock_free(HERE, ["live"])
         with closing(psycopg2.connect(urls.database)) as other, other, other.cursor() as cursor:
             cursor.execute(INSERT_ARTIFACT, ("live",))
-        kept = owners.answered_for(JobArtifact, HERE, free, settings_with())
+        kept = stores.answered_for(JobArtifact, HERE, free, settings_with())
 
     database.execute_sql("set session characteristics as transaction isolation level read committed")
     assert kept == {"live": "an artifact names it"}

@@ -32,7 +32,7 @@ from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import run_number, settings
 from forgekeeper.settings import Settings
-from forgekeeper.storage import owners, stores
+from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -177,7 +177,7 @@ class StaleUploads(Items[Entry]):
         some, location = {entry.path: entry for entry in items if entry not in kept}, items[0].location
         if some:
             free = SettledUpload.lock_free(location, list(some))
-            answered = owners.answered_for(JobArtifact, location, free, settings())
+            answered = stores.answered_for(JobArtifact, location, free, settings())
             going = [path for path in free if path not in answered]
             SettledUpload.reap(location, going, run_number())
             marked |= {some[path]: _item(some[path]) for path in going}

@@ -17,7 +17,7 @@ from forgekeeper.coordination.client import call
 from forgekeeper.coordination.values import moment, text
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
-from forgekeeper.storage import owners, stores
+from forgekeeper.storage import stores
 from forgekeeper.storage.objects import StoreUnavailable
 from models import JobArtifact
 from workers.stale_direct_uploads import register
@@ -71,7 +71,7 @@ def look(client: redis.Redis, location: str, prefix: str, settings: Settings) ->
         horizon = now() - ORPHAN_AFTER
         found, named, unnamed = list(store.listed(prefix, before=horizon)), 0, list[str]()
         for page in register.pages(found):
-            in_database = owners.answered_for(JobArtifact, location, page, settings)
+            in_database = stores.answered_for(JobArtifact, location, page, settings)
             named += len(in_database)
             known = in_database.keys() | _registered(client, location, page)
             unnamed += [path for path in page if path not in known]

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from forgekeeper.connections import client
 from forgekeeper.declaring.preview import BUSY, Look, Part
-from forgekeeper.storage import owners, stores
+from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
@@ -49,7 +49,7 @@ def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
     store = stores.at(location, look.settings)
     unfits = [unfit(due.entry, look.settings) for due in found]
     paths = [due.entry.path for due, reason in zip(found, unfits, strict=True) if reason is None]
-    kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
+    kept = stores.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
     stays = dict.fromkeys(kept, "named") | dict.fromkeys(SettledUpload.locked(location, paths), BUSY)
     return [
         reason or stays.get(entry.path) or ("changed" if store is not None and _changed(entry, store) else None)

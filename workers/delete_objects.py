@@ -28,7 +28,7 @@ from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
-from forgekeeper.storage.outbox import Claimed, DeletedObject
+from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact
 
 CHUNK = 1_000
@@ -70,7 +70,7 @@ class Outcome:
     ],
     collector="objects",
 )
-def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is due is asked of each claim
+def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what is due is asked of each claim
     """Delete the objects of destroyed artifacts.
 
     Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
@@ -78,7 +78,7 @@ def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is du
     return Outbox()
 
 
-class Outbox(Items[Claimed]):
+class Outbox(Items[DeletedObject]):
     """The objects that the outbox names."""
 
     record = "deleted_object"
@@ -108,38 +108,40 @@ class Outbox(Items[Claimed]):
         """Return those whose rows are there."""
         return among(DeletedObject.select(), keys)
 
-    def key(self, one: Claimed) -> int:
+    def key(self, one: DeletedObject) -> int:
         """Return the row's id."""
-        return one.id
+        return int(one.id)
 
     def next(self, page: Page) -> list[int]:
         """Return the ids of what is due, locked or not."""
         due, by = DeletedObject.due(now()), DeletedObject.pick_up_at
         return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
-    def claim(self, page: Page) -> list[Claimed]:
+    def claim(self, page: Page) -> list[DeletedObject]:
         """Claim rows; they are due again after the visibility, should we die."""
         return DeletedObject.claim_due(
             now(), visibility=settings().object_visibility, limit=page.limit, only=page.only, without=page.without
         )
 
-    def look(self, items: Sequence[Claimed]) -> dict[Claimed, Kept]:
+    def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
         """Keep what an artifact names: its row goes."""
         named = JobArtifact.named([row.path for row in items])
         return {row: Kept("an artifact names it") for row in items if row.path in named}
 
-    def mark(self, items: Sequence[Claimed], kept: Mapping[Claimed, State]) -> dict[Claimed, Item | State]:
+    def mark(
+        self, items: Sequence[DeletedObject], kept: Mapping[DeletedObject, State]
+    ) -> dict[DeletedObject, Item | State]:
         """Lock what is ours still."""
         ours = DeletedObject.still_ours(items)
         for row in kept:
             log.error("object kept, an artifact names it", path=row.path)
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
-    def delete(self, items: Sequence[Claimed], until: float, tell: object) -> Deleted[Claimed]:  # noqa: ARG002
+    def delete(self, items: Sequence[DeletedObject], until: float, tell: object) -> Deleted[DeletedObject]:  # noqa: ARG002
         """Delete the objects in bulk."""
         return deleted_at(self._store, {row: row.path for row in items}, until)
 
-    def settle(self, states: Mapping[Claimed, State]) -> dict[str, int]:
+    def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
         """Remove the rows of what is gone; of what failed, spend an attempt."""
         failed = [row for row, became in states.items() if became.state == "failed"]
         if not failed:
@@ -148,7 +150,7 @@ class Outbox(Items[Claimed]):
             log.error("objects given up", objects=died)
         return Counter(became.state for became in states.values())
 
-    def put_back(self, items: Sequence[Claimed]) -> None:
+    def put_back(self, items: Sequence[DeletedObject]) -> None:
         """Let them be due as they were."""
         DeletedObject.put_back(items, now())
 
@@ -157,7 +159,7 @@ class Outbox(Items[Claimed]):
         return stood_at(self._store, rows, until=until)
 
 
-def _item(row: Claimed) -> Item:
+def _item(row: DeletedObject) -> Item:
     return Item(row.id, row.path, {"path": row.path, "project_id": row.project_id, "due": row.created_at})
 
 

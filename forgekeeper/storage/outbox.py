@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -28,7 +28,7 @@ CLAIM_DUE = """
         limit %(limit)s
         for update skip locked
     ))
-    returning id, store_dir, file, pick_up_at, project_id, created_at
+    returning {columns}
 """
 # A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
 NAMED = """
@@ -45,9 +45,8 @@ FAIL = f"""
     where {OURS} returning attempts >= %(max_attempts)s
 """
 FORGET = """
-    delete from ci_deleted_objects as object
-    using unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]) as gone (id, store_dir, file)
-    where object.id = gone.id and object.store_dir = gone.store_dir and object.file = gone.file
+    delete from ci_deleted_objects
+    where (id, store_dir, file) in (select * from unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]))
 """
 # The last instant there is: no run ever finds it due.
 HOLD = """
@@ -66,27 +65,6 @@ UNHOLD = """
 PUT_BACK = f"update ci_deleted_objects set pick_up_at = %(now)s where {OURS}"
 
 
-class Claimed(NamedTuple):
-    """An object to delete; ours until the claim's time has passed."""
-
-    id: int
-    store_dir: str
-    file: str
-    claim: datetime
-    project_id: int | None = None
-    created_at: datetime | None = None
-
-    @property
-    def path(self) -> str:
-        """Where the object lies: what was the artifact's ``file_final_path``."""
-        return joined(self.store_dir, self.file)
-
-
-def joined(store_dir: str, file: str) -> str:
-    """Return the path of an object, by the folder and the file that it has in the outbox."""
-    return f"{store_dir}/{file}" if store_dir else file
-
-
 def parted(path: str) -> tuple[str, str]:
     """Return the folder and the file that an object at *path* has in the outbox."""
     folder, _, file = path.rpartition("/")
@@ -94,7 +72,7 @@ def parted(path: str) -> tuple[str, str]:
 
 
 class DeletedObject(Base):
-    """An object to delete."""
+    """An object to delete; who has claimed it has it until *pick_up_at*."""
 
     grants = "worker: select, insert, update, delete; exporter: select"
     location = "artifacts"
@@ -115,8 +93,8 @@ class DeletedObject(Base):
 
     @property
     def path(self) -> str:
-        """Where the object lies."""
-        return joined(self.store_dir, self.file)
+        """Where the object lies: what was the artifact's ``file_final_path``."""
+        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
@@ -149,15 +127,17 @@ class DeletedObject(Base):
         limit: int,
         only: Sequence[int] | None = None,
         without: Collection[int] = (),
-    ) -> list[Claimed]:
+    ) -> list[DeletedObject]:
         """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
         values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
         values |= {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS}
-        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without))
-        return [Claimed(*row) for row in database.execute_sql(statement, values).fetchall()]
+        columns = ("id", "store_dir", "file", "pick_up_at", "project_id", "created_at")
+        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without), columns=", ".join(columns))
+        rows = database.execute_sql(statement, values).fetchall()
+        return [cls(**dict(zip(columns, row, strict=True))) for row in rows]
 
     @classmethod
-    def forget(cls, claimed: Sequence[Claimed]) -> int:
+    def forget(cls, claimed: Sequence[DeletedObject]) -> int:
         """Remove the rows of objects that are gone; return how many there were.
 
         By their objects, too: in a database that came back older another's row may have the id.
@@ -166,17 +146,17 @@ class DeletedObject(Base):
         return int(database.execute_sql(FORGET, values).rowcount)
 
     @classmethod
-    def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
+    def still_ours(cls, claimed: Sequence[DeletedObject]) -> set[int]:
         """Return the ids of those that no other has claimed or locked since, locked until the transaction ends."""
         return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
 
     @classmethod
-    def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:
+    def put_back(cls, claimed: Sequence[DeletedObject], now: datetime) -> None:
         """Let the objects that are still ours be due again as they were; no attempt is spent."""
         database.execute_sql(PUT_BACK, {**_claims(claimed), "now": now})
 
     @classmethod
-    def fail(cls, claimed: Sequence[Claimed], *, first_retry: timedelta) -> int:
+    def fail(cls, claimed: Sequence[DeletedObject], *, first_retry: timedelta) -> int:
         """Spend an attempt on each and let it wait, twice as long each time; return how many died of it."""
         values = {**_claims(claimed), "first": first_retry, "max_attempts": MAX_ATTEMPTS}
         return sum(died for (died,) in database.execute_sql(FAIL, values).fetchall())
@@ -218,5 +198,5 @@ class DeletedObject(Base):
         return which if ids is None else which & cls.id.in_(list(ids))
 
 
-def _claims(claimed: Sequence[Claimed]) -> dict[str, Any]:
-    return {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed]}
+def _claims(claimed: Sequence[DeletedObject]) -> dict[str, Any]:
+    return {"ids": [row.id for row in claimed], "claims": [row.pick_up_at for row in claimed]}

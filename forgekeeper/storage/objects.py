@@ -1,8 +1,8 @@
 """Delete objects in bulk, and believe only what is certain.
 
-A bulk deletion that fails says nothing about any of its objects, and an object that is
-missing may be on a disk that has just gone.  So after a bulk error each object is tried
-by itself, and an answer counts only once the sentinel has been read after it.
+A bulk deletion that fails says nothing about any of its objects, and an object that is missing may be on a disk that
+has just gone.  So after a bulk error each object is tried by itself, and an answer counts only once the sentinel has
+been read after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,16 +26,12 @@ from forgekeeper.storage.sentinel import NAME, objection, parse
 
 BULK = 1_000
 """As many as one request to S3 may name."""
-
 UNCONFIRMED = 100
 """So many answers about single objects wait for the sentinel at most."""
-
 LOOKS = 50
 """So many objects are looked at at once."""
-
 PROBE = ".forgekeeper-probe"
 """A name that no object has: credentials that may delete anything may delete this."""
-
 RETRIES = 2
 RETRY_TIMEOUT = timedelta(seconds=10)
 """After that long no request is repeated."""
@@ -65,7 +61,7 @@ def is_below(prefixes: Sequence[str], path: str) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one object."""
+    """What became of one object; one that *failed* may still be there."""
 
     state: Literal["deleted", "missing", "failed", "changed"]
     reason: str = ""
@@ -77,11 +73,6 @@ OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
 """Why an object stays that lies where nothing may be deleted."""
 CHANGED = Outcome("changed")
 """Left alone: it was written since it was last looked at."""
-
-
-def failed(reason: str) -> Outcome:
-    """Return that an object may still be there, and why."""
-    return Outcome("failed", reason)
 
 
 class StoreUnavailable(Exception):
@@ -101,9 +92,9 @@ class StoreUnavailable(Exception):
 class Objects:
     """The objects at one location, which has to be *installation*'s.
 
-    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
-    when the URL is wrong or the folder is not there.  A request without an answer within
-    *request_timeout* has failed.  Where there are *prefixes*, folders, nothing is deleted that lies in none of them.
+    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable` when the URL is wrong or the
+    folder is not there.  A request without an answer within *request_timeout* has failed.  Where there are *prefixes*,
+    folders, nothing is deleted that lies in none of them.
     """
 
     def __init__(
@@ -118,10 +109,8 @@ class Objects:
         self.location = location
         self.installation = installation
         self.prefixes = tuple(prefixes)
-        try:
+        with self._answering():
             self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
-        except FAILURES as error:
-            raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
 
     def delete(
         self,
@@ -132,19 +121,20 @@ class Objects:
     ) -> dict[str, Outcome]:
         """Delete the objects at *paths*; return what became of each.
 
-        Those named in *unless_changed_since* are looked at first, just before they go.
-        Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
-        that is then not in the answer may have been deleted or not.  S3 reports missing
-        objects as deleted.  Raises `StoreUnavailable` once the
-        sentinel cannot be read or is not this installation's, or nothing at all may be deleted,
-        and RuntimeError in a forked child.
+        Those named in *unless_changed_since* are looked at first, just before they go.  Stops at *until*, an instant of
+        the monotonic clock, whatever the store does; a path that is then not in the answer may have been deleted or
+        not.  S3 reports missing objects as deleted.  Raises `StoreUnavailable` once the sentinel cannot be read or is
+        not this installation's, or nothing at all may be deleted, and RuntimeError in a forked child.
         """
         insist(f"at the store {self.location}")
         check_process()
         deletion = _Deletion(self, unless_changed_since or {})
-        refused = {path: failed(why) for path in paths if (why := self._objection(path))}
-        deletion.known |= refused
-        if allowed := [path for path in dict.fromkeys(paths) if path not in refused]:
+        for path in paths:
+            if not is_normal(path):
+                deletion.known[path] = Outcome("failed", "invalid path")
+            elif not self.may_delete(path):
+                deletion.known[path] = Outcome("failed", OUTSIDE)
+        if allowed := [path for path in dict.fromkeys(paths) if path not in deletion.known]:
             asyncio.run(_until(until, deletion.run(allowed)))
         return deletion.known
 
@@ -181,18 +171,15 @@ class Objects:
         return None
 
     async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
-        for start in range(0, len(paths), LOOKS):
-            found = await self.last_modified(paths[start : start + LOOKS])
+        async for found in self.last_modified(paths):
             await self.confirm({})
             known |= {path: changed is not None for path, changed in found.items() if not isinstance(changed, str)}
 
-    async def last_modified(self, paths: Sequence[str]) -> dict[str, datetime | str | None]:
-        """Return when each object was written, None where there is none, or why that is unknown."""
-        found: dict[str, datetime | str | None] = {}
+    async def last_modified(self, paths: Sequence[str]) -> AsyncIterator[dict[str, datetime | str | None]]:
+        """Yield when some objects were written, None where there is none, or why that is unknown."""
         for start in range(0, len(paths), LOOKS):
             some = paths[start : start + LOOKS]
-            found |= zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True)
-        return found
+            yield dict(zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True))
 
     async def _last_modified(self, path: str) -> datetime | str | None:
         try:
@@ -214,11 +201,6 @@ class Objects:
     async def _read_sentinel(self) -> bytes:
         answer = await obstore.get_async(self.store, NAME)
         return bytes(await answer.bytes_async())
-
-    def _objection(self, path: str) -> str | None:
-        if not is_normal(path):
-            return "invalid path"
-        return None if self.may_delete(path) else OUTSIDE
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -258,11 +240,12 @@ class _Deletion:
         """Return those that may go: not those that have changed, nor those of which that is unknown."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
         spared: dict[str, Outcome] = {}
-        for path, changed in (await self._objects.last_modified(doubtful)).items():
-            if isinstance(changed, str):
-                spared[path] = failed(changed)
-            elif changed is not None and changed >= self._unless_changed_since[path]:
-                spared[path] = CHANGED
+        async for found in self._objects.last_modified(doubtful):
+            for path, changed in found.items():
+                if isinstance(changed, str):
+                    spared[path] = Outcome("failed", changed)
+                elif changed is not None and changed >= self._unless_changed_since[path]:
+                    spared[path] = CHANGED
         if spared:
             self._unconfirmed |= spared
             await self._confirm()
@@ -308,15 +291,15 @@ class _Deletion:
         if self._root is not None:
             real = _real(self._root, path)
             if real is None:
-                return failed("a symbolic link leads out of the store")
+                return Outcome("failed", "a symbolic link leads out of the store")
             if not self._objects.may_delete(real):
-                return failed(f"a symbolic link leads {OUTSIDE}")
+                return Outcome("failed", f"a symbolic link leads {OUTSIDE}")
         try:
             await _asked("delete", obstore.delete_async(self._objects.store, path))
         except FileNotFoundError:
             return MISSING
         except FAILURES as error:
-            return failed(reason(error))
+            return Outcome("failed", reason(error))
         return DELETED
 
 

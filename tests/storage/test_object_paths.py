@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from forgekeeper.storage.objects import DELETED, failed, is_normal
+from forgekeeper.storage.objects import DELETED, Outcome, is_normal
 from tests.harness.thorough import examples
 
 LONG = "/".join(["ü" * 100] * 5) + "/" + "x" * 19
@@ -44,5 +44,5 @@ def test_whatever_is_normal_means_one_object_alone(store, objects, path):
 def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
     outcomes = objects(s3).delete(NOT_NORMAL)
 
-    assert outcomes == dict.fromkeys(NOT_NORMAL, failed("invalid path"))
+    assert outcomes == dict.fromkeys(NOT_NORMAL, Outcome("failed", "invalid path"))
     assert s3.proxy.counts.total() == 0

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import DELETED, OUTSIDE, StoreUnavailable, failed
+from forgekeeper.storage.objects import DELETED, OUTSIDE, Outcome, StoreUnavailable
 
 
 def numbered(count):
@@ -113,5 +113,5 @@ def test_outside_its_folders_no_object_is_deleted(s3, objects, path):
 
     outcomes = objects(s3, prefixes=["up", "other"]).delete([path, "up/a"])
 
-    assert outcomes == {path: failed(OUTSIDE), "up/a": DELETED}
+    assert outcomes == {path: Outcome("failed", OUTSIDE), "up/a": DELETED}
     assert s3.keys() == {path}

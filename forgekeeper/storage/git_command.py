@@ -56,19 +56,14 @@ class GitError(Exception):
     error_kind = "gitaly"
 
 
-class GitUnavailable(GitError):
-    """There is no git to run."""
-
-
 class GitTimedOut(GitError):
     """Git was ended because its time was up; what it has done is unknown."""
 
 
 class Complaint(NamedTuple):
-    """What git wrote, and what is understood of it.
+    """What is understood of what git wrote: the ref it stopped at, and whether that has *changed*.
 
-    *ref* is the ref it stopped at; *changed* says that it is not what it was.  *lock* is the lock that is held,
-    relative to the repository; *general* means that no ref would fare better.
+    *lock* is the lock that is held, relative to the repository; *general* means that no ref would fare better.
     """
 
     text: str
@@ -78,8 +73,7 @@ class Complaint(NamedTuple):
     general: bool
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What git answered."""
 
     code: int
@@ -106,18 +100,18 @@ class Git:
 
     git_dir: Path
     until: float
-    grace: float
+    grace: float = 5.0
     user: tuple[int, int] | None = None
     """The user and group that git runs as; None: ours."""
 
     def run(self, *arguments: str | bytes, given: bytes = b"") -> Answer:
         """Run git to its end, with *given* as its standard input.
 
-        Raises `GitUnavailable` and `GitTimedOut`.  Any other exception in this thread ends git before it goes on.
+        Raises `GitTimedOut`, `GitError` without a git.  Any other exception in this thread ends git before it goes on.
         """
         program = shutil.which("git")
         if program is None:
-            raise GitUnavailable("there is no git on the PATH")
+            raise GitError("there is no git on the PATH")
         if time.monotonic() >= self.until:
             raise GitTimedOut("the time was up before git was started")
         # Files, not pipes: neither side ever waits for the other to read.
@@ -139,21 +133,31 @@ class Git:
                     extra_groups=self.user and [],
                 )
             except OSError as error:
-                raise GitUnavailable(f"git cannot be started: {error.strerror}") from None
+                raise GitError(f"git cannot be started: {error.strerror}") from None
             code = self._end_of(process)
             out.seek(0)
             err.seek(0)
             return Answer(code, out.read(), err.read())
 
     def _end_of(self, process: subprocess.Popen[bytes]) -> int:
+        """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""
         said = "its time was up"
         try:
             return process.wait(max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
         finally:
-            if process.returncode is None and _end(process, self.grace):
-                said = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
+            if process.returncode is None:
+                # It leads its session, and is not reaped: the number belongs to no other process.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(self.grace)
+                except subprocess.TimeoutExpired:
+                    said = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         raise GitTimedOut(said)
 
 
@@ -169,25 +173,11 @@ def understand(said: bytes, git_dir: Path) -> Complaint:
     )
 
 
-def legible(said: bytes, limit: int = 200) -> str:
+def legible(said: bytes) -> str:
     """Return the first line of what git wrote, without anything that a terminal or a log would obey.
 
-    A line that is too long loses its middle: the reason stands at its end.
+    A line of more than 200 characters loses its middle: the reason stands at its end.
     """
     line = said.strip().partition(b"\n")[0].decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
-    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
-
-
-def _end(process: subprocess.Popen[bytes], grace: float) -> bool:
-    """End git and all that it has started; return whether it had to be killed."""
-    # It leads its session, and is not reaped: the number belongs to no other process.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(grace)
-        return False
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return True
+    return text if len(text) <= 200 else f"{text[:99]}…{text[-100:]}"

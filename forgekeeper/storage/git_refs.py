@@ -15,17 +15,12 @@ from typing import Literal, NamedTuple
 
 from forgekeeper.database.sessions import insist
 from forgekeeper.storage.git_command import Git, legible, understand
-from forgekeeper.storage.git_repository import Repository, RepositoryFailed, RepositoryLocked, open_repository
-from forgekeeper.storage.git_values import Values, look, refusal
+from forgekeeper.storage.git_repository import Repository, RepositoryFailed, Values, look, open_repository, refusal
 
 TRANSACTIONS = 64
 """How often git is asked at most; each time but the last it has refused."""
-
-PACKED_REFS = b"packed-refs"
-
 NO_VALUE = b""
 """In a transaction: delete the ref whatever it is.  Of a symbolic ref that leads nowhere git verifies no value."""
-
 CHANGES = 10
 """How often git may find a ref other than it was a moment before, as a push came in between; then it stays for now."""
 
@@ -46,17 +41,13 @@ class Outcome:
 
 
 Before = Callable[[Mapping[Doomed, str]], None]
-"""Called right before git is, with what is about to go and what it was: an oid, `ref: NAME` of a symbolic ref.
-
-That is "" where nothing can say it.
-"""
+"""Called right before git is, with what is about to go and what it was, as `Values.shown` says it."""
 
 DELETED = Outcome("deleted")
 GONE = Outcome("gone")
 MOVED = Outcome("moved", "moved")
 DEFAULT_BRANCH = Outcome("rejected", "default_branch")
-# Packed by a clone, which locks none.  No deletion ever can.
-TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
+TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")  # packed by a clone, which locks none; no deletion ever can
 LOCKED = Outcome("locked", "another process holds its lock")
 
 
@@ -71,12 +62,11 @@ def delete(
 ) -> dict[Doomed, Outcome]:
     """Delete refs of the repository at *disk_path*; return what became of each.
 
-    A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each
-    is judged by its own expectation, and one that agrees is enough.  What each ref is at is verified
-    by git inside the transaction: of what a push has changed since we looked nothing goes that was expected otherwise.
-
-    *before* is called with each ref before that can be deleted, and git deletes none that is not what *before* was
-    called with; one that has moved since is looked at again.
+    A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each is judged by its own
+    expectation, and one that agrees is enough.  What each ref is at is verified by git inside the transaction: of what
+    a push has changed since we looked nothing goes that was expected otherwise.  *before* is called with each ref
+    before that can be deleted, and git deletes none that is not what *before* was called with; one that has moved since
+    is looked at again.
 
     Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.
     Raises `GitError`; some of the refs may then have been deleted, and to delete them again is harmless.
@@ -91,10 +81,7 @@ def delete(
 def preview(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
-    """Return what `delete` would at this moment, by the same looks; nothing is locked or written.
-
-    Raises `GitError`.
-    """
+    """Return what `delete` would now, by the same looks; nothing is locked or written.  Raises `GitError`."""
     deletion = _Deletion(doomed, lambda _going: None)
     if deletion.rows:
         deletion.begin(root, disk_path, until, grace).only_look()
@@ -146,7 +133,7 @@ class _Deletion:
     def only_look(self) -> None:
         """Settle all as a transaction would, if every lock that is held now stayed held."""
         standing = self._look(sorted(self.rows))
-        all_locked = self._repository.locked([PACKED_REFS])
+        all_locked = self._repository.locked([b"packed-refs"])
         self._settle(standing if all_locked else self._repository.locked(standing), LOCKED)
         self._settle(standing, DELETED)
         self._repository.confirm()
@@ -260,13 +247,13 @@ class _Deletion:
         if name not in standing:
             path = os.fsdecode(lock)
             age = self._repository.age(path)
-            raise RepositoryLocked(f"{path} is held" + ("" if age is None else f", {age} old"))
+            raise RepositoryFailed(f"{path} is held" + ("" if age is None else f", {age} old"))
         # A git that was killed may have left thousands.
         self._settle({name, *self._repository.locked(standing)}, LOCKED)
 
     def _settle(self, names: Iterable[bytes], outcome: Outcome) -> None:
         for name in names:
-            self.outcomes.update(dict.fromkeys(self.rows[name], outcome))
+            self.outcomes |= dict.fromkeys(self.rows[name], outcome)
             self.rows[name] = []
 
     def _failure(self, complaint: bytes) -> RepositoryFailed:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forgekeeper.storage.git_command import Git, legible, understand
-from forgekeeper.storage.git_repository import Repository, RepositoryFailed, open_repository
-from forgekeeper.storage.git_values import refusal
+from forgekeeper.storage.git_repository import Repository, RepositoryFailed, open_repository, refusal
 
 _OID = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
 _LINK = re.compile(r"ref: (?P<target>\S+)\Z")
@@ -56,7 +55,7 @@ def restore(
     """
     repository = open_repository(root, disk_path)
     found = repository.git_dir.stat()
-    git = Git(repository.git_dir, until, 5.0, None if os.geteuid() else (found.st_uid, found.st_gid))
+    git = Git(repository.git_dir, until, user=None if os.geteuid() else (found.st_uid, found.st_gid))
     outcomes = {ref: _objection(repository, ref, was) for ref, was in wanted.items()}
     left = {ref: was for ref, was in wanted.items() if outcomes[ref] is None}
     if left and not dry_run:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage.git_refs import Doomed, Outcome
-from forgekeeper.storage.git_values import refusal
+from forgekeeper.storage.git_repository import refusal
 from tests.harness.thorough import examples
 
 LETTERS = st.one_of(

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from forgekeeper.storage import git_values
+from forgekeeper.storage import git_repository
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
-from forgekeeper.storage.git_repository import open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 from tests.harness.waiting import wait_until
 
@@ -59,8 +58,8 @@ def test_a_ref_that_a_doomed_one_stands_in_the_way_of_waits_for_that_and_goes_ne
 
 def seen(repository, *names):
     git = Git(repository.path, time.monotonic() + ALWAYS_IN_TIME, 5.0)
-    opened = open_repository(repository.root, repository.disk_path)
-    return git_values.look(git, opened, sorted(name.encode() for name in names))
+    opened = git_repository.open_repository(repository.root, repository.disk_path)
+    return git_repository.look(git, opened, sorted(name.encode() for name in names))
 
 
 @pytest.mark.parametrize("oids", ["sha1", "sha256"])
@@ -76,7 +75,7 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
     others = ["refs/a", "refs/a/gone", "refs/a/packed", "refs/a/capital", "refs/a/unterminated", "refs/a/link"]
     by_git = seen(repository, *PLAIN, *FILES, *others)
 
-    monkeypatch.setattr(git_values, "PATTERNS", 1)
+    monkeypatch.setattr(git_repository, "PATTERNS", 1)
 
     assert seen(repository, *PLAIN, *FILES, *others) == by_git
     assert {name.encode() for name in PLAIN} < by_git.oids.keys()
@@ -85,7 +84,7 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch):
-    monkeypatch.setattr(git_values, "PATTERNS", at_once)
+    monkeypatch.setattr(git_repository, "PATTERNS", at_once)
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
     held = repository.path / "refs/b.lock"
     held.touch()

@@ -7,11 +7,12 @@ from forgekeeper.connections import client
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
+from forgekeeper.storage.git_repository import RootUnavailable
 from models import Project
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
+from workers.git_ref_cleanup.repositories import RepositoriesMissing
 
 pytestmark = pytest.mark.usefixtures("database")
 

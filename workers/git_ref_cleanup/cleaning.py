@@ -16,7 +16,7 @@ from forgekeeper.audit.intents import Item
 from forgekeeper.database.queries import among
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.deleting.work import settings
-from forgekeeper.storage import git_refs, git_values
+from forgekeeper.storage import git_refs, git_repository
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
 from models import GitRefDeletion, Project
@@ -87,7 +87,7 @@ class ProjectRefs(Items[Pending]):
     def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Look into the repository: a ref that is gone was deleted; where git cannot read it, that is unknown."""
         with suppress(GitError):
-            there = git_values.standing(*self._where(), [row["ref"] for row in rows], until=until)
+            there = git_repository.standing(*self._where(), [row["ref"] for row in rows], until=until)
             now = [(row["oid"], there.get(row["ref"])) for row in rows]
             return ["deleted" if value is None else "kept" if value == was else "moved" for was, value in now]
         return [None] * len(rows)

@@ -12,10 +12,10 @@ from forgekeeper.declaring.preview import PASSED_OVER, Look, Part
 from forgekeeper.storage import git_refs
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed
-from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
+from forgekeeper.storage.git_repository import RootUnavailable
 from models import GitRefDeletion
 from workers.git_ref_cleanup.deletions import Pending, pending_of, waiting_projects
-from workers.git_ref_cleanup.repositories import believe, missing_of, paths, require_root
+from workers.git_ref_cleanup.repositories import RepositoriesMissing, believe, missing_of, paths, require_root
 
 PROJECTS, REFS = 100, 10_000
 MISSING, FAILED, UNSEEN = "repository_missing", "repository_failed", "repositories_unseen"

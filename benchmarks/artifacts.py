@@ -28,9 +28,9 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from demo.servers import Servers
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY

@@ -11,10 +11,10 @@ from time import monotonic, process_time
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket

@@ -21,10 +21,10 @@ from benchmarks.processes import environment, run, until, workers
 from demo import git_repositories
 from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses
 from demo.servers import Servers
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
 from workers.stale_direct_uploads import register

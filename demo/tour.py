@@ -18,12 +18,11 @@ from demo.sample_data import add_samples
 from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, out
 from forgekeeper.database import database, now
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.storage.outbox import DeletedObject

@@ -1,4 +1,4 @@
-"""What a batch or a child is declared to be, and the registry of all that have been declared.
+"""What a batch or a child is declared to be, the flags that switch it, and the registry of all that are declared.
 
 `forgekeeper.deleting.decorators` makes the declarations.  All else is derived from them: the actor, settings, metrics,
 counting, what the exporter asks, `status`, failpoints, dashboards, documentation.
@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
+import peewee as pw
 from dramatiq import Actor, Broker, Message
+from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
-from forgekeeper.database import Base
+from forgekeeper.database import Base, default
 from forgekeeper.database.queries import AtStake, Backlog
 from forgekeeper.declaring.answers import Due, Mistake, Rows
-from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter
@@ -89,9 +90,10 @@ class Declared(Shown, Actor[..., None]):
     outcome: type[DataclassInstance]
     work: Callable[..., None]
     records: tuple[Record, ...]
-    thresholds: tuple[Threshold, ...]
-    counters: tuple[Counter, ...]
+    thresholds: Sequence[Threshold] = ()
+    counters: Sequence[Counter] = ()
     whole: Due | None = None
+    of: BatchSpec | None = None
     continues: Sequence[str] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
@@ -107,12 +109,12 @@ class Declared(Shown, Actor[..., None]):
     @property
     def batch(self) -> BatchSpec:
         """The batch itself, or that of which this is a child."""
-        raise NotImplementedError
+        return cast("BatchSpec", self.of or self)
 
     @property
     def parent(self) -> str | None:
         """The name of the batch of which this is a child, None of a batch."""
-        return None if self.batch is self else self.batch.name
+        return None if self.of is None else self.of.name
 
     @cached_property
     def counted(self) -> Fields:
@@ -155,11 +157,6 @@ class BatchSpec(Declared):
     known_objects: list[Objects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)
 
-    @property
-    def batch(self) -> BatchSpec:
-        """The batch itself."""
-        return self
-
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
         """Send a run by hand, through the ledger, or again the one that is open; return its message.
 
@@ -169,7 +166,7 @@ class BatchSpec(Declared):
         if args or any(options.values()):
             raise TypeError(f"{self.name} is a batch: send() takes nothing, as the ledger has one run of it at a time")
         if self.sender is None:
-            raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.process.boot.load_batches()")
+            raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.delivery.broker.load_batches()")
         return self.sender(self)
 
     def repositories(self, look: Repositories) -> Repositories:
@@ -213,12 +210,38 @@ class ChildSpec(Declared):
     enqueued_as: str = "children_enqueued"
     continues: Sequence[str] = ("deadline",)
 
-    @property
-    def batch(self) -> BatchSpec:
-        """The batch of which this is a child."""
-        return self.of
+
+class FeatureFlag(Base):
+    """A flag that somebody has turned at least once."""
+
+    grants = "person: insert, update; worker: select; exporter: select"
+
+    name = pw.TextField(primary_key=True)
+    enabled = pw.BooleanField(constraints=default("false"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "feature_flags"
+
+    @classmethod
+    def is_on(cls, name: str) -> bool:
+        """Say whether the flag is on; one that was never turned is off."""
+        return cls.select().where(cls.name == name, cls.enabled).exists()
+
+    @classmethod
+    def turn(cls, name: str, *, on: bool) -> bool:
+        """Turn a flag on or off for every process, from its next look on; return whether it was on."""
+        now = pw.fn.clock_timestamp()
+        # Locked, it is not turned between this look and what follows.
+        was_on: bool = cls.select(cls.enabled).where(cls.name == name).for_update().scalar() or False
+        cls.insert(name=name, enabled=on, updated_at=now).on_conflict(
+            conflict_target=[cls.name], update={cls.enabled: on, cls.updated_at: now}
+        ).execute()
+        return was_on
 
 
+FLAGS: dict[str, str] = {}
+"""Every flag that a batch declares, and what it switches; one that has no row is off."""
 BATCHES: dict[str, BatchSpec] = {}
 """Every batch by its name, in the order of declaration."""
 CHILDREN: dict[str, ChildSpec] = {}

@@ -21,13 +21,8 @@ def model() -> type[Settings]:
     """Return the settings of a process that has the declared batches; raise `SettingsError` where names clash."""
     return settings_of(
         tuple(
-            OfBatch(
-                batch.name,
-                batch.cron,
-                any(one.counted for one in (batch, *batch.children)),
-                any(one.counted_bytes for one in (batch, *batch.children)),
-            )
-            for batch in BATCHES.values()
+            OfBatch(one.name, one.cron, one.deletes, any(each.counted_bytes for each in (one, *one.children)))
+            for one in BATCHES.values()
         )
     )
 

@@ -23,12 +23,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
 from pydantic import SecretStr
 
-from forgekeeper.batches import BATCHES, all_declared, queues, spec
+from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag, all_declared, queues, spec
 from forgekeeper.connections import Limits, client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.runs import held_back, preconditions, quarantine, reconcile

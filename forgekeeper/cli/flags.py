@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from forgekeeper.audit import acts
+from forgekeeper.batches import FLAGS, FeatureFlag
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, answer, emit, group, table, wrong_use
 from forgekeeper.database import database
-from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 
 Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
 

@@ -12,12 +12,12 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.database import Base, database, sqlstate
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import Disagreement, agree
 from forgekeeper.runs.holds import Batch, Hold

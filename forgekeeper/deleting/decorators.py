@@ -1,6 +1,6 @@
 """The decorators that declare a batch and its children, and all that is derived from what they answer.
 
-Declaring does nothing: `forgekeeper.process.boot` makes actors of what has been declared.
+Declaring does nothing: `forgekeeper.delivery.broker` makes actors of what has been declared.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """At which a batch is asked what it would delete, for the shape of its answer alone."""
+DERIVED = {"time_limit", "outcome", "due", "records", "collector"}
+"""Options that are no field of a declaration: others have their place, or say what is left out."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
 
@@ -128,10 +130,8 @@ def _declared(
         time_limit=facts.get("time_limit") or budget + MARGIN,
         outcome=facts.get("outcome") or _outcome(name, rows, items),
         records=(*map(_record, rows), *map(_items, items)) if records is None else tuple(records),
-        thresholds=tuple(facts.get("thresholds", ())),
-        counters=tuple(facts.get("counters", ())),
         collected_as=facts.get("collector") or name,
-        **{key: value for key, value in facts.items() if key not in Options.__annotations__},
+        **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
     )
     if isinstance(declared, BatchSpec):

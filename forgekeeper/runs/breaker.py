@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import peewee as pw
 import redis
 
-from forgekeeper.batches import BatchSpec
+from forgekeeper.batches import BatchSpec, FeatureFlag
 from forgekeeper.database import database
 from forgekeeper.database.survey import within
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import Held
 from forgekeeper.settings import Settings
 

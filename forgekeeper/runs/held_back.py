@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.runs.holds import BRAKES, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings

@@ -10,10 +10,9 @@ from typing import Any
 
 import redis
 
-from forgekeeper.batches import BatchSpec, Declared
+from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
 from forgekeeper.database import now
 from forgekeeper.database.survey import reading
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.runs import breaker, held_back, preconditions, quarantine, releases
 from forgekeeper.runs.preconditions import Blocked

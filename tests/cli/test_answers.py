@@ -2,8 +2,7 @@
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.batches import BATCHES, FeatureFlag
 from tests.harness.catalogue import METRICS
 
 NAME = "user_status_cleanup"

@@ -8,10 +8,9 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, release
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.process import Process
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.performing import runner_of

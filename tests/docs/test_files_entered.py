@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
-from forgekeeper.declaring.flags import FeatureFlag
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
 
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from forgekeeper.audit.deletions import Audit
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.queries import START
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.deleting.rows import Sweep
 from forgekeeper.deleting.statement import Composed
 from forgekeeper.runs.brakes import Deadline

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from forgekeeper import batch
-from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.declaring.flags import FLAGS
+from forgekeeper.batches import BATCHES, CHILDREN, FLAGS
 
 
 @dataclass

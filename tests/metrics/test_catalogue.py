@@ -4,8 +4,7 @@ import re
 from datetime import timedelta
 
 from forgekeeper import child
-from forgekeeper.batches import Record, Threshold, all_declared, queues
-from forgekeeper.declaring.flags import FLAGS
+from forgekeeper.batches import FLAGS, Record, Threshold, all_declared, queues
 from metrics.catalogue import Counter, Gauge, table
 from metrics.exporter import all_collectors
 from tests.harness.catalogue import METRICS, SERIES

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import lease
 from forgekeeper.database import now, queries
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs import quarantine

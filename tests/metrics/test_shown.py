@@ -4,11 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.batches import Record, Threshold
+from forgekeeper.batches import FeatureFlag, Record, Threshold
 from forgekeeper.cli.status import gather
 from forgekeeper.database import now
 from forgekeeper.database.queries import Backlog
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.shown import Refused
 from metrics.catalogue import Gauge, Reading
 from tests.harness.toys import declaring, toy

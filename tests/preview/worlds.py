@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, GitRefDeletion, JobArtifact, UserStatus

@@ -5,11 +5,10 @@ from datetime import timedelta
 import peewee as pw
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.sessions import writing
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.runs.counting import Growth
 from forgekeeper.runs.holds import Hold

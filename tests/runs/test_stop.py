@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.sessions import writing
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import brakes, breaker, preconditions
 from forgekeeper.runs.holds import Hold
 from tests.harness.performing import attempt_at, ended, runner_of

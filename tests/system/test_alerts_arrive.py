@@ -10,10 +10,9 @@ from urllib.request import urlopen
 import pytest
 
 from demo.sample_data import add_artifacts
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from models import JobArtifact

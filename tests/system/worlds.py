@@ -13,9 +13,9 @@ from demo import git_repositories
 from demo.sample_data import add_artifacts as artifacts
 from demo.sample_data import add_projects
 from demo.sample_data import add_ref_deletions as ref_deletions
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel

@@ -20,11 +20,11 @@ import peewee as pw
 import structlog
 
 from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, batch, child
+from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
 from forgekeeper.database.queries import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings

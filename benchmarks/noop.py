@@ -23,9 +23,8 @@ from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.runs import attempt as attempts
 from forgekeeper.runs.attempt import Attempt
-from metrics import multiprocess
 from metrics.counting import WORKER
-from metrics.endpoint import listen
+from metrics.endpoint import begin, listen
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}
@@ -94,7 +93,7 @@ def work(kind: str, arguments: list[str]) -> int:
         # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
-        os.environ[MULTIPROCESS] = str(multiprocess.begin())
+        os.environ[MULTIPROCESS] = str(begin())
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
     # The broker is set; Dramatiq wants a module to import all the same.

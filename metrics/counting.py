@@ -37,7 +37,7 @@ class RoomyFile(MmapedDict):
     Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, the kernel
     kills the process that writes there.  So each gets its room when it is made, and a process that gets none counts in
     memory: it goes on, and only the endpoint lacks its share.  The patch may go when
-    `test_the_clients_files_have_no_room_of_their_own` in `tests/metrics/test_multiprocess.py` fails.
+    `test_the_clients_files_have_no_room_of_their_own` in `tests/metrics/test_endpoint.py` fails.
     """
 
     def __init__(self, filename: str) -> None:

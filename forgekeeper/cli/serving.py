@@ -26,8 +26,7 @@ from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
-from metrics import multiprocess
-from metrics.endpoint import Endpoint, listen
+from metrics.endpoint import FOLDER, Endpoint, begin, listen
 from metrics.threads import ended_itself
 
 log = structlog.get_logger(__name__)
@@ -110,11 +109,11 @@ def python_path() -> str:
 
 def _count_in_files(host: str, port: int) -> None:
     """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
-    os.environ.pop(multiprocess.FOLDER, None)
+    os.environ.pop(FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
         listen(host, port).close()  # a busy port ends the start, not only the endpoint
-        os.environ[multiprocess.FOLDER] = str(multiprocess.begin())
+        os.environ[FOLDER] = str(begin())
 
 
 def exporter() -> None:

@@ -23,7 +23,7 @@ from forgekeeper.boot import load
 from forgekeeper.process.drain import reserve
 from metrics import logs
 from metrics.counting import WORKER
-from metrics.multiprocess import Watch
+from metrics.endpoint import Watch
 
 READY_TIMEOUT = timedelta(seconds=5)
 """How long the master waits for a process to say that it is ready, and hears nothing else: not that it has died."""

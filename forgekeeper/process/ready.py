@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from metrics.multiprocess import FOLDER, READY
+from metrics.endpoint import FOLDER, READY
 
 
 def tell_supervisor(*facts: str) -> None:

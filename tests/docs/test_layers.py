@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "forgekeeper.settings",
     "demo",
     "forgekeeper.audit.acts",  # who is behind sudo
-    "metrics.multiprocess",
+    "metrics.endpoint",
     "forgekeeper.cli.serving",
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }

@@ -58,7 +58,7 @@ class WorkerWithPage(Program):
 
 def serves(pid):
     with suppress(OSError):  # it has ended
-        return b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"metrics.endpoint" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return True
 
 

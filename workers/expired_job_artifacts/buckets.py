@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 import redis
@@ -28,6 +28,9 @@ OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
 OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
 STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
 KEYS = [AVAILABLE, OCCUPIED, OWNERS, STATE]
+"""Numbers; numbers by the second of the last heartbeat; tokens by number; `max_buckets`, as the last tidying had it,
+and `last_claimed`.
+"""
 DECLARED.update({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
 
 Lost = Literal["scale_down", "bucket_lost"]
@@ -86,7 +89,7 @@ def renew(client: redis.Redis, bucket: Bucket) -> Lost | None:
     The maximum of the last tidying says whether the bucket was scaled down; it is lost when it is another's, available,
     or flushed away.
     """
-    why = call(client, "bucket_renew", keys=[OCCUPIED, OWNERS, STATE], args=[bucket.number, bucket.token])
+    why = call(client, "bucket_renew", keys=KEYS, args=[bucket.number, bucket.token])
     return None if why is None else why.decode()
 
 
@@ -111,3 +114,8 @@ def held(client: redis.Redis) -> list[Held]:
         for member, since in occupied
         if is_whole(member)
     ]
+
+
+def states(client: redis.Redis) -> dict[str, list[Any]]:
+    """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
+    return {"available": available(client), "occupied": [one._asdict() for one in held(client)]}

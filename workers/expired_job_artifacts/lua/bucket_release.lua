@@ -1,22 +1,19 @@
--- Take a bucket back from its owner, but only while it is still its own.
+-- Take a bucket back from its owner; return 1, or 0 when it was not its own any more.
 --
--- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
--- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
--- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
--- KEYS[4]  {bulk_delete_expired_job_artifacts}:bucket_state       hash, `max_buckets` as the last tidying had it
--- ARGV[1]  number
--- ARGV[2]  token
+-- KEYS     available, occupied, owners, state: as `buckets.py` has them
+-- ARGV     number and token
 --
--- Returns 1 when it was released, 0 when it was not its own any more.  A bucket that exists no
--- longer is dropped instead of made available.
+-- A bucket that exists no longer is dropped instead of made available.
 
-if redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
+local available, occupied, owners, state = unpack(KEYS)
+local number, token = unpack(ARGV)
+if redis.call('hget', owners, number) ~= token then
   return 0
 end
-redis.call('hdel', KEYS[3], ARGV[1])
-redis.call('zrem', KEYS[2], ARGV[1])
-local max = tonumber(redis.call('hget', KEYS[4], 'max_buckets'))
-if not max or tonumber(ARGV[1]) < max then
-  redis.call('sadd', KEYS[1], ARGV[1])
+redis.call('hdel', owners, number)
+redis.call('zrem', occupied, number)
+local max = tonumber(redis.call('hget', state, 'max_buckets'))
+if not max or tonumber(number) < max then
+  redis.call('sadd', available, number)
 end
 return 1

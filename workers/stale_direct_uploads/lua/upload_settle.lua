@@ -1,11 +1,6 @@
 -- Settle entries: those that a claim still holds, or, by a person, those that have failed or were adopted.
 --
--- KEYS[1]    {pending_direct_uploads}:pending   sorted set, <location>:<path> by the epoch second of its registration
--- KEYS[2]    {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
--- KEYS[3]    {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
--- KEYS[4]    {pending_direct_uploads}:attempts  hash, member -> how often its deletion has failed
--- KEYS[5]    {pending_direct_uploads}:claims    hash, member -> token of the claim that holds it
--- KEYS[6]    {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
+-- KEYS       pending, deleting, failed, attempts, claims, adopted: as `register.py` has them
 -- ARGV[1]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt;
 --            'retry': one that has failed is due at once, with all its attempts; 'withdraw': drop an adopted one
 -- ARGV[2]    token of the claim; '' for 'retry' and 'withdraw', which leave to a claim what it holds

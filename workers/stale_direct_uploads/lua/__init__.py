@@ -1,1 +1,0 @@
-"""The Lua scripts of this room, one operation a file."""

@@ -19,8 +19,8 @@ from demo import git_repositories
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.answers import Enqueued
+from forgekeeper.installation import Installation
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.answers import Enqueued
+from forgekeeper.installation import Installation
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity

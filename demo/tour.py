@@ -22,7 +22,7 @@ from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, out
 from forgekeeper.database import database, now
-from forgekeeper.database.installation import Installation
+from forgekeeper.installation import Installation
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.storage.outbox import DeletedObject

@@ -27,9 +27,9 @@ from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag, all_declared, queue
 from forgekeeper.connections import Limits, client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
-from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
+from forgekeeper.installation import Installation
 from forgekeeper.runs import held_back, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun

@@ -27,8 +27,8 @@ from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database.installation import Installation
 from forgekeeper.delivery.broker import load_batches
+from forgekeeper.installation import Installation
 from forgekeeper.settings import PREFIX, Settings
 from tests.harness import logs
 from tests.harness.forks import FORKS

@@ -11,7 +11,7 @@ import redis
 import typer
 from redis.exceptions import NoPermissionError
 
-from forgekeeper import migrations
+from forgekeeper import installation, migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
@@ -23,11 +23,9 @@ from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, privileges, release, sqlstate
-from forgekeeper.database.installation import Installation
 from forgekeeper.database.schema import differences, misread
 from forgekeeper.delivery.queues import types
-from forgekeeper.installation import place
-from forgekeeper.installation.agreement import UNDEFINED_TABLE, claim, claim_by_writing, conflict, owner
+from forgekeeper.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
@@ -188,16 +186,16 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
     try:
         if reason is not None:
             with database.atomic():
-                if (found := place.settle(copied=copied)) is not None:
+                if (found := installation.settle(copied=copied)) is not None:
                     before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
                     act = f"check --init {'--copied' if copied else '--moved'}"
                     acts.record(act, "the installation", reason=reason, before=before, after=after)
-        said = place.objection()
+        said = installation.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:
             return None  # a table that is missing, or may not be read, is reported elsewhere
         said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
-    except place.Unknown as unknown:
+    except installation.Unknown as unknown:
         said = str(unknown)
     return error("installation", said) if said else None
 

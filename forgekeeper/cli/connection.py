@@ -14,7 +14,7 @@ from forgekeeper.boot import load
 from forgekeeper.cli.console import Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
-from forgekeeper.installation.agreement import Disagreement, agree
+from forgekeeper.installation import Disagreement, agree
 from forgekeeper.settings import Settings
 from metrics import logs
 

@@ -8,7 +8,7 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper import migrations
+from forgekeeper import installation, migrations
 from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
@@ -17,9 +17,7 @@ from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.database import Base, database, sqlstate
-from forgekeeper.database.installation import Installation
-from forgekeeper.installation import place
-from forgekeeper.installation.agreement import Disagreement, agree
+from forgekeeper.installation import Disagreement, Installation, agree
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -97,10 +95,10 @@ def apply_pending() -> list[str]:
 def _record_installation(*, redis_needed: bool) -> None:
     """Record where the database is, and claim Redis; a process that starts later claims it where it is away."""
     try:
-        place.record_first()
+        installation.record_first()
         if redis_needed:
             agree()
-    except place.Unknown as unknown:
+    except installation.Unknown as unknown:
         err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
     except redis.RedisError as error:
         err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")

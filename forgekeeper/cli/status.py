@@ -19,11 +19,10 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.leases import held
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
-from forgekeeper.database.installation import Installation
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.installation.agreement import claim_by_writing, conflict, owner
+from forgekeeper.installation import Installation, claim_by_writing, conflict, owner
 from forgekeeper.runs import held_back
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.holds import Batch as BatchRow

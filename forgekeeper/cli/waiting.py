@@ -21,9 +21,7 @@ from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import misfits
 from forgekeeper.database import database, release
-from forgekeeper.database.installation import Installation
-from forgekeeper.installation.agreement import claim_by_writing
-from forgekeeper.installation.place import objection
+from forgekeeper.installation import Installation, claim_by_writing, objection
 from forgekeeper.process import ready
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis

@@ -8,7 +8,10 @@ doubt, which never counts against the clock.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import combinations
 from typing import Literal, NamedTuple, get_args
 
@@ -18,8 +21,10 @@ from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.database.schema import misread
-from forgekeeper.installation import agreement
-from forgekeeper.settings import Settings
+from forgekeeper.installation import Disagreement, Installation, agree, conflict, objection, owner
+from forgekeeper.settings import Place, Settings
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.outbox import DeletedObject
 
 Reason = Literal["no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema"]
 REASONS: tuple[str, ...] = get_args(Reason)
@@ -46,11 +51,53 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
     """
     _require_clocks(settings)
     try:
-        agreement.require(batch.deletes_from, settings, claims=claims)
-    except agreement.Disagreement as disagreement:
+        _require_installation(batch.deletes_from, settings, claims=claims)
+    except Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
     for sentence in (*misread(batch.tables), *batch.misreadings()):
         raise Blocked("schema", sentence)
+
+
+def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
+    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
+
+    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
+    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
+    away raises.
+    """
+    if said := objection():
+        raise Disagreement(said)
+    ours = _claimed() if claims else _known()
+    if ours is None:
+        return  # a worker will make one
+    root = settings.repositories_root
+    if deletes_from == "repositories" and root is not None:
+        _require_place(lambda: sentinel.Folder(root), ours)
+    for location, url in settings.object_stores.items():
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location == DeletedObject.location):
+            _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
+
+
+def _claimed() -> str:
+    try:
+        return agree()
+    except redis.RedisError:
+        return Installation.ensure()
+
+
+def _known() -> str | None:
+    ours, theirs = Installation.known(), owner(client)
+    if ours is not None and theirs not in (None, ours):
+        raise Disagreement(conflict(ours, theirs))
+    return ours
+
+
+def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:
+    with suppress(sentinel.Unreadable):
+        at = opened()
+        found = at.sentinel()
+        if found is not None and (said := sentinel.objection(at, found, ours)):
+            raise Disagreement(said)
 
 
 def _require_clocks(settings: Settings) -> None:

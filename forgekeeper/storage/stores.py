@@ -12,7 +12,7 @@ from functools import cache
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from forgekeeper.database.installation import Installation
+from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import Objects
 from forgekeeper.storage.outbox import DeletedObject

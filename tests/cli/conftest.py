@@ -19,7 +19,7 @@ import structlog
 from forgekeeper import cli
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.settings import PREFIX
 from tests.harness.forks import run
 

@@ -17,7 +17,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
-from forgekeeper.installation.agreement import INSTALLATION as OF_REDIS
+from forgekeeper.installation import INSTALLATION as OF_REDIS
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel, stores

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.storage import sentinel
 from tests.harness.every import every
 

@@ -11,7 +11,7 @@ import redis
 
 from demo.servers import servers
 from demo.servers.machine import postgres_folder
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.storage import sentinel
 from tests.harness.every import every
 

@@ -3,7 +3,7 @@
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from tests.harness import samples as sample
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 import redis
 
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import installation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.installation.agreement import INSTALLATION
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps

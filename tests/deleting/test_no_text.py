@@ -11,7 +11,7 @@ from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database
-from forgekeeper.database.installation import Installation
+from forgekeeper.installation import Installation
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import stores
 from models import BulkImportEntity, Project

@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 ENGINE = (
     {"database", "failpoints", "migrations", "shutdown"},
     {"audit", "coordination", "settings"},
-    {"connections", "declaring", "storage"},
+    {"connections", "declaring"},
     {"batches", "installation"},
-    {"boot", "runs"},
+    {"boot", "storage"},
+    {"runs"},
     {"deleting", "process"},
     {"delivery"},
 )

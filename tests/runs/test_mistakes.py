@@ -9,7 +9,7 @@ from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.sessions import writing
-from forgekeeper.installation import agreement
+from forgekeeper.installation import agree
 from forgekeeper.runs.counting import Growth
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -39,7 +39,7 @@ ARTIFACT_ROWS = """
 def at_work(database, monkeypatch):
     """The settings that an operator has who set none of the brakes."""
     monkeypatch.delenv("FORGEKEEPER_BREAKER_SHARE")
-    agreement.agree()
+    agree()
 
 
 def fill(batch, sql, total):

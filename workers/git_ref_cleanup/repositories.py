@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from forgekeeper.database.installation import Installation
+from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_command import GitError

@@ -1,1 +1,0 @@
-"""Which installation this is, and whether database, Redis and disks agree about it."""

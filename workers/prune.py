@@ -27,7 +27,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
-from metrics.logs import describe
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -96,11 +95,8 @@ def old_rows(now: datetime) -> Iterator[Rows[Any]]:
 
 def _keep_up(now: datetime) -> int:
     """Create the audit's next partitions and drop the old ones; where it is locked, try again in an hour."""
-    keep, months = settings().audit_keep, 0
-    try:
-        months = upkeep.keep_up(until=now + AHEAD, horizon=now - timedelta(days=keep))
-    except upkeep.Busy as busy:
-        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
+    keep = settings().audit_keep
+    months = upkeep.keep_up(until=now + AHEAD, horizon=now - timedelta(days=keep))
     if (kept := upkeep.kept()) > keep:
         log.warning("audit kept longer than set: run `forgekeeper migrate` with that setting", days=kept)
     if months:

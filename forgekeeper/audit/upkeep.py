@@ -9,8 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 
 import peewee as pw
+import structlog
 
 from forgekeeper.database import database, sqlstate
+from metrics.logs import describe
 
 # Who waits for a table lets everybody behind it wait, too: deletions, which write to the audit.
 PATIENTLY = "set local lock_timeout = '1s'; "
@@ -19,23 +21,23 @@ LOCKED = "55P03"
 KEPT = "select coalesce((select audit_keep from installation), 400)"
 
 
-class Busy(Exception):
-    """Somebody has the audit locked."""
+log = structlog.get_logger(__name__)
 
 
 def keep_up(*, until: datetime, horizon: datetime) -> int:
     """Make the months up to *until*, a year ahead at most, and drop a year's at most that had ended by *horizon*.
 
-    Returns how many were dropped.  Raises `Busy` when it would have to wait; what was made by then stays.
+    Returns how many were dropped.  It waits for nobody who has the audit locked: what was made by then stays.
     """
     try:
         for statement, instant in (("select audit_partitions(%s)", until), ("select audit_drop(%s)", horizon)):
             with database.atomic():
                 (dropped,) = database.execute_sql(PATIENTLY + statement, (instant,)).fetchone()
     except pw.OperationalError as error:
-        if sqlstate(error) == LOCKED:
-            raise Busy(str(error)) from error
-        raise
+        if sqlstate(error) != LOCKED:
+            raise
+        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(error))
+        return 0
     return dropped or 0
 
 

@@ -21,8 +21,7 @@ from forgekeeper.database import now, queries, survey
 from forgekeeper.database.queries import START, Backlog, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
-from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
-from forgekeeper.declaring.shown import Entry, Refused, numbers
+from forgekeeper.declaring.shown import BUSY, PASSED_OVER, Entry, Look, Part, Refused, numbers
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings

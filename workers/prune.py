@@ -19,7 +19,7 @@ from forgekeeper import Record, Rows, batch
 from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
 from forgekeeper.declaring.answers import Removal
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.runs import quarantine

@@ -16,7 +16,7 @@ from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, mom
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
-from forgekeeper.declaring.preview import Part
+from forgekeeper.declaring.shown import Part
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import by_hand, held_back, reconcile
 from forgekeeper.runs.holds import Hold

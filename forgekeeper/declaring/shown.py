@@ -1,19 +1,146 @@
-"""What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, a preview."""
+"""What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, and a preview.
+
+A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from forgekeeper.database import now
+from forgekeeper.database import now, survey
 from forgekeeper.database.queries import Backlog
-from forgekeeper.declaring.preview import Preview
 from forgekeeper.settings import Settings
 from metrics.catalogue import Gauge, Reading, at
 
-Look = Callable[[Settings], Iterator[Reading]]
+PROJECTS = 10
+"""So many projects are named: those with the most records."""
+PASSED_OVER = "passed_over"
+"""Why a bad record stays for now: `forgekeeper quarantine` shows it."""
+BUSY = "busy"
+"""Why a row stays that another session has locked: it is left for later."""
+NOTHING = timedelta(0)
+Readings = Callable[[Settings], Iterator[Reading]]
+
+
+@dataclass
+class Part:
+    """What a run would do to one kind of record; it grows while it is counted.
+
+    *estimate* says that the time was up before all were counted; *verb* is what becomes of them.  *kept* says how
+    many look due and stay, and why; None where there was no time to count them.
+    """
+
+    batch: str
+    record: str
+    verb: str = "deleted"
+    records: int = 0
+    estimate: bool = False
+    bytes: int | None = None
+    oldest: datetime | None = None
+    projects: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, int | None] = field(default_factory=dict)
+    sample: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def add(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
+        """Count what a look has found, each due so much *after* its instant."""
+        for group in found.groups:
+            self.records += group.free
+            if group.bytes is not None:
+                self.bytes = (self.bytes or 0) + group.bytes
+            self.since(group.oldest and group.oldest + after)
+            if group.project is not None and group.free:
+                self.projects[group.project] += group.free
+            self.keep(BUSY, group.rows - group.free)
+        self.sample += [(one.id, one.name) for one in found.first or ()]
+        if found.expected is not None:
+            self.guess(found.expected)
+            # Of those that were counted it is any; by their order it is the first.
+            self.oldest = found.first[0].due + after if found.first else None
+
+    def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
+        """Count a single record."""
+        self.records += 1
+        self.since(due)
+        if project is not None:
+            self.projects[str(project)] += 1
+        if len(self.sample) < size:
+            self.sample.append((key, name))
+
+    def since(self, due: datetime | None) -> None:
+        """Let the oldest of them be due since then, if that is before the others."""
+        self.oldest = min(filter(None, (self.oldest, due)), default=None)
+
+    def keep(self, reason: str, records: int) -> None:
+        """Say that so many stay, and why."""
+        if records:
+            self.kept[reason] = (self.kept.get(reason) or 0) + records
+
+    def guess(self, records: int) -> None:
+        """Say that there are about so many, of which those counted so far are a part."""
+        self.estimate, self.bytes, self.records = True, None, max(records, self.records)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it: the projects with the most, and the rest summed."""
+        most = dict(self.projects.most_common(PROJECTS))
+        others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
+        sample = [{"id": key, "name": name} for key, name in self.sample]
+        return vars(self) | {"projects": most, "other_projects": others, "sample": sample}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the preview of a batch, or of a child, may use; *now* is the instant at which something is due or not.
+
+    All of it is to end at *until*, an instant of the monotonic clock.  *size* is how many records are named.
+    *passed_over* returns the keys of a kind's bad records, which a run leaves out; *told* is called with what has
+    been counted so far.
+    """
+
+    batch: str
+    now: datetime
+    settings: Settings
+    until: float
+    size: int = 10
+    passed_over: Callable[[str], Collection[int]] = lambda _record: ()
+    told: Callable[[Part], None] = lambda _part: None
+
+    def part(self, record: str, *, verb: str = "deleted") -> Part:
+        """Begin the part about a kind of record."""
+        return Part(self.batch, record, verb)
+
+    def over(self) -> bool:
+        """Say whether the time is up."""
+        return time.monotonic() >= self.until
+
+    def within_share(self, share: float) -> Look:
+        """Return a look that has that share of the time that is left."""
+        now = time.monotonic()
+        return replace(self, until=now + max(0.0, self.until - now) * share)
+
+    def count(self, part: Part, rows: survey.Rows, *, after: timedelta = NOTHING) -> Part:
+        """Count these rows, but bad ones, each due so much *after* its instant; what is cut off becomes an estimate."""
+        bad = self.passed_over(part.record)
+        part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
+        part.add(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
+        self.told(part)
+        return part
+
+    def keep(self, part: Part, due: survey.Rows, reasons: Mapping[str, str]) -> None:
+        """Count what looks due, and stays by one of these conditions, each for a reason."""
+        found = survey.within(self.until, lambda: due.counts(reasons))
+        if found is None:
+            part.kept |= dict.fromkeys(reasons, None)
+            return
+        for reason, records in found.items():
+            part.keep(reason, records)
+
+
+Preview = Callable[[Look], "Iterator[Part] | Sequence[Part]"]
 
 
 class Entry(NamedTuple):
@@ -45,7 +172,7 @@ class Refused:
 class Collector(NamedTuple):
     """What the exporter asks when it is scraped; *database* says that it needs a connection, *gauges* are its own."""
 
-    look: Look
+    look: Readings
     gauges: Sequence[Gauge] = ()
     database: bool = True
 
@@ -84,10 +211,12 @@ class Shown:
         self.refused.append(refused)
         self.collectors.setdefault(self.collected_as, Collector(self._readings))
 
-    def collector(self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True) -> Callable[[Look], Look]:
+    def collector(
+        self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True
+    ) -> Callable[[Readings], Readings]:
         """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
 
-        def declare(look: Look) -> Look:
+        def declare(look: Readings) -> Readings:
             self.collectors[name] = Collector(look, tuple(gauges), database)
             return look
 

@@ -16,7 +16,7 @@ from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshol
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of
 from forgekeeper.declaring.items import Items
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place

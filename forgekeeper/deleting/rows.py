@@ -17,7 +17,7 @@ from forgekeeper.database.sessions import execute_prepared, write_first
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
 from forgekeeper.declaring.answers import Changes, Rows
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.run import BadRecords, Run

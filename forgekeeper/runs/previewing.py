@@ -13,7 +13,7 @@ import redis
 from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
 from forgekeeper.database import now
 from forgekeeper.database.survey import reading
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.runs import breaker, held_back, preconditions, quarantine, releases
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.totals import RunTotal, room_of

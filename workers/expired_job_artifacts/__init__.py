@@ -25,7 +25,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
 from forgekeeper.database.queries import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.failpoints import failpoint

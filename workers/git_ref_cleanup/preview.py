@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
-from forgekeeper.declaring.preview import PASSED_OVER, Look, Part
+from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
 from forgekeeper.storage import git_refs
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed

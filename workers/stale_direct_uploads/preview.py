@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from forgekeeper.connections import client
-from forgekeeper.declaring.preview import BUSY, Look, Part
+from forgekeeper.declaring.shown import BUSY, Look, Part
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload

@@ -1,4 +1,4 @@
-"""Refs are deleted in bulk: exactly those that may go, whatever else is among them."""
+"""Refs are deleted in bulk: exactly those that may go, as they were told to be, whatever else is among them."""
 
 import os
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.storage import git_repository
 from forgekeeper.storage.git_command import Git
-from forgekeeper.storage.git_refs import DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
+from forgekeeper.storage.git_refs import CHANGES, DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 from tests.harness.waiting import wait_until
 
@@ -250,3 +250,60 @@ def test_whatever_is_among_them_the_others_go_in_one_transaction(repository, tmp
         *("refs/heads/main", "refs/mr/2/head", "refs/bad/moved", "refs/bad/locked", "refs/bad/locked.lock"),
         *("refs/bad/file", "refs/bad/folder/x", "refs/bad/broken"),
     }
+
+
+# Before a ref goes it is said what it was: that, and nothing else, is what git deletes
+
+
+class Told:
+    """What was said before each transaction; *then* is done when it has been."""
+
+    def __init__(self, then=lambda _: None):
+        self.each = []
+        self._then = then
+
+    def __call__(self, going):
+        self.each.append({row.ref: was for row, was in going.items()})
+        self._then(going)
+
+
+@pytest.mark.parametrize("target", ["refs/target", "refs/nowhere"])
+def test_of_a_symbolic_ref_it_is_told_where_it_led(repository, target):
+    repository.loose("refs/target")
+    repository.loose("refs/sym", value=f"ref: {target}")
+    told = Told()
+
+    assert repository.states("refs/sym", before=told) == {"refs/sym": "deleted"}
+    assert told.each == [{"refs/sym": f"ref: {target}"}]
+
+
+def test_nothing_is_told_of_what_is_gone_or_may_not_go(repository):
+    repository.loose("refs/moved", value=repository.two)
+    told = Told()
+
+    repository.delete("refs/gone", Doomed("refs/moved", repository.one), "refs/heads/main", "HEAD", before=told)
+
+    assert told.each == []
+
+
+def test_whoever_cannot_be_told_keeps_all_refs(repository):
+    repository.loose("refs/a")
+
+    def away(_):
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        repository.delete("refs/a", before=away)
+    assert "refs/a" in repository.refs()
+
+
+def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
+    repository.loose("refs/a", "refs/b", "refs/c")
+    values = (repository.two, repository.one)
+    told = Told(lambda _: repository.loose("refs/b", value=values[len(told.each) % 2 == 0]))
+
+    states = repository.states("refs/a", "refs/b", "refs/c", before=told)
+
+    assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
+    assert len(told.each) == CHANGES
+    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}

@@ -13,7 +13,7 @@ import pytest
 from forgekeeper.storage.git_command import GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, stand_in
 from tests.harness.waiting import wait_until
 
 TWO_HOURS = 7_200
@@ -59,29 +59,6 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
     assert str(caught.value).startswith(f"{lock} is held, 2:00:")
     assert [path.name for path in repository.locks()] == [lock]
     assert repository.refs() == before
-
-
-def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
-    repository = Bare(root)
-    names = [f"refs/mr/{number}" for number in range(300)]
-    pushed = [f"refs/pushed/{number}" for number in range(20)]
-    repository.packed(*names)
-    rows = [Doomed(name, repository.one) for name in names]
-
-    def push():
-        for name in [name for pair in zip(pushed, names, strict=False) for name in pair]:
-            patience = ["-c", "core.packedRefsTimeout=10000", "-c", "core.filesRefLockTimeout=10000"]
-            repository.git(*patience, "update-ref", name, repository.two)
-
-    pushing = Held(push)
-    while pushing.is_alive():
-        repository.delete(*rows)
-    pushing.result()
-    repository.delete(*rows)
-
-    kept = dict.fromkeys([*pushed, *names[: len(pushed)]], repository.two)
-    assert repository.refs() == {"refs/heads/main": repository.one, **kept}
-    repository.fsck()
 
 
 HANGING = """

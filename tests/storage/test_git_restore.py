@@ -31,18 +31,6 @@ def deleted(repository, *names):
     return was
 
 
-@pytest.mark.parametrize("store", ["loose", "packed"])
-def test_a_deleted_ref_is_made_anew_as_it_was(repository, store):
-    getattr(repository, store)("refs/mr/1/head", "refs/heads/topic", "refs/keep/me")
-    before = repository.refs()
-
-    outcomes = states(repository, deleted(repository, "refs/mr/1/head", "refs/heads/topic"))
-
-    assert outcomes == {"refs/mr/1/head": "restored", "refs/heads/topic": "restored"}
-    assert repository.refs() == before
-    repository.fsck()
-
-
 def test_a_ref_that_exists_again_is_left(repository):
     repository.loose("refs/a", "refs/b", "refs/c")
     was = deleted(repository, "refs/a", "refs/b", "refs/c")
@@ -80,15 +68,6 @@ def test_what_git_has_pruned_is_said_to_be_lost(repository):
 
     assert {ref: outcome.state for ref, outcome in outcomes.items()} == {"refs/a": "pruned", "refs/b": "restored"}
     assert "git has removed its object" in outcomes["refs/a"].reason
-
-
-def test_a_branch_is_made_of_a_commit_alone(repository):
-    tree = repository.git("rev-parse", "main^{tree}")
-
-    assert states(repository, {"refs/heads/x": tree, "refs/x": tree}) == {
-        "refs/heads/x": "refused",
-        "refs/x": "restored",
-    }
 
 
 def test_a_dry_run_says_what_could_be_and_makes_nothing(repository):

@@ -65,9 +65,6 @@ class Bare:
                 found[str(Path(folder, file).relative_to(self.path))] = Path(folder, file).read_text().strip()
         return found
 
-    def fsck(self):
-        self.git("fsck", "--strict", "--no-dangling")
-
     def locks(self):
         return [path for path in self.path.rglob("*") if path.name.endswith((".lock", ".new"))]
 

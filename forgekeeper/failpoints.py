@@ -33,13 +33,13 @@ class Fault:
     times: int | None = None
 
 
-class Failpoints(dict[str, Fault]):
-    """The faults of a process, by the name of the failpoint."""
+Failpoints = dict[str, Fault]
+"""The faults of a process, by the name of the failpoint."""
 
 
 def parse(text: str) -> Failpoints:
     """Read failpoints as they are written; raise `ValueError` where that makes no sense."""
-    found = Failpoints()
+    found: Failpoints = {}
     for part in filter(None, text.split(",")):
         match = WRITTEN.fullmatch(part.strip())
         if match is None:

@@ -13,32 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, SecretStr, ValidationInfo, create_model, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Json,
+    PlainValidator,
+    SecretStr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from forgekeeper.failpoints import Failpoints
-from forgekeeper.failpoints import parse as parse_failpoints
-from forgekeeper.settings.addresses import Unverified
+from forgekeeper import failpoints
+from forgekeeper.settings import cron
+from forgekeeper.settings.addresses import Unverified, database_url, redis_url
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.kinds import (
-    Bytes,
-    CatchUp,
-    Count,
-    DatabaseUrl,
-    Days,
-    Duration,
-    Grace,
-    Modules,
-    ObjectPrefixes,
-    ObjectStores,
-    Pace,
-    Port,
-    RedisUrl,
-    Schedule,
-    Share,
-    Visibility,
-    setting,
-)
 
 PREFIX = "FORGEKEEPER_"
 PACED = "Records that a run or child of {} deletes per second at most; unset: no limit."
@@ -54,6 +45,61 @@ OF_BYTES = {
 
 Place = Literal["repositories", "artifacts", "stores"]
 """What a batch deletes from beside the database: the repositories, the store at `artifacts`, or every store."""
+
+
+def _duration(value: object) -> object:
+    """Let a bare number mean seconds."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("not a number of seconds") from None
+
+
+def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Take folders without the slash at their end; raise for what is none, and for no folder at all."""
+    folders = tuple(folder.removesuffix("/") for folder in value)
+    if not folders:
+        raise ValueError("an empty list would let nothing be deleted there: name a folder, or leave the location out")
+    for folder in folders:
+        parts = folder.split("/")
+        if {"", ".", ".."}.intersection(parts) or not folder.isprintable():
+            raise ValueError(f"{folder!r} is no folder of a store: write a/b, without a slash in front, '.' or '..'")
+    return folders
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in str(value).split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is no module: name modules such as workers, with commas between them")
+    return tuple(dict.fromkeys(names))
+
+
+# The kinds of values, each as it is read, and what people call it.  Three weeks: PostgreSQL counts its time-outs in
+# milliseconds, in 31 bits.
+Text = Annotated[str, "text"]
+Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3)), "seconds"]
+Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
+Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0)), "seconds"]
+Schedule = Annotated[Cron | None, PlainValidator(cron.parse), NoDecode, "cron"]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(database_url), "URL"]
+RedisUrl = Annotated[SecretStr, AfterValidator(redis_url), "URL"]
+Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
+Pace = Annotated[float, Field(gt=0), "per second"]
+Count = Annotated[int, Field(ge=1), "count"]
+Bytes = Annotated[int, Field(ge=1), "bytes"]
+Days = Annotated[int, Field(ge=31, le=36_500), "days"]
+Port = Annotated[int, Field(ge=0, le=65535), "port"]
+ObjectStores = Annotated[Json[dict[str, SecretStr]], NoDecode, "JSON"]
+ObjectPrefixes = Annotated[Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]]], NoDecode, "JSON"]
+Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode, "text"]
+CatchUp = Literal["once", "skip"]
+Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse), NoDecode, "failpoints"]
+
+
+def setting(default: Any, sentence: str) -> Any:
+    """Declare a setting: its default, written as an operator would, and what it is for."""
+    return Field(default=default, description=sentence, validate_default=True)
 
 
 class SettingsError(Exception):
@@ -115,7 +161,7 @@ class Settings(BaseSettings):
         "all", "What is in it: people's acts, or all deletions too, or nothing."
     )
     audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months are dropped.")
-    actor: str | None = setting(None, "Who acts, for the audit, beside user and host.")
+    actor: Text | None = setting(None, "Who acts, for the audit, beside user and host.")
 
     database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
     database_statement_timeout: Duration = setting("30", "PostgreSQL cancels a statement after this long.")
@@ -142,14 +188,14 @@ class Settings(BaseSettings):
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
 
-    metrics_host: str = setting("127.0.0.1", "The address of the metrics endpoints.")
+    metrics_host: Text = setting("127.0.0.1", "The address of the metrics endpoints.")
     metrics_port_worker: Port = setting("9191", "The metrics endpoint of `forgekeeper worker`; 0: none.")
     metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
     metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
     log_format: Literal["json", "console"] | None = setting(None, "By default console on a terminal, else json.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
-    failpoints: Annotated[Failpoints, NoDecode, BeforeValidator(parse_failpoints)] = setting("", "For tests only.")
+    failpoints: Failpoints = setting("", "For tests only.")
 
     @field_validator("object_prefixes")
     @classmethod

@@ -7,24 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from dotenv import dotenv_values
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
-from forgekeeper.settings import PREFIX, Settings, SettingsError
+from forgekeeper.settings import PREFIX, Modules, Settings, SettingsError, setting
 from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store, unverified
-from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.kinds import Kind, Modules, setting
 
 ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
 """How a URL is shown; one of no setting named here is masked whole."""
 KEYED = {"object_stores", "object_prefixes"}
-KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -136,18 +132,14 @@ def _bad_value(details: ErrorDetails) -> str:
 
 
 def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    said = [one.name for one in metadata if isinstance(one, Kind)]
-    if said:
-        return said[0]
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
+    """Name the kind of a value: as the kind says, or by its choices, or by its type."""
+    for said in metadata:
+        if isinstance(said, str):
+            return said
+    inner = get_args(annotation)
     if get_origin(annotation) is Literal:
-        return " | ".join(str(choice) for choice in get_args(annotation))
-    if get_origin(annotation) in (dict, tuple):
-        return "JSON" if get_origin(annotation) is dict else "text"
-    if hasattr(annotation, "__metadata__"):
-        return _kind(get_args(annotation)[0], annotation.__metadata__)
-    return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+        return " | ".join(inner)
+    return _kind(inner[0], inner[1:]) if inner else annotation.__name__.lower()
 
 
 def _shown(value: Any, setting: str, none: str = "") -> str:

@@ -36,8 +36,8 @@ class Act(Base):
     by_host = pw.TextField()
     actor = pw.TextField(null=True)
     reason = pw.TextField(null=True)
-    before = Document(lambda found: found, null=True)
-    after = Document(lambda found: found, null=True)
+    before = Document(null=True)
+    after = Document(null=True)
 
     class Meta:
         table_name = "audit_acts"

@@ -77,7 +77,7 @@ class Deletion(Base):
     scope = pw.TextField(null=True)
     ids = ArrayField(pw.BigIntegerField, index=False)
     hashes = ArrayField(pw.IntegerField, index=False)
-    detail = Document(lambda found: found, dumps=partial(dumps, default=datetime.isoformat, ensure_ascii=False))
+    detail = Document(dumps=partial(dumps, default=datetime.isoformat, ensure_ascii=False))
 
     class Meta:
         table_name = "audit_deletions"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import peewee as pw
+from pydantic import TypeAdapter, ValidationError
 
 from forgekeeper.database.sessions import database, now, reachable, release, sqlstate
 
@@ -39,15 +40,19 @@ class BigIdentityField(pw.BigAutoField):
 
 
 class Document(pw.JSONField):
-    """A JSON document of which *shape* keeps what it is meant to be; where that is nothing, there is none."""
+    """A JSON document of a *kind*; what is of another, as other programs may write it, is read as none."""
 
-    def __init__(self, shape: Callable[[Any], Any], **options: Any) -> None:
+    def __init__(self, kind: Any = Any, **options: Any) -> None:
         super().__init__(**options)
-        self._shape = shape
+        self._kind = TypeAdapter(kind)
 
     def python_value(self, value: Any) -> Any:
         """Return what the column says, as far as it makes sense."""
-        return None if value is None else self._shape(super().python_value(value))  # type: ignore[no-untyped-call]
+        if value is not None:
+            with suppress(ValidationError):
+                found = super().python_value(value)  # type: ignore[no-untyped-call]
+                return self._kind.validate_python(found, strict=True)
+        return None
 
 
 def default(sql: str) -> list[pw.Node]:

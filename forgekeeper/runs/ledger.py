@@ -76,7 +76,7 @@ class JobRun(Base):
     started_at = DateTimeTZField(null=True)
     alive_at = DateTimeTZField(null=True)
     finished_at = DateTimeTZField(null=True)
-    result = Document(lambda found: found if isinstance(found, dict) else None, null=True)
+    result = Document(dict[str, Any], null=True)
     error = pw.TextField(null=True)
     cancelled_at = DateTimeTZField(null=True)
     cancelled_reason = pw.TextField(null=True)

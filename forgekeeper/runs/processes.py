@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib import metadata
 from typing import Annotated, Any, NotRequired
@@ -21,7 +20,7 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 from playhouse.postgres_ext import DateTimeTZField
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from forgekeeper import migrations
@@ -74,23 +73,8 @@ class Work(TypedDict):
     seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-def _of(kind: Any) -> Callable[[Any], Any]:
-    """Return what keeps a document if it is of that kind; other programs may write others."""
-    adapter = TypeAdapter(kind)
-
-    def shaped(found: Any) -> Any:
-        with suppress(ValidationError):
-            return adapter.validate_python(found, strict=True)
-        return None
-
-    return shaped
-
-
 class Process(Base):
-    """A process; `silent_from` is when it counts as expired unless it gives a heartbeat before.
-
-    `migration` is the newest that its version knows: what it heeds and what it does not goes by that.
-    """
+    """A process; it counts as expired from `silent_from` on.  `migration` is the newest that its version knows."""
 
     grants = "scheduler: select, insert, update, delete; worker: select, insert, update, delete"
 
@@ -104,9 +88,9 @@ class Process(Base):
     alive_at = DateTimeTZField()
     silent_from = DateTimeTZField()
     draining = pw.BooleanField(constraints=default("false"))
-    queues = Document(_of(list[str]), null=True)
-    timetable = Document(_of(dict[str, str]), null=True)
-    at_work = Document(_of(list[Work]), null=True)
+    queues = Document(list[str], null=True)
+    timetable = Document(dict[str, str], null=True)
+    at_work = Document(list[Work], null=True)
 
     class Meta:
         table_name = "processes"
@@ -118,8 +102,7 @@ class Process(Base):
 
     def is_silent(self, instant: datetime) -> bool:
         """Say whether it has expired at *instant*."""
-        silent: bool = self.silent_from <= instant
-        return silent
+        return bool(self.silent_from <= instant)
 
     @classmethod
     def known(cls) -> list[Process]:
@@ -132,8 +115,8 @@ class Process(Base):
     ) -> Process:
         """Enter a process, or enter it again as of when it had *started_at*.
 
-        An older one of its name has ended: process ids are used again.  Where that lives after all, as in two
-        containers that share a host's name, it enters itself again with its next heartbeat, and both stay.
+        An older one of its name has ended, as process ids are used again.  If it lives after all, as in two containers
+        that share a host's name, it enters itself again with its next heartbeat, and both stay.
         """
         started = started_at or pw.fn.clock_timestamp()
         same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]

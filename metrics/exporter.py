@@ -172,7 +172,7 @@ def _batches(settings: Settings) -> Iterator[Reading]:
             yield from at("registered_timestamp_seconds", row.registered_at, row.name)
     yield from _holds()
     idle = held_back.idle(settings)
-    blocked = {row.name: row for row in Batch.all_blocked() if spec(row.name) and row.name not in idle}
+    blocked = {row.name: row for row in Batch.blocked() if spec(row.name) and row.name not in idle}
     for name, row in blocked.items():
         yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
     schedules = {name: settings.cron(name) for name in BATCHES}

@@ -20,8 +20,7 @@ from forgekeeper.cli.console import FAILED, HELD, All, Json, answer, emit, err, 
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.running import Names, Reason
 from forgekeeper.database import database, now
-from forgekeeper.runs import releases
-from forgekeeper.runs.breaker import amount
+from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
 from forgekeeper.runs.holds import Batch as BatchRow
 from metrics.logs import clean, one_line
@@ -123,7 +122,7 @@ def release(
     with connected("release", redis_needed=False):
         for batch in chosen:
             held = Hold.standing(*BRAKES, batch=batch.name)
-            number = amount(batch, now()) if held and expect is None else expect
+            number = breaker.amount(batch, now()) if held and expect is None else expect
             if held and number is None and batch.stake is not None:
                 stay.append(batch.name)
             elif held and _let_go(batch.name, number, reason=reason):
@@ -233,7 +232,7 @@ def _emit(answers: list[dict[str, Any]]) -> None:
 def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
     """Release the batch, and record it; return False when nothing holds it any more."""
     with database.atomic():
-        lifted = releases.give(name, reason=reason, by=acts.who(), expect=expect)
+        lifted = breaker.release(name, reason=reason, by=acts.who(), expect=expect)
         if lifted:
             (hold, *_) = lifted
             before = {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}

@@ -133,7 +133,7 @@ def _batch(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> 
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
     due = looks.ask(partial(batch.due, instant))
-    row = BatchRow.blocked(batch.name)
+    row = next(iter(BatchRow.blocked(batch.name)), None)
     blocked = row and {name: getattr(row, f"blocked_{name}") for name in ("since", "reason", "sentence")}
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
@@ -144,7 +144,7 @@ def _batch(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> 
         "next": cron and cron.after(instant),
         "open": running and _run(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
         "last": last and _run(last),
-        "children_failing": Quarantined.of(batch.name).count(),
+        "children_failing": Quarantined.oldest_first(batch=batch.name, kind="child").count(),
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,

@@ -63,7 +63,7 @@ def why(
             run = JobRun.at(name, tick)
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
-        failing = Quarantined.of(name).count()
+        failing = Quarantined.oldest_first(batch=name, kind="child").count()
         sentences += [*held_back.of(name), *story.of_children(name, failing)]
     if json:
         emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})

@@ -23,7 +23,7 @@ from forgekeeper.database import database, reachable, release
 from forgekeeper.database.sessions import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import arm, failpoint
-from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
+from forgekeeper.runs import breaker, counting, preconditions, quarantine
 from forgekeeper.runs.brakes import Brakes, Deadline
 from forgekeeper.runs.holds import Batch, Held
 from forgekeeper.runs.ledger import JobRun, Started
@@ -161,13 +161,13 @@ class Attempt:
             return
         batch, number = self.declared, self.row.started.id
         if self._brakes.released:
-            releases.take(batch.name, number)
-        released = self._brakes.released and releases.stands(batch.name, number)
+            breaker.begin_release(batch.name, number)
+        released = self._brakes.released and breaker.released(batch.name, number)
         room = room_of(batch.name, self._settings, number, released=released)
         self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, room=room, released=released)
         # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
         if self._brakes.released and not released:
-            releases.end(batch.name)
+            breaker.end_release(batch.name)
             self._brakes.why(now=True)
 
     def close(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The breaker: a run that is out of all proportion does not begin, and its batch is held until a person has looked.
+"""The breaker: a run that is out of all proportion does not begin, and its batch is held until a person releases it.
 
 A run is held where it would delete more than a share of its table, *and* more than ten times what any of the last
 hundred runs has, *and* more than a few records; unless a release lets it go.
@@ -7,6 +7,10 @@ After an outage much is due that grew in the ordinary way.  How much follows fro
 and from how much is deleted in the ordinary way in so much time: by the busiest hour and day that the ledger knows.
 Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
 `docs/adr/0022-a-breaker-goes-by-rates.md` has the reasons.
+
+A release is an amount.  It begins with the first run that starts after it, and until then the children of earlier runs
+stay held.  The runs that it lets go, and all children at work meanwhile, delete no more than the amount together.  It
+ends where a run begins after that is used up, or after a run that was ordinary: which it was used by, or needed it not.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ import redis
 from forgekeeper.batches import BatchSpec, FeatureFlag
 from forgekeeper.database import database
 from forgekeeper.database.survey import within
-from forgekeeper.runs.holds import Held
+from forgekeeper.runs.holds import BRAKES, Held, Hold
+from forgekeeper.runs.totals import USED_OF_RELEASE
 from forgekeeper.settings import Settings
+from metrics.logs import one_line
 
 TIMES = 10
 """So many times the largest of the runs before is out of proportion."""
@@ -38,6 +44,9 @@ MOST = 2**31 - 1
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = 3
 """So many times the usual time between two runs is an outage."""
+
+NEXT = 2**62
+"""Stands for the number of a run that has not started yet."""
 
 LARGEST = """
     select coalesce(max(records), 0)::bigint from (
@@ -65,6 +74,27 @@ RATES = """
         (select percentile_cont(0.9) within group (order by gap)
             from (select started_at - lag(started_at) over (order by started_at) as gap from ordinary) as gaps)
 """
+GIVE = """
+    insert into batches (name, released_at, released_reason, released_by, released_expect)
+    values (%(batch)s, clock_timestamp(), %(reason)s, %(by)s, %(expect)s)
+    on conflict (name) do update set released_at = excluded.released_at, released_reason = excluded.released_reason,
+        released_by = excluded.released_by, released_expect = excluded.released_expect, released_run = null
+"""
+TAKE = """
+    update batches set released_run = %(run)s
+    where name = %(batch)s and released_at is not null and released_run is null
+"""
+STANDS = f"""
+    select released_run is null or released_run = %(run)s or not (
+        coalesce(released_expect <= {USED_OF_RELEASE}, false)
+        or exists (
+            select from job_runs where batch = name and id >= released_run and id < %(run)s
+                and state = 'succeeded' and ordinary is not false
+        )
+    )
+    from batches where name = %(batch)s and released_at is not null
+"""
+END = "update batches set released_at = null, released_run = null where name = %(batch)s"
 
 
 class Verdict(NamedTuple):
@@ -123,6 +153,36 @@ def amount(batch: BatchSpec, instant: datetime) -> int | None:
         return _in_time(lambda: stake.due(MOST)) if stake else None
     except (redis.RedisError, pw.ProgrammingError):
         return None
+
+
+def release(batch: str, *, reason: str, by: str, expect: int | None) -> list[Hold]:
+    """End what brakes hold the batch for, and let *expect* records go, or all; return what has ended.
+
+    Where no brake holds it nothing is released: a brake that holds it a moment later has not been looked at.
+    """
+    with database.atomic():
+        lifted = Hold.lift(batch, BRAKES)
+        if lifted:
+            database.execute_sql(
+                GIVE, {"batch": batch, "reason": one_line(reason), "by": one_line(by), "expect": expect}
+            )
+    return lifted
+
+
+def begin_release(batch: str, run: int) -> None:
+    """Let the release that no run has had yet begin with this one."""
+    database.execute_sql(TAKE, {"batch": batch, "run": run})
+
+
+def released(batch: str, run: int = NEXT) -> bool:
+    """Say whether a release lets go what this run does, which has begun last, or else the next one."""
+    row = database.execute_sql(STANDS, {"batch": batch, "run": run}).fetchone()
+    return row is not None and row[0]
+
+
+def end_release(batch: str) -> None:
+    """End the release; who gave it, and why, stays to be read."""
+    database.execute_sql(END, {"batch": batch})
 
 
 def _grown(values: dict[str, Any]) -> float:

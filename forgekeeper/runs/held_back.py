@@ -42,12 +42,12 @@ def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
 def warnings() -> list[str]:
     """Return a sentence for each batch that is stopped, held, blocked, or paused without an end."""
     holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
-    return [*map(_hold, holds), *map(_blocked, Batch.all_blocked())]
+    return [*map(_hold, holds), *map(_blocked, Batch.blocked())]
 
 
 def of(batch: str) -> list[str]:
     """Return a sentence for all that holds the batch back, and for its block."""
-    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.all_blocked().where(Batch.name == batch))]
+    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.blocked(batch))]
 
 
 def _hold(hold: Hold) -> str:

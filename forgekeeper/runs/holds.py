@@ -194,15 +194,10 @@ class Batch(Base):
         cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
 
     @classmethod
-    def all_blocked(cls) -> pw.ModelSelect[Batch]:
-        """Select the batches whose last run, or a child of it, was blocked."""
-        return cls.select().where(cls.blocked_since.is_null(False))
-
-    @classmethod
-    def blocked(cls, name: str) -> Batch | None:
-        """Return the batch if it is blocked."""
-        row: Batch | None = cls.all_blocked().where(cls.name == name).first()
-        return row
+    def blocked(cls, name: str | None = None) -> list[Batch]:
+        """Return the batches whose last run, or a child of it, was blocked; or that one if it is."""
+        query = cls.select().where(cls.blocked_since.is_null(False))
+        return list(query if name is None else query.where(cls.name == name))
 
     @classmethod
     def block(cls, name: str, *, reason: str, sentence: str, child: bool = False) -> None:

@@ -14,7 +14,7 @@ from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
 from forgekeeper.database import now
 from forgekeeper.database.survey import reading
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.runs import breaker, held_back, preconditions, quarantine, releases
+from forgekeeper.runs import breaker, held_back, preconditions, quarantine
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.totals import RunTotal, room_of
 from forgekeeper.settings import Settings
@@ -79,12 +79,12 @@ def preview(
 
 def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
     """Say what is released, or else whether the breaker would hold the next run."""
-    released = releases.stands(batch.name)
-    if released and (left := RunTotal.used(batch.name, releases.NEXT).released) is not None:
+    released = breaker.released(batch.name)
+    if released and (left := RunTotal.used(batch.name, breaker.NEXT).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
-    room = room_of(batch.name, settings, releases.NEXT, released=released)
+    room = room_of(batch.name, settings, breaker.NEXT, released=released)
     try:
-        verdict = breaker.judge(batch, settings, releases.NEXT, instant, room=room)
+        verdict = breaker.judge(batch, settings, breaker.NEXT, instant, room=room)
     except redis.RedisError:
         return
     if verdict is not None and verdict.sentence is not None and not released:

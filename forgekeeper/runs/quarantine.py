@@ -82,11 +82,6 @@ class Quarantined(Base):
         query = query if batch is None else query.where(cls.batch == batch)
         return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
 
-    @classmethod
-    def of(cls, batch: str) -> pw.ModelSelect[Quarantined]:
-        """Select the batch's children that failed, the one that failed last first."""
-        return cls.select().where(cls.batch == batch, cls.reason.in_(KINDS["child"])).order_by(cls.failed_at.desc())
-
     @property
     def kind(self) -> str:
         """What it is."""

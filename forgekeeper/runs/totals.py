@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.runs import releases
 from forgekeeper.settings import Settings
 
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
@@ -26,6 +25,10 @@ ADD = f"""
 # One at a time may reserve: the row of the batch is the lock.
 REGISTER = "insert into batches (name) values (%(batch)s) on conflict do nothing"
 LOCK = "select name from batches where name = %(batch)s for no key update"
+USED_OF_RELEASE = """coalesce((
+    select sum(records + reserved) from run_totals where batch = name and run >= coalesce(released_run, %(run)s)
+), 0)"""
+"""How much has gone by the release of a row of `batches`, or may go yet by what is reserved."""
 # What is left of a release counts from the run on with which that has begun, of whichever run.
 USED = f"""
     select today.day,
@@ -33,7 +36,7 @@ USED = f"""
         coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
-        (select released_expect - {releases.USED} from batches where name = %(batch)s and released_at is not null)
+        (select released_expect - {USED_OF_RELEASE} from batches where name = %(batch)s and released_at is not null)
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
     group by today.day

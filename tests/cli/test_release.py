@@ -6,7 +6,7 @@ import pytest
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from forgekeeper.runs import releases
+from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Hold
 from models import UserStatus
 from tests.harness import samples as sample
@@ -50,7 +50,7 @@ def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
     result = main("release", NAME, "--reason", "just in case")
 
     assert (result.status, result.stdout) == (0, f"{NAME} is held by no brake: there is nothing to release\n")
-    assert (releases.stands(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
+    assert (breaker.released(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
     assert Hold.why(NAME) == "paused"
 
 

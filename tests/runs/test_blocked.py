@@ -54,7 +54,7 @@ def work(runner):
 
 
 def block():
-    row = Batch.all_blocked().first()
+    row = next(iter(Batch.blocked()), None)
     return row and (row.name, row.blocked_reason, row.blocked_sentence)
 
 

@@ -7,9 +7,9 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.runs import breaker, releases
+from forgekeeper.runs import breaker
+from forgekeeper.runs.breaker import NEXT
 from forgekeeper.runs.holds import Held, Hold
-from forgekeeper.runs.releases import NEXT
 from models import UserStatus
 from tests.harness.lived import lived
 from tests.harness.performing import recorded
@@ -104,7 +104,7 @@ def judged(settings):
 def released(expect=None):
     """Let a run be held, and release it."""
     recorded(STATUSES, settings_with())
-    assert releases.give(STATUSES.name, reason="I looked", by="me", expect=expect)
+    assert breaker.release(STATUSES.name, reason="I looked", by="me", expect=expect)
 
 
 def deleted_by(*runs):

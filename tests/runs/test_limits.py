@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
-from forgekeeper.runs import by_hand, releases
+from forgekeeper.runs import breaker, by_hand
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.totals import Amount, RunTotal
@@ -146,7 +146,7 @@ def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
 
 def released(expect):
     Hold.add(ALL, "breaker", reason="too much", by="a run")
-    assert releases.give(ALL, reason="I looked", by="me", expect=expect)
+    assert breaker.release(ALL, reason="I looked", by="me", expect=expect)
 
 
 def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_release(database):
@@ -163,7 +163,7 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
     dice = Random(seed)
     expect, earlier, deleted = dice.randint(1, 5_000), [began(), began()], []
     released(expect=expect)
-    releases.take(ALL, began())
+    breaker.begin_release(ALL, began())
 
     def child(number):
         own = Random(f"{seed} {number}")

@@ -8,7 +8,7 @@ import pytest
 from demo.sample_data import add_statuses as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
-from forgekeeper.runs import releases
+from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
@@ -33,7 +33,7 @@ def all_due(database, monkeypatch):
 
 
 def give(by="me", expect=100):
-    return releases.give(STATUSES.name, reason="I looked", by=by, expect=expect)
+    return breaker.release(STATUSES.name, reason="I looked", by=by, expect=expect)
 
 
 def beside(work):
@@ -67,7 +67,7 @@ def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database)
     ended(thread)
 
     assert ([run.reason for run in answers], UserStatus.select().count()) == (["held"], 200)
-    assert (Hold.why(STATUSES.name), releases.stands(STATUSES.name)) == ("held", False)
+    assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
 
 
 def test_a_release_beside_a_breaker_that_is_about_to_hold_releases_nothing(database):
@@ -78,7 +78,7 @@ def test_a_release_beside_a_breaker_that_is_about_to_hold_releases_nothing(datab
         ended(thread)
 
     assert answers == [[]]
-    assert (Hold.why(STATUSES.name), releases.stands(STATUSES.name)) == ("held", False)
+    assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
 
 
 def test_of_two_releases_at_once_one_counts_and_the_other_knows(database):

@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo import report
-from demo.processes import Processes
 from demo.sample_data import add_samples
 from demo.servers import servers
 from demo.tables import make_tables
+from demo.up import Processes
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.cli.connection import connected

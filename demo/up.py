@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO, Self
 
-from demo.processes import Processes
 from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import shutdown
@@ -18,14 +21,66 @@ from forgekeeper.boot import load
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
 from forgekeeper.cli.migrate import apply_pending
+from forgekeeper.cli.serving import python, python_path
 from forgekeeper.cli.waiting import Wait, database_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
+from forgekeeper.process import signals
 from forgekeeper.settings import PREFIX, Settings
 
 FOLDER = Path(".forgekeeper")
 SECOND_WORKER = 3
 """Added to the first worker's port it is the second's: by default 9194, after the exporter's."""
+MARGIN = 5.0
+"""Seconds beyond the setting that a command may take to end: they all promise to end within it."""
+
+
+class Processes:
+    """A context in which `forgekeeper` commands run beside this one.
+
+    Leaving it ends them, the last started first, with SIGTERM, and those that are still there a little after
+    *shutdown_timeout* with SIGKILL.  If this process dies, by whatever signal, the kernel sends them a SIGTERM.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], *, shutdown_timeout: timedelta, output: IO[bytes] | None = None
+    ) -> None:
+        self._timeout = shutdown_timeout.total_seconds() + MARGIN
+        self._environment = {**os.environ, **environment}
+        self._output = output
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self, *arguments: str) -> None:
+        """Start ``forgekeeper <arguments>``."""
+        self._children[" ".join(arguments)] = subprocess.Popen(
+            python("forgekeeper.cli", *arguments),
+            env={**self._environment, "PYTHONPATH": python_path()},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            # Ctrl-C is for us alone: we end them, in order.
+            start_new_session=True,
+            preexec_fn=signals.end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
+        )
+
+    def ended(self) -> str | None:
+        """Name a command that has ended by itself, None while all run."""
+        return next((name for name, child in self._children.items() if child.poll() is not None), None)
+
+    def __exit__(self, *_error: object) -> None:
+        for child in reversed(self._children.values()):
+            child.send_signal(signal.SIGTERM)
+        ends = time.monotonic() + self._timeout
+        for child in reversed(self._children.values()):
+            try:
+                child.wait(max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                # It and its processes: each command leads a session of its own.
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
 
 
 def up() -> None:

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from demo.report import Figure, check
 from demo.sample_data import Sample
+from demo.tour import Figure, check
 from forgekeeper.cli.console import Problem
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from demo.report import Figure, scrape
+from demo.tour import Figure, scrape
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until

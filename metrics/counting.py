@@ -91,12 +91,8 @@ class Instruments:
         return labels in (self._metrics[name].children or ())
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count *by* more."""
+        """Count *by* more; of a gauge it may be less than none."""
         self._of(name, labels).inc(by)
-
-    def dec(self, name: str, *labels: str) -> None:
-        """Count one less."""
-        self._of(name, labels).dec()
 
     def set(self, name: str, *labels: str, to: float) -> None:
         """Set a gauge."""

@@ -163,7 +163,7 @@ class Process(Middleware):
         """Give the connection back: this thread is idle, the acknowledgement may wait for Redis or be lost."""
         if self._works.pop(get_ident(), None) is not None:
             with harmless():
-                WORKER.dec("forgekeeper_runs_in_progress", message.actor_name)
+                WORKER.inc("forgekeeper_runs_in_progress", message.actor_name, by=-1)
             release()
 
     before_nack = before_ack

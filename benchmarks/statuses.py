@@ -14,7 +14,7 @@ from psycopg2 import connect
 from benchmarks import processes
 from benchmarks.contest import Benchmark, Missing, Peer
 from benchmarks.forge import database_of
-from demo.servers import EmbeddedUnavailable, Servers
+from demo.servers import EmbeddedError, Servers
 from demo.servers.machine import postgres_folder
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
@@ -159,7 +159,7 @@ class World:
 def _program(name: str) -> str:
     try:
         program = postgres_folder() / name
-    except EmbeddedUnavailable as error:
+    except EmbeddedError as error:
         raise Missing(str(error)) from error
     if not program.exists():
         raise Missing(f"a PostgreSQL with {name}")

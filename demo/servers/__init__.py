@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from demo.servers.machine import EmbeddedError, EmbeddedUnavailable, Programs
+from demo.servers.machine import EmbeddedError, Programs
 from demo.servers.server import Server, Site, not_started, opened, spawn
 
-__all__ = ["EmbeddedError", "EmbeddedUnavailable", "Servers", "servers"]
+__all__ = ["EmbeddedError", "Servers", "servers"]
 
 PORT = "5432"  # a part of the socket's name
 CREATE_TIMEOUT = 120.0

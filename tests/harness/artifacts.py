@@ -18,8 +18,15 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_RUNTIME, buckets, delete_artifact_bucket
-from workers.expired_job_artifacts.destroying import BATCH_SIZE, expired
+from workers.expired_job_artifacts import (
+    BATCH_SIZE,
+    FLAG,
+    HIGH_CONCURRENCY_FLAG,
+    MAX_RUNTIME,
+    buckets,
+    delete_artifact_bucket,
+    expired,
+)
 
 NO_GRACE = timedelta(0)
 NONE_BAD = SimpleNamespace(keys=frozenset())

@@ -18,8 +18,7 @@ from forgekeeper.runs.holds import Hold
 from tests.harness.performing import attempt_at, ended, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
-from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
-from workers.expired_job_artifacts.destroying import BATCH_SIZE
+from workers.expired_job_artifacts import BATCH_SIZE, FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100

@@ -27,12 +27,7 @@ from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import recorded
 from tests.harness.thorough import examples
 from workers import expired_job_artifacts
-from workers.expired_job_artifacts import (
-    MAX_RUNTIME,
-    BucketOutcome,
-    buckets,
-)
-from workers.expired_job_artifacts.destroying import BATCH_SIZE
+from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, BucketOutcome, buckets
 
 BUCKETS, MANY_BUCKETS = 5, 10
 ARTIFACTS = examples(200_000)

@@ -25,7 +25,7 @@ from tests.harness.artifacts import (
     turn_on,
 )
 from tests.harness.waiting import wait_until
-from workers.expired_job_artifacts.destroying import BATCH_SIZE
+from workers.expired_job_artifacts import BATCH_SIZE
 
 DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10

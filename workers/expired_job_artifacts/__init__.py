@@ -1,30 +1,28 @@
 """Destroy expired CI artifacts, several workers at a time (batch 11).
 
-Every five minutes the parent looks after the buckets, each a share of all artifacts, and
-starts a child for each that is free.  A child claims a bucket and destroys what has
-expired in it, a hundred artifacts at a time, for at most five minutes; if there is more,
-its successor goes on.  Their objects are deleted by `delete_objects`.
+Every five minutes the parent looks after the buckets, shares of all artifacts, and starts a child for each that is
+free.  A child destroys what has expired in its bucket, a hundred at a time, for at most five minutes; if there is more,
+its successor goes on.  In the same statement objects go into the outbox of `delete_objects`, and bytes off statistics.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Literal
 
 import peewee as pw
 import structlog
 
-from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, batch, child
+from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, Total, batch, child
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
 from forgekeeper.database.queries import Backlog, Stake
-from forgekeeper.database.survey import Rows as Found
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
@@ -37,16 +35,16 @@ from metrics.logs import describe
 from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
-from workers.expired_job_artifacts.destroying import RECORD, expired
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
 MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
 PARENT_BUDGET = timedelta(seconds=60)
-LOOP_LIMIT = 500
+BATCH_SIZE, LOOP_LIMIT = 100, 500
 MAX_RUNTIME = timedelta(minutes=5)
+RECORD = "expired_artifact"
+"""What an artifact is called in the audit, and when it is bad."""
 KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
-"""Why an expired artifact stays: it is a trace, it is locked, or the forge says too little of it."""
 
 # One look into the index for each class of artifacts.
 OF_EACH_CLASS = f"""
@@ -56,6 +54,30 @@ OF_EACH_CLASS = f"""
     ) as expired"""
 OLDEST = f"select min(expire_at) {OF_EACH_CLASS}"
 HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as due"
+EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
+"""Met by all; so PostgreSQL looks into the index that begins with the class."""
+
+# Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
+OUTBOX = """
+    insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
+    -- "/a" must not come out as "a": that would be another object.
+    select project_id, file_store, coalesce(folder, ''), case when folder = '' then file_final_path else last end,
+        %s::timestamptz
+    from deleted,
+        lateral (select split_part(file_final_path, '/', -1) as last offset 0) as name,
+        lateral (
+            select left(file_final_path, greatest(0, length(file_final_path) - length(last) - 1)) as folder offset 0
+        ) as place
+    where file_final_path <> ''
+"""
+AUDITED = {
+    **{name: name for name in ("project_id", "job_id", "partition_id", "file_type", "file_store", "file")},
+    "bytes": "size",
+    "path": "file_final_path",
+    "created_at": "created_at",
+    "updated_at": "updated_at",
+}
+"""What the audit says of an artifact besides its id and when it was due: its row, so that it can be inserted back."""
 COUNTED_WITHIN = 1.0
 """Seconds: an index of its own counts what waits; a forge that lacks it is not read from end to end."""
 
@@ -123,7 +145,7 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
     enqueued_as="children_enqueued",
     records=[
         Record(
-            "expired_artifact",
+            RECORD,
             examined=("destroyed",),
             processed=("destroyed",),
             errors={"database": ()},
@@ -146,6 +168,33 @@ def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note,
             yield expired(now, number, grace=settings().object_grace, until=until)
         failpoint("delete_artifact_bucket.finished")
     return "drained"
+
+
+def expired(
+    now: datetime,
+    number: int | None = None,
+    *,
+    grace: timedelta = timedelta(0),
+    until: Callable[[], str | None] | None = None,
+) -> Rows[JobArtifact]:
+    """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*."""
+    return Rows(
+        JobArtifact,
+        JobArtifact.is_expired(now),
+        share=EVERY_CLASS if number is None else JobArtifact.in_class(number),
+        since=JobArtifact.expire_at,
+        chunk=BATCH_SIZE,
+        record=RECORD,
+        counted="destroyed",
+        counted_bytes="bytes",
+        name=JobArtifact.file_final_path,
+        audit=AUDITED,
+        project=JobArtifact.project_id,
+        size=JobArtifact.size,
+        also=[pw.SQL(OUTBOX, [now + grace])],
+        total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
+        until=until,
+    )
 
 
 def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit"] | Lost | None:
@@ -178,7 +227,7 @@ expired_job_artifacts.audited(
 )
 
 
-@delete_artifact_bucket.backlog("expired_artifact")
+@delete_artifact_bucket.backlog(RECORD)
 def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "bound": 1}).fetchone()
@@ -200,7 +249,7 @@ def previewed(look: Look) -> Iterator[Part]:
     """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
     part = part_of(expired(look.now), look.within_share(0.7))
     where = f"expire_at < %(now)s and ({MAY_GO}) is not true"
-    look.keep(part, Found("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
+    look.keep(part, survey.Rows("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
     yield part
 
 
@@ -220,8 +269,7 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
     instant = now()
     for reason in WAITS:
         found = partial(queries.count, JobArtifact.waiting(reason, instant))
-        records = survey.within(time.monotonic() + COUNTED_WITHIN, found)
-        if records is not None:
+        if (records := survey.within(time.monotonic() + COUNTED_WITHIN, found)) is not None:
             yield Reading("waiting_artifacts", records, (reason,))
 
 
@@ -245,14 +293,8 @@ def readings(settings: Settings) -> Iterator[Reading]:
     yield from at("bucket_oldest_occupied_timestamp_seconds", min((one.since for one in held), default=None))
 
 
-def bucket_states() -> dict[str, list[Any]]:
-    """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
-    occupied = [one._asdict() for one in buckets.held(client)]
-    return {"available": buckets.available(client), "occupied": occupied}
-
-
 expired_job_artifacts.status(
     "buckets",
-    bucket_states,
+    partial(buckets.states, client),
     lambda found: f"Artifact buckets: {len(found['available'])} available, {len(found['occupied'])} occupied.",
 )

@@ -10,8 +10,10 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out, table, write, wrong_use
+from forgekeeper.connections import client
 from forgekeeper.storage.outbox import DeletedObject
-from workers.expired_job_artifacts import bucket_states, holding
+from workers.expired_job_artifacts import holding
+from workers.expired_job_artifacts.buckets import states
 from workers.expired_job_artifacts.holding import Held, Which, artifacts, statements
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
@@ -22,7 +24,7 @@ BATCH = "delete_objects"
 def buckets(json: Json = False) -> None:
     """Show the artifact buckets: which are free, and who has the others since when."""
     with connected("buckets"):
-        found = bucket_states()
+        found = states(client)
     if json:
         emit(found)
         return

@@ -17,7 +17,7 @@ from forgekeeper.database import database
 from forgekeeper.database.queries import pages
 from forgekeeper.storage.outbox import DeletedObject, parted
 from models import UNLOCKED, JobArtifact, ProjectStatistics
-from workers.expired_job_artifacts.destroying import RECORD
+from workers.expired_job_artifacts import RECORD
 
 OBJECT = "deleted_object"
 """What objects of the outbox are called in the audit."""

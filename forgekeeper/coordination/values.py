@@ -41,7 +41,7 @@ def is_whole(value: str | bytes) -> bool:
     return isinstance(value, bytes) and _WHOLE.fullmatch(value) is not None
 
 
-def second(value: bytes) -> int:
+def second(value: bytes | float) -> int:
     """Return an epoch second; 0 for what is none, or is not within the years of `moment`."""
     try:
         number = float(value)

@@ -24,7 +24,7 @@ from forgekeeper.storage import sentinel, stores
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
 from tests.harness.installation import INSTALLATION
-from workers.stale_direct_uploads import adoption
+from workers.stale_direct_uploads.commands import adopt
 
 from .every_command import commands
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 def adopted_uploads(_folder):
-    adoption.adopt(client, "artifacts", ["a/b", "c"])
+    adopt(client, "artifacts", ["a/b", "c"])
 
 
 def an_orphan(folder):

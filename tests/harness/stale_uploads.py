@@ -14,7 +14,7 @@ from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
     MAX_UPLOAD_DURATION,
     Outcome,
-    adoption,
+    commands,
     producer,
 )
 from workers.stale_direct_uploads import register as uploads
@@ -104,7 +104,7 @@ def complete(location, path):
 
 def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
     """Adopt objects, that long ago."""
-    adoption.adopt(client, HERE, paths)
+    commands.adopt(client, HERE, paths)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")

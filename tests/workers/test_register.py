@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from workers.stale_direct_uploads import adoption, failures
+from workers.stale_direct_uploads import commands
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import Entry
 
@@ -131,7 +131,7 @@ def test_a_late_owner_disturbs_nothing(client, act):
 
 
 def adopt(client, *paths, ago=timedelta()):
-    adoption.adopt(client, "artifacts", paths)
+    commands.adopt(client, "artifacts", paths)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
@@ -145,7 +145,7 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     if lies_in == "failed":
         give_up(client, "artifacts:a")
 
-    assert adoption.adopt(client, "artifacts", ["a"]) == 0
+    assert commands.adopt(client, "artifacts", ["a"]) == 0
     assert contents(client) == {lies_in: ["artifacts:a"]}
 
 
@@ -180,7 +180,7 @@ def test_an_adopted_path_that_a_producer_with_three_keys_prepares_is_its_own_upl
     adopt(client, "a")
     assert prepare_with_three_keys(client) == 1
 
-    assert (adoption.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
+    assert (commands.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
     client.zincrby(uploads.PENDING, -STALE, "artifacts:a")
     assert claim(client).entries == [Entry("artifacts:a", 0)]
 
@@ -196,19 +196,19 @@ def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
         mine = claim(client)
         uploads.reject(client, mine, mine.entries)
 
-    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
-    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert commands.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert commands.withdraw(client, ["artifacts:a"]) == ([], [])
     assert client.keys("*") == []
 
 
 def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
     adopt(client, "a", ago=2 * uploads.ADOPTION)
     claim(client)
-    held = adoption.withdraw(client, ["artifacts:a"])
+    held = commands.withdraw(client, ["artifacts:a"])
     let_pass(client, FIVE_MINUTES)
 
     assert held == ([], ["artifacts:a"])
-    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert commands.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
 
 
 def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
@@ -217,7 +217,7 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
     uploads.reject(client, mine, mine.entries)
     register(client, "artifacts:c")
 
-    assert adoption.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+    assert commands.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
 
 
 # Failed, and to be tried again
@@ -230,7 +230,7 @@ def test_what_a_run_is_at_is_not_retried(client):
     let_pass(client, BACKOFF)
     claim(client)
 
-    assert failures.retry(client, ["artifacts:a"]) == 0
+    assert uploads.retry(client, ["artifacts:a"]) == 0
 
 
 # Redis's clock was ahead, and is set right

@@ -38,7 +38,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import failures, preview, register
+from workers.stale_direct_uploads import preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
@@ -269,9 +269,9 @@ stale_direct_uploads.quarantines(
         kind="upload",
         record="failed_upload",
         count=lambda: register.census(client).failed,
-        entries=partial(failures.entries, client),
-        retry=partial(failures.retry, client),
-        discard=partial(failures.discard, client),
+        entries=partial(register.failures, client),
+        retry=partial(register.retry, client),
+        discard=partial(register.discard, client),
         redis=True,
     )
 )

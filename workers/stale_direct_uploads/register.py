@@ -14,13 +14,17 @@ import math
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
+from peewee import chunked
 
 from forgekeeper.coordination.client import add_scripts, call
 from forgekeeper.coordination.values import DECLARED, moment, raw, second, text, whole
-from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
+from forgekeeper.declaring import shown
+from forgekeeper.settings import Settings
+from workers.stale_direct_uploads.entries import UNFIT, BeingDeleted, Claim, Entry, member, unfit
 
 add_scripts("workers.stale_direct_uploads")
 
@@ -167,8 +171,7 @@ def due(client: redis.Redis) -> Iterator[list[Due]]:
             yield _due(client, found, due_at_age)
             start += PAGE
     ahead: Any = client.zrangebyscore(DELETING, _ahead(seconds), "+inf", 0, PAGE)
-    if ahead:
-        yield _due(client, [(member, seconds) for member in ahead], 0)
+    yield _due(client, [(member, seconds) for member in ahead])
 
 
 def correct_clock(client: redis.Redis) -> int:
@@ -209,11 +212,6 @@ def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int
     return sum(_settle(client, claim, entries, "fail", (1, 0)))
 
 
-def retry(client: redis.Redis, members: Collection[str]) -> int:
-    """Retry *members* that have failed, for good or not; return how many.  What a run has claimed is left to it."""
-    return sum(answer for page in pages(list(members)) for answer in settle(client, "retry", page))
-
-
 def _settle(
     client: redis.Redis, claim: Claim, entries: Collection[Entry], what: str, numbers: tuple[int, int] = (0, 0)
 ) -> list[int]:
@@ -224,16 +222,43 @@ def settle(
     client: redis.Redis, what: str, members: Collection[str], token: str = "", numbers: tuple[int, int] = (0, 0)
 ) -> list[int]:
     """Settle entries as the script says; return for each whether that was done."""
-    if not members:
-        return []
     keys, args = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED], [what, token, *numbers]
-    answers: list[int] = call(client, "upload_settle", keys=keys, args=[*args, *map(raw, members)])
-    return answers
+    pages = (call(client, "upload_settle", keys=keys, args=[*args, *page]) for page in chunked(map(raw, members), PAGE))
+    return [answer for page in pages for answer in page]
 
 
-def pages(members: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut *members* into pages, each as much as goes into one command."""
-    return (members[start : start + PAGE] for start in range(0, len(members), PAGE))
+def failures(client: redis.Redis, settings: Settings, limit: int) -> Iterator[shown.Entry]:
+    """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
+
+    def why(entry: Entry) -> str:
+        return UNFIT.get(unfit(entry, settings) or "", "the store refused to delete it: the log says why")
+
+    for entry, since in _due(client, _scored(client.zrange(FAILED, 0, limit - 1, withscores=True))):
+        yield shown.Entry(entry.member, why(entry), entry.attempts, since)
+    for entry, since in islice(_failing(client), limit):
+        yield shown.Entry(entry.member, why(entry), entry.attempts, None, since)
+
+
+def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
+    """Retry *members* that have failed, for good or not, or all of them; return how many.
+
+    What a run has claimed is left to it.
+    """
+    if members is None:
+        for_good: Any = client.zrange(FAILED, 0, -1)
+        members = [*map(text, for_good), *(entry.member for entry, _ in _failing(client))]
+    return sum(settle(client, "retry", members))
+
+
+def discard(client: redis.Redis, members: Collection[str] | None = None) -> int:
+    """Forget *members* that have failed for good, or all that have; return how many.  Their objects stay."""
+    chosen: Any = client.zrange(FAILED, 0, -1) if members is None else [raw(member) for member in members]
+    # The removal decides whose it is; what is known of it beside is nobody else's then.
+    forgotten = [one for one in chosen if client.zrem(FAILED, one)]
+    for one in forgotten:
+        client.hdel(ATTEMPTS, one)
+        client.zrem(ADOPTED, one)
+    return len(forgotten)
 
 
 def last_seen(adopted: int) -> datetime:
@@ -253,11 +278,21 @@ def _scored(found: Any) -> list[tuple[bytes, float]]:
     return list(found)
 
 
-def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int) -> list[Due]:
+def _failing(client: redis.Redis) -> Iterator[Due]:
+    """Yield the entries that have failed and are tried again, those due first at the head."""
+    start = 0
+    while page := _scored(client.zrange(DELETING, start, start + PAGE - 1, withscores=True)):
+        yield from (due for due in _due(client, page) if due.entry.attempts)
+        start += PAGE
+
+
+def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0) -> list[Due]:
     members: Any = [member for member, _ in found]
+    if not members:
+        return []
     attempts, adopted = client.hmget(ATTEMPTS, members), client.zmscore(ADOPTED, members)
     return [
-        Due(Entry(text(member), whole(tries), None if since is None else int(since)), moment(score + due_at_age))
+        Due(Entry(text(member), whole(tries), None if since is None else second(since)), moment(score + due_at_age))
         for (member, score), tries, since in zip(found, attempts, adopted, strict=True)
     ]
 

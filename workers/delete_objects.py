@@ -74,18 +74,15 @@ def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what
 
     Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
     """
-    return Outbox()
+    return _Outbox()
 
 
-class Outbox(Items[DeletedObject]):
-    """The objects that the outbox names."""
-
+class _Outbox(Items[DeletedObject]):
     record = "deleted_object"
     chunk = CHUNK
     _store: Objects
 
     def begin(self) -> dict[str, Any]:
-        """Open the store."""
         store = stores.at(DeletedObject.location, settings())
         if store is None:
             sentence = f"no object store {DeletedObject.location!r} is configured; set FORGEKEEPER_OBJECT_STORES"
@@ -94,7 +91,6 @@ class Outbox(Items[DeletedObject]):
         return {}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Return why it ended, and how much is still due."""
         stopped = ended.stopped or ("drained" if ended.error is None else None)
         if isinstance(ended.error, StoreUnavailable):
             log.error("object store unavailable", location=DeletedObject.location, error=str(ended.error))
@@ -104,44 +100,36 @@ class Outbox(Items[DeletedObject]):
         return {"stopped": stopped, "remaining": DeletedObject.due(now()).count()} if stopped else {}
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
-        """Return those whose rows are there."""
         return among(DeletedObject.select(), keys)
 
     def key(self, one: DeletedObject) -> int:
-        """Return the row's id."""
         return int(one.id)
 
     def next(self, page: Page) -> list[int]:
-        """Return the ids of what is due, locked or not."""
         due, by = DeletedObject.due(now()), DeletedObject.pick_up_at
         return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[DeletedObject]:
-        """Claim rows; they are due again after the visibility, should we die."""
         return DeletedObject.claim_due(
             now(), visibility=settings().object_visibility, limit=page.limit, only=page.only, without=page.without
         )
 
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
-        """Keep what an artifact names: its row goes."""
         named = JobArtifact.named([row.path for row in items])
         return {row: Kept("an artifact names it") for row in items if row.path in named}
 
     def mark(
         self, items: Sequence[DeletedObject], kept: Mapping[DeletedObject, State]
     ) -> dict[DeletedObject, Item | State]:
-        """Lock what is ours still."""
         ours = DeletedObject.still_ours(items)
         for row in kept:
             log.error("object kept, an artifact names it", path=row.path)
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
     def delete(self, items: Sequence[DeletedObject], until: float, tell: object) -> Deleted[DeletedObject]:  # noqa: ARG002
-        """Delete the objects in bulk."""
         return deleted_at(self._store, {row: row.path for row in items}, until)
 
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
-        """Remove the rows of what is gone; of what failed, spend an attempt."""
         failed = [row for row, became in states.items() if became.state == "failed"]
         if not failed:
             DeletedObject.forget(list(states))
@@ -150,11 +138,9 @@ class Outbox(Items[DeletedObject]):
         return Counter(became.state for became in states.values())
 
     def put_back(self, items: Sequence[DeletedObject]) -> None:
-        """Let them be due as they were."""
         DeletedObject.put_back(items, now())
 
     def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Ask the store which are there."""
         return stood_at(self._store, rows, until=until)
 
 

@@ -98,10 +98,10 @@ def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the re
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
-    return StaleUploads()
+    return _StaleUploads()
 
 
-class StaleUploads(Items[Entry]):
+class _StaleUploads(Items[Entry]):
     """The stale entries of the register, location by location."""
 
     record = "stale_upload"
@@ -114,7 +114,6 @@ class StaleUploads(Items[Entry]):
         self._untried: list[tuple[Claim, list[Entry]]] = []
 
     def begin(self) -> dict[str, Any]:
-        """Correct the register after a wrong clock, and count what it has."""
         if not settings().object_stores:
             raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
         if corrected := register.correct_clock(client):
@@ -123,39 +122,34 @@ class StaleUploads(Items[Entry]):
         return {"total_pending_entries": register.census(client).pending}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Give back what was claimed of locations that do not answer, for the next attempt; say if the time was up."""
+        # The next attempt gets what was claimed of locations that do not answer.
         for claim, entries in self._untried:
             register.put_back(client, claim, entries)
         return {"execution_timeout": ended.timed_out}
 
     def failure(self) -> StoreUnavailable | None:
-        """Name each location that had to be stopped: first all names, as a ledger cuts long sentences."""
+        # First the names of all locations that had to be stopped: a ledger cuts long sentences.
         names, reasons = self._unavailable.keys(), "; ".join(self._unavailable.values())
         said = reasons if len(names) == 1 else f"{', '.join(sorted(names))}: {reasons}"
         return StoreUnavailable(said, {}) if names else None
 
     def scope(self, one: Entry) -> str | None:
-        """Return the location, None of what cannot be at any."""
         return None if is_malformed(one) else one.location
 
     def scopes(self) -> list[str | None]:
-        """Return the locations."""
         return list(settings().object_stores)
 
     def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Ask the store which are there; of one that does not answer nothing is known."""
         with suppress(StoreUnavailable):
             if (store := _store(scope)) is not None:
                 return stood_at(store, rows, until=until)
         return [None] * len(rows)
 
     def claim(self, page: Page) -> list[Entry]:
-        """Claim the next entries."""
         self._claim = register.claim(client, visibility=settings().upload_visibility, limit=page.limit)
         return self._claim.entries
 
     def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
-        """Keep what can be no object, is at no store, or is outside the folders of `OBJECT_PREFIXES`."""
         location = self.scope(items[0])
         if location not in self._unavailable:
             try:
@@ -169,10 +163,7 @@ class StaleUploads(Items[Entry]):
         return {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state is not None}
 
     def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
-        """Record as reaped what nothing names.
-
-        An upload whose producer is completing it stays: its claim runs out, and a later run looks again.
-        """
+        # An upload whose producer is completing it stays: its claim runs out, and a later run looks again.
         marked: dict[Entry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
         some, location = {entry.path: entry for entry in items if entry not in kept}, items[0].location
         if some:
@@ -185,30 +176,27 @@ class StaleUploads(Items[Entry]):
         return marked
 
     def delete(self, items: Sequence[Entry], until: float, tell: object) -> Deleted[Entry]:  # noqa: ARG002
-        """Delete the objects in bulk, but those that were written since they were registered."""
         store = _store(items[0].location)
         assert store is not None, "its entries were kept"
         seen = {entry.path: register.last_seen(entry.adopted) for entry in items if entry.adopted is not None}
         return deleted_at(store, {entry: entry.path for entry in items}, until, unless_changed_since=seen)
 
     def unanswered(self, scope: str | None) -> None:
-        """Stop a location that has taken all the time of a claim."""
         self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
 
     def interrupted(self, scope: str | None, error: Exception) -> None:
-        """Stop the location, and go on with the others."""
+        # The others go on.
         log.error("object store unavailable", location=scope, error=str(error))
         self._unavailable[str(scope)] = str(error)
 
     def settle(self, states: Mapping[Entry, State]) -> dict[str, int]:
-        """Remove the record that what has changed was reaped."""
+        # What has changed stays, so it was not reaped after all.
         changed = [entry for entry, became in states.items() if became.state == "changed"]
         if changed:
             SettledUpload.forget(changed[0].location, [entry.path for entry in changed])
         return {}
 
     def forget(self, states: Mapping[Entry, State]) -> dict[str, int]:
-        """Forget what is gone, count an attempt of what failed, reject what cannot be tried."""
         by = defaultdict[str, list[Entry]](list)
         for entry, became in states.items():
             by[became.state].append(entry)
@@ -231,7 +219,6 @@ class StaleUploads(Items[Entry]):
         return {"total_deleted_stale_entries": gone, "failed_entries": put_aside + len(failed)}
 
     def put_back(self, items: Sequence[Entry]) -> None:
-        """Give entries back untried."""
         register.put_back(client, self._claim, items)
 
 

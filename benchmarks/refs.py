@@ -24,8 +24,7 @@ from forgekeeper.installation import Installation
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from workers.git_ref_cleanup import clean_project_refs
-from workers.git_ref_cleanup.cleaning import MAX_DELETES
+from workers.git_ref_cleanup import MAX_DELETES, clean_project_refs
 from workers.git_ref_cleanup.deletions import waiting_projects
 
 REFS, MILLION = 200_000, 1_000_000

@@ -13,8 +13,7 @@ from models import GitRefDeletion, Project
 from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded
 from workers import git_ref_cleanup
-from workers.git_ref_cleanup import clean_project_refs, cleaning
-from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
+from workers.git_ref_cleanup import LOCK_TIMEOUT, clean_project_refs
 
 BATCH = git_ref_cleanup.git_ref_cleanup
 
@@ -86,7 +85,7 @@ def on_their_way():
 @pytest.fixture
 def small(monkeypatch):
     """Make the limits small enough for a few rows to reach them."""
-    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
+    monkeypatch.setattr(git_ref_cleanup, "MAX_DELETES", 3)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from forgekeeper.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare
 from tests.harness.ref_deletions import PROJECT, counted, lock, pending, row, rows, statuses
-from workers.git_ref_cleanup.cleaning import ProjectOutcome
+from workers.git_ref_cleanup import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 ELSEWHERE = "1" * 40

@@ -15,7 +15,7 @@ from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import PROJECT, lock, pending, row, rows, statuses
-from workers.git_ref_cleanup.cleaning import ProjectOutcome
+from workers.git_ref_cleanup import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 ELSEWHERE = "1" * 40

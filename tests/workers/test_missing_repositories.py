@@ -11,7 +11,7 @@ from forgekeeper.storage.git_repository import RootUnavailable
 from models import Project
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows
-from workers.git_ref_cleanup.cleaning import ProjectOutcome
+from workers.git_ref_cleanup import ProjectOutcome
 from workers.git_ref_cleanup.repositories import RepositoriesMissing
 
 pytestmark = pytest.mark.usefixtures("database")

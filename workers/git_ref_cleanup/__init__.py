@@ -9,29 +9,39 @@ repeats a harmless deletion.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
+import structlog
+
+from forgekeeper import Blocked, Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
+from forgekeeper.audit.intents import Item
 from forgekeeper.database import queries, survey
-from forgekeeper.database.queries import Backlog, Stake
+from forgekeeper.database.queries import Backlog, Stake, among
+from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings
-from forgekeeper.runs.holds import Batch
+from forgekeeper.storage import git_refs, git_repository
+from forgekeeper.storage.git_command import GitError, GitTimedOut
+from forgekeeper.storage.git_repository import RepositoryMissing
 from metrics.catalogue import Counter
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, preview, repositories
-from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
-from workers.git_ref_cleanup.deletions import LAST, waiting_projects
+from workers.git_ref_cleanup.deletions import Pending
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
 
-NAME = "git_ref_cleanup"
-BATCH_SIZE = 100
-MAX_PROJECTS = 10_000
+NAME, RECORD = "git_ref_cleanup", "git_ref_deletion"
+LOCK_TIMEOUT = timedelta(minutes=10)
+BATCH_SIZE, MAX_PROJECTS, MAX_DELETES = 100, 10_000, 10_000
 KEEP_PROCESSED = timedelta(days=1)
 """So long after it was made, a deletion's row goes: `prune` removes it."""
+COUNTED = {"sent": "enqueued", "all_of": "total_projects"}
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -43,6 +53,16 @@ class Outcome:
     deduplicated: int = 0
     stopped: Literal["drained", "max_projects", "queue_full", "deadline"] = "drained"
     missing_repositories: int = 0
+
+
+@dataclass
+class ProjectOutcome:
+    """What a child comes to: rows whose refs are gone, rows refused, and rows that went with their repository."""
+
+    total_deletes: int = 0
+    rejected: int = 0
+    stopped: Literal["drained", "max_deletes", "lease_held", "deadline", "missing"] = "drained"
+    gone: int = 0
 
 
 @batch(
@@ -76,40 +96,15 @@ def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # 
     if settings().repositories_root is None:
         raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
     root, missing, total = require_root(settings()), dict[int, str](), 0
-    for projects in pages(MAX_PROJECTS):
+    for projects in deletions.pages(NAME, BATCH_SIZE, MAX_PROJECTS):
         lacking, total = missing_of(root, projects), total + len(projects)
-        yield _children([(number,) for number in projects if number not in lacking])
+        yield Children(clean_project_refs, [number for number in projects if number not in lacking], **COUNTED)
         missing |= lacking
         yield Note(missing_repositories=len(missing))
     if missing:
         believe(root, missing, total, settings().missing_repositories)
-        yield _children([(number, True) for number in missing])
+        yield Children(clean_project_refs, {str(number): (number, True) for number in missing}, **COUNTED)
     return "max_projects" if total == MAX_PROJECTS else "drained"
-
-
-def pages(most: int) -> Iterator[list[int]]:
-    """Yield pages of projects with pending rows, once round from where the last run ended, *most* of them in all.
-
-    Where the run is, is written down once a page is done: a page that is cut off comes again.
-    """
-    began = position = Batch.position(NAME)
-    last = LAST
-    while most:
-        projects = waiting_projects(after=position, until=last, limit=min(BATCH_SIZE, most))
-        if projects:
-            most -= len(projects)
-            yield projects
-            position = projects[-1]
-            Batch.move_to(NAME, position)
-        elif last == began or not began:
-            return
-        else:
-            position, last = 0, began
-
-
-def _children(calls: Sequence[tuple[int] | tuple[int, bool]]) -> Children:
-    keyed = {str(call[0]): call for call in calls}
-    return Children(clean_project_refs, keyed, sent="enqueued", all_of="total_projects")
 
 
 git_ref_cleanup.audited(
@@ -134,7 +129,7 @@ git_ref_cleanup.audited(
     enqueued_as="enqueued",
     records=[
         Record(
-            "git_ref_deletion",
+            RECORD,
             examined=("total_deletes", "rejected", "gone"),
             processed=("total_deletes",),
             errors={"database": (), "gitaly": ("rejected",)},
@@ -148,15 +143,112 @@ git_ref_cleanup.audited(
     continues=["max_deletes"],
     lease=True,
 )
-def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> ProjectRefs:  # noqa: ARG001, FBT001, FBT002, a message
+def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> Items[Pending]:  # noqa: ARG001, FBT001, FBT002, a message
     """Delete one project's refs, and leave a successor while there are more.
 
     Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
     """
-    return ProjectRefs(project_id, missing=missing)
+    return _ProjectRefs(project_id, missing=missing)
 
 
-@clean_project_refs.backlog("git_ref_deletion")
+class _ProjectRefs(Items[Pending]):
+    """The refs that a project wants deleted, by its pending rows; where its repository is *missing*, these are closed.
+
+    Raises `GitError` of the repository or the root as a whole: no row is consumed, and the message is retried.
+    """
+
+    record = RECORD
+    name = "ref"
+    at_most = "max_deletes"
+    gone = frozenset({"deleted", "gone"})
+    stays = frozenset({"moved", "rejected"})
+    all_bad = True
+
+    def __init__(self, project_id: int, *, missing: bool) -> None:
+        self._project = project_id
+        self._missing = missing
+        self._repository_gone = False
+        # A whole page each time, though it may go beyond the most: locking costs as much for one ref as for all.
+        self.chunk = self.most = MAX_DELETES
+
+    def due_of(self, keys: Sequence[int]) -> set[int]:
+        return among(GitRefDeletion.pending(), keys)
+
+    def key(self, one: Pending) -> int:
+        return one.id
+
+    def next(self, page: Page) -> list[int]:
+        return deletions.next_pending_of(self._project, page)
+
+    def claim(self, page: Page) -> list[Pending]:
+        # The project's lease is the claim.
+        return deletions.pending_of(self._project, page)
+
+    def scope(self, one: Pending) -> str:
+        return str(one.project_id)
+
+    def scopes(self) -> list[str]:
+        return [str(self._project)]
+
+    def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        # Where git cannot read the repository, it is unknown.
+        with suppress(GitError):
+            there = git_repository.standing(*self._where(), [row["ref"] for row in rows], until=until)
+            now = [(row["oid"], there.get(row["ref"])) for row in rows]
+            return ["deleted" if value is None else "kept" if value == was else "moved" for was, value in now]
+        return [None] * len(rows)
+
+    def mark(self, items: Sequence[Pending], kept: Mapping[Pending, State]) -> dict[Pending, State | None]:
+        # Only at the deletion git says what each ref was.
+        return {row: kept.get(row) for row in items}
+
+    def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending] | None) -> Deleted[Pending]:
+        doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
+
+        def before(going: Mapping[git_refs.Doomed, str]) -> None:
+            nonlocal begun
+            begun = True
+            if tell is not None:
+                tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
+
+        try:
+            outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=before)
+        except GitError as error:
+            missing = isinstance(error, RepositoryMissing)
+            if not missing or (not self._missing and repositories.paths([self._project])):
+                return Deleted({}, error=error, began=begun)
+            self._repository_gone = True
+            return Deleted(dict.fromkeys(items, git_refs.GONE), began=begun)
+        if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
+            reason = outcomes[locked[0]].reason
+            log.warning("refs locked", project_id=self._project, refs=len(locked), first=locked[0].ref, reason=reason)
+        return Deleted({row: outcomes[one] for row, one in doomed.items()})
+
+    def _where(self) -> tuple[Path, str]:
+        root, project = repositories.require_root(settings()), Project.get_or_none(Project.id == self._project)
+        if project is None:
+            raise RepositoryMissing("there is no such project")
+        return root, project.disk_path
+
+    def settle(self, states: Mapping[Pending, State]) -> dict[str, int]:
+        processed, rejected = deletions.settle(self._project, {row: one.reason for row, one in states.items()})
+        return {"gone": processed} if self._repository_gone else {"total_deletes": processed, "rejected": rejected}
+
+    def interrupted(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
+        if isinstance(error, GitTimedOut):
+            log.warning("git ended, it took too long", project_id=self._project, error=str(error))
+            return "deadline"
+        if isinstance(error, RepositoryMissing):
+            log.warning("repository missing, its rows are kept", project_id=self._project)
+            return "missing"
+        raise error
+
+
+def _item(row: Pending, was: str) -> Item:
+    return Item(row.id, row.ref, {"project_id": row.project_id, "ref": row.ref, "oid": was, "due": row.created_at})
+
+
+@clean_project_refs.backlog(RECORD)
 def pending(_now: datetime) -> Backlog:
     """Count the pending deletions; one that was tried again counts from then."""
     return Backlog.of(GitRefDeletion.pending(), oldest=GitRefDeletion.updated_at)

@@ -20,8 +20,7 @@ from forgekeeper.storage import git_restore
 from forgekeeper.storage.git_command import GitError
 from forgekeeper.storage.git_repository import RootUnavailable
 from forgekeeper.storage.git_restore import POSSIBLE, RESTORED, Restored
-from workers.git_ref_cleanup import repositories
-from workers.git_ref_cleanup.cleaning import RECORD
+from workers.git_ref_cleanup import NAME, RECORD, repositories
 
 TIMEOUT = 300.0
 """Seconds that git may take for one repository."""
@@ -114,7 +113,7 @@ def _restored(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) ->
         wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + TIMEOUT
 
         def record(refs: Mapping[str, str], project: int = project) -> None:
-            acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": dict(refs)})
+            acts.record("refs restore", f"project:{project}", batch=NAME, after={"refs": dict(refs)})
 
         became = dict.fromkeys(refs, LOST)
         try:

@@ -11,6 +11,7 @@ import peewee as pw
 from forgekeeper.database import database
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.shown import Entry
+from forgekeeper.runs.holds import Batch
 from forgekeeper.settings import Settings
 from models import DeletionStatus, GitRefDeletion
 
@@ -59,6 +60,26 @@ def waiting_projects(*, after: int, until: int = LAST, limit: int) -> list[int]:
     """Return up to *limit* ids of projects with pending deletions, above *after* and not above *until*."""
     values = {"after": after, "until": until, "limit": limit}
     return [project_id for (project_id,) in database.execute_sql(PROJECTS_WITH_PENDING, values).fetchall()]
+
+
+def pages(batch: str, size: int, most: int) -> Iterator[list[int]]:
+    """Yield pages of projects with pending rows, once round from where the last run of *batch* ended, *most* in all.
+
+    Where the run is, is written down once a page is done: a page that is cut off comes again.
+    """
+    began = position = Batch.position(batch)
+    last = LAST
+    while most:
+        projects = waiting_projects(after=position, until=last, limit=min(size, most))
+        if projects:
+            most -= len(projects)
+            yield projects
+            position = projects[-1]
+            Batch.move_to(batch, position)
+        elif last == began or not began:
+            return
+        else:
+            position, last = 0, began
 
 
 def pending_of(project_id: int, page: Page) -> list[Pending]:

@@ -22,8 +22,7 @@ from forgekeeper.cli.holding import FIRST
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, privileges, release, sqlstate
-from forgekeeper.database.schema import differences, misread
+from forgekeeper.database import database, release, schema, sqlstate
 from forgekeeper.delivery.queues import types
 from forgekeeper.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
 from forgekeeper.runs import preconditions
@@ -148,12 +147,12 @@ def _postgresql() -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
     tables = tuple(dict.fromkeys((*OURS, *(table for batch in BATCHES.values() for table in batch.tables))))
-    if hidden := list(privileges.closed(tables)):
+    if hidden := list(schema.closed(tables)):
         yield from (error("privileges", said) for said in hidden)
         return
-    lacking = list(privileges.lacking(tables))
+    lacking = list(schema.lacking(tables))
     yield from (error("privileges", said) for said in lacking)
-    if any(privileges.MIGRATIONS in said for said in lacking):
+    if any(schema.MIGRATIONS in said for said in lacking):
         return
     if pending := migrations.pending(database.obj):
         said = "there are no tables of forgekeeper's yet" if FIRST in pending else f"pending: {', '.join(pending)}"
@@ -161,7 +160,7 @@ def _postgresql() -> Iterator[Finding]:
         return
     if not lacking:
         yield ok("privileges", "everything that the batches do is granted")
-    found, misreadings = list(differences(tables)), list(misread(tables))
+    found, misreadings = list(schema.differences(tables)), list(schema.misread(tables))
     for one in found:
         yield (warning if one.harmless else error)("schema", one.sentence)
     yield from (error("schema", said) for said in misreadings)

@@ -1,4 +1,4 @@
-"""What the database lacks of what the models expect, and what the statements would misread.
+"""What the database lacks of what the models expect, what a role may not do there, and what would be misread.
 
 The forge owns most of these tables.  Views are welcome, to give them the names and columns that the statements want;
 so is a table that is partitioned.  But one partition of it alone, also behind a view, hides the others: an object
@@ -8,7 +8,8 @@ that a row there names would look as if no row named it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import Base, database
@@ -25,18 +26,13 @@ INDEXES = """
 """
 TYPES = {
     "bigauto": "bigint",
-    "bigint": "bigint",
     "bool": "boolean",
-    "date": "date",
     "int": "integer",
     "json": "jsonb",
-    "jsonb": "jsonb",
-    "smallint": "smallint",
-    "text": "text",
     "timestamptz": "timestamp with time zone",
-    "uuid": "uuid",
     "varchar": "character varying",
 }
+"""What PostgreSQL calls the types that peewee calls otherwise."""
 ALIKE = ({"text", "character varying"}, {"bigint", "integer", "smallint"})
 """Types that may stand in for one another: the forge chose them, and the statements do not care."""
 
@@ -50,16 +46,15 @@ class Difference(NamedTuple):
 
 def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
     """Yield what the tables of *models* lack in this database: tables, columns, indexes."""
-    names = [model._meta.table_name for model in models]
-    columns: dict[str, dict[str, str]] = {}
+    names = _names(models)
+    columns: dict[str, dict[str, str]] = defaultdict(dict)
     views = set()
     for table, column, kind, is_view in database.execute_sql(COLUMNS, (names,)).fetchall():
-        columns.setdefault(table, {})[column] = kind
+        columns[table][column] = kind
         if is_view:
             views.add(table)
     indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
-    for model in models:
-        table = model._meta.table_name
+    for model, table in zip(models, names, strict=True):
         if table not in columns:
             yield Difference(f"table {table} is missing", harmless=False)
             continue
@@ -69,10 +64,15 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
             yield from _indexes(model, indexes)
 
 
+def _names(models: Sequence[type[Base]]) -> list[str]:
+    return [model._meta.table_name for model in models]
+
+
 def _columns(model: type[Base], present: dict[str, str]) -> Iterator[Difference]:
     table = model._meta.table_name
     for field in model._meta.sorted_fields:
-        wanted = TYPES[field.field_type.split()[0].lower()] + "[]" * getattr(field, "dimensions", 0)
+        kind = field.field_type.split()[0].lower()
+        wanted = TYPES.get(kind, kind) + "[]" * getattr(field, "dimensions", 0)
         found = present.get(field.column_name)
         if found is None:
             yield Difference(f"column {table}.{field.column_name} is missing", harmless=False)
@@ -99,6 +99,60 @@ def _shape(statement: str) -> str:
     keys = re.split(r"\bwhere\b", match[2], flags=re.IGNORECASE)[0]
     unique = "unique " if re.match(r"\s*create\s+unique", statement, re.IGNORECASE) else ""
     return f"{unique}{match[1]} {re.sub(r'::[a-z]+|[^a-z0-9_,+]', '', keys.lower())}"
+
+
+MIGRATIONS = "forgekeeper_migrations"
+"""What `migrate` remembers; every command looks into it."""
+
+ORDER = ("select", "insert", "update", "delete")
+PRIVILEGE = re.compile(r"\w+(?: \(.*?\))?")
+
+LACKS = """
+    select case when %(columns)s::text[] = '{}' then not has_table_privilege(oid, %(privilege)s) else exists (
+        select from pg_attribute where attrelid = oid and attname = any(%(columns)s) and not attisdropped
+            and not has_column_privilege(oid, attnum, %(privilege)s)
+    ) end
+    from (select to_regclass(%(table)s)::oid as oid) as found where oid is not null
+"""
+# A schema that one may not use hides its tables: they look as if they were missing.
+CLOSED = """
+    select distinct quote_ident(n.nspname), quote_ident(current_user)
+    from unnest(%s::text[]) as name
+        join pg_class as c on c.relname = name
+        join pg_namespace as n on n.oid = c.relnamespace
+    where to_regclass(name) is null and not has_schema_privilege(n.oid, 'usage')
+"""
+
+
+def needs(model: type[Base], process: str | None = None) -> list[str]:
+    """Return what *process* needs on the table of *model*, as ``update (id)``, or all together if it is None."""
+    of_each = (part.split(": ") for part in model.grants.split("; "))
+    granted = ", ".join(text for who, text in of_each if process in (None, who))
+    return sorted({*PRIVILEGE.findall(granted)}, key=lambda need: ORDER.index(need.split()[0]))
+
+
+def closed(models: Sequence[type[Base]]) -> Iterator[str]:
+    """Yield a sentence for each schema whose tables are hidden, because this role may not use it."""
+    for schema, role in database.execute_sql(CLOSED, ([MIGRATIONS, *_names(models)],)).fetchall():
+        yield f"{role} may not use schema {schema}: `grant usage on schema {schema} to {role}`"
+
+
+def lacking(models: Sequence[type[Base]]) -> Iterator[str]:
+    """Yield a sentence for each table on which this role lacks a privilege, and what to grant."""
+    (role,) = database.execute_sql("select quote_ident(current_user)").fetchone()
+    wanted = {model._meta.table_name: (needs(model), model._meta.columns) for model in models}
+    for table, (all_needs, columns) in ({MIGRATIONS: (["select"], {})} | wanted).items():
+        if lacks := [need for need in all_needs if _lacks(table, need, columns)]:
+            refused = " or ".join(need.split()[0] for need in lacks)
+            yield f"{role} may not {refused} {table}: `grant {', '.join(lacks)} on {table} to {role}`"
+
+
+def _lacks(table: str, need: str, columns: Iterable[str]) -> bool:
+    privilege, *named = re.findall(r"\w+", need)
+    # A role that may read all the columns may read the table, as far as we do.
+    wanted = list(columns) if privilege == "select" else named
+    row = database.execute_sql(LACKS, {"table": table, "privilege": privilege, "columns": wanted}).fetchone()
+    return row is not None and bool(row[0])
 
 
 # Each table, and what lies below it where it is a view.
@@ -151,19 +205,18 @@ class _Relation(NamedTuple):
 
 def misread(models: Sequence[type[Base]]) -> Iterator[str]:
     """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
-    names = [model._meta.table_name for model in models]
-    relations = [_Relation(*row) for row in database.execute_sql(RELATIONS, (names,)).fetchall()]
+    relations = [_Relation(*row) for row in database.execute_sql(RELATIONS, (_names(models),)).fetchall()]
     for relation in relations:
         reached = {other.oid for other in relations if other.name == relation.name}
         if said := _objection(relation, reached):
             yield said
     keys = [(model._meta.table_name, key) for model in models for key in model.found_by]
-    if keys:
-        for name, key in database.execute_sql(NULLABLE, tuple(map(list, zip(*keys, strict=True)))).fetchall():
-            yield (
-                f"column {name}.{key} may be NULL, and rows in which it is are never found: "
-                f"`alter table {name} alter column {key} set not null`"
-            )
+    nullable = [[name for name, _ in keys], [key for _, key in keys]]
+    for name, key in database.execute_sql(NULLABLE, nullable).fetchall():
+        yield (
+            f"column {name}.{key} may be NULL, and rows in which it is are never found: "
+            f"`alter table {name} alter column {key} set not null`"
+        )
 
 
 def _objection(relation: _Relation, reached: set[int]) -> str | None:

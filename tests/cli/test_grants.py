@@ -12,7 +12,7 @@ import redis
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.migrate import OURS
-from forgekeeper.database import privileges
+from forgekeeper.database import schema
 from forgekeeper.storage import sentinel
 from models import APPLICATION
 from tests.system.soak import rights
@@ -72,8 +72,8 @@ def test_the_page_grants_what_the_code_says(process):
 
     lines = [f"grant usage on schema public to {role};"]
     if process != "exporter":
-        lines.append(f"grant select on {privileges.MIGRATIONS} to {role};")
-    needed = {model._meta.table_name: ", ".join(privileges.needs(model, process)) for model in MODELS}
+        lines.append(f"grant select on {schema.MIGRATIONS} to {role};")
+    needed = {model._meta.table_name: ", ".join(schema.needs(model, process)) for model in MODELS}
     lines += [f"grant {wanted} on {table} to {role};" for table, wanted in needed.items() if wanted]
     assert rights.grants()[role].splitlines() == lines
 

@@ -64,13 +64,7 @@ def who() -> str:
 
 
 def record(
-    act: str,
-    what: str,
-    *,
-    batch: str | None = None,
-    reason: str | None = None,
-    before: Any = None,
-    after: Any = None,
+    act: str, what: str, *, batch: str | None = None, reason: str | None = None, before: Any = None, after: Any = None
 ) -> None:
     """Record an act in the transaction at hand, or in one of its own: *act* is the command, *what* it was done to.
 

@@ -1,10 +1,8 @@
 """What was deleted: a row for each chunk, which says of each of its records what it was.
 
 Where a deletion is one statement its row is written by the same statement: both or neither.  What has no transaction,
-a ref or an object, has an *intent* before it and an *outcome* after it; a crash between the two leaves an intent that
-the next run closes, by looking at what is there.
-
-A row a chunk, and not a row a record, costs a hundredth and no entry in an index (`docs/adr/0021`).
+a ref or an object, has an *intent* before it and an *outcome* after it: see `forgekeeper.audit.intents`.  A row a
+chunk, and not a row a record, costs a hundredth and no entry in an index (`docs/adr/0021`).
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ class Intent(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What has become of an intent: of those records, *columns* as of the intent's, and the *state* among them.
-
-    The intent is closed, also when nothing of it was deleted: then there are no *ids*.
-    """
+    """What has become of the records of an intent, which is closed by that: its *columns*, the *state* among them."""
 
     intent: int | None
     ids: Sequence[int]
@@ -85,19 +80,10 @@ class Deletion(Base):
 
 
 class Audit:
-    """What one attempt writes into the audit; where that is not *on*, nothing.
-
-    *run* is the number of the run, also of the one that has sent a child, which is then named by *child*.
-    """
+    """What one attempt writes into the audit, where that is *on*: of a *run*, or of a *child* that the run has sent."""
 
     def __init__(
-        self,
-        batch: str,
-        *,
-        on: bool,
-        run: int | None = None,
-        tick: datetime | None = None,
-        child: str | None = None,
+        self, batch: str, *, on: bool, run: int | None = None, tick: datetime | None = None, child: str | None = None
     ) -> None:
         self.on = on
         self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
@@ -127,25 +113,19 @@ class Audit:
         """What a statement with a `clause` needs."""
         return {f"audit_{name}": value for name, value in self._facts.items()} if self.on else {}
 
-    def done(self, record: str, *, ids: Sequence[int], names: Sequence[str] | None = None, **columns: Any) -> None:
+    def done(self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), **columns: Any) -> None:
         """Record what this transaction has deleted."""
-        self._write("done", record, _parts(ids, names or (), columns))
+        self._write("done", record, _parts(ids, names, columns))
 
     def intent(
-        self,
-        record: str,
-        *,
-        ids: Sequence[int],
-        names: Sequence[str] | None = None,
-        scope: str | None = None,
-        **columns: Any,
+        self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any
     ) -> list[int]:
         """Record what is about to be deleted; return the numbers of the intents, one for each `ITEMS` records.
 
-        *columns* have a value for each record, or one for all.  *scope* is what no other attempt works on: the intents
-        of an attempt that died are looked for by it.
+        *columns* have a value for each record, or one for all.  By the *scope*, on which no other attempt works, those
+        are found that an attempt left which died.
         """
-        return self._write("intent", record, _parts(ids, names or (), columns), scope=scope)
+        return self._write("intent", record, _parts(ids, names, columns), scope=scope)
 
     def outcomes(self, record: str, ended: Iterable[Ended]) -> None:
         """Record what has become of intents, in the transaction at hand."""
@@ -162,8 +142,7 @@ class Audit:
         values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now() - UNCLOSED_FOR}
         # In so many words: "is not distinct from" is looked for in no index.
         statement = UNCLOSED.format(is_it="is null" if scope is None else "= %(scope)s")
-        rows = database.execute_sql(statement, values).fetchall()
-        return [Intent(*row) for row in rows]
+        return [Intent(*row) for row in database.execute_sql(statement, values).fetchall()]
 
     def _write(
         self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None

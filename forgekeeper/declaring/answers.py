@@ -38,9 +38,8 @@ Due = Callable[[datetime], "Answer | Iterable[Answer]"]
 class Total(NamedTuple):
     """A sum of the rows' sizes that another table keeps in the column *kept*, in a row for each value of *of*.
 
-    The deletion takes its bytes off in the same statement.  A row of the other table that somebody else has locked is
-    not waited for: the rows that count towards it stay for a later run, all others go.  Children lock these rows in
-    one order, so that none waits for another for ever.  Rows without such a row go, too.
+    The deletion takes its bytes off in the same statement.  A sum that somebody else has locked is not waited for: the
+    rows that count towards it stay for a later run, all others go, also those that count towards none.
     """
 
     kept: pw.Field[Any]
@@ -66,23 +65,19 @@ class Rows(Answer, Generic[Row]):
     makes each chunk one look into it.
 
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
-    due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.
+    due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
+    them down to a child's part.  *until* is asked after each chunk; what it returns is why the run has to end.
 
     *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
-    is the field of the result that counts them.  *name* is what the preview shows and people look for in the audit
-    besides the id, *audit* what else that keeps of each row: names, each with an expression of SQL; *called* says how
-    people ask for it there.  *project* and *size* (bytes) let the preview group and add up; with *size*,
-    *counted_bytes* names the field of the result, and bytes have limits, too.
+    is the field of the result that counts them, *verb* what the preview says that becomes of them.  *name* is what it
+    shows and people look for in the audit besides the id, *called* how they ask for it there, *audit* what else that
+    keeps of each row: names, each with an expression of SQL.  *project* and *size* (bytes) let the preview group and
+    add up; with *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
 
-    *share* narrows them down to a child's part; the others go by another child.  *also* are statements, without
-    ``returning``, that go with each chunk: all or nothing.  They read its part ``deleted``, which has the columns of
-    the model.  *total* is a sum that another table keeps of the sizes: each chunk takes its bytes off.  *until* is
-    asked after each chunk; what it returns is why the run has to end.
+    *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
+    ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
 
-    *verb* is what the preview says that becomes of them.
-
-    Raises `Mistake` where the model's key is not one column of whole numbers, *since* no instant of the model's, or a
-    *total* is kept of rows without a *size*.
+    Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* by which no chunk could be deleted.
     """
 
     model: type[Row]
@@ -147,13 +142,11 @@ class Changes(Rows[Row]):
     The statement names the page's keys ``%(ids)s``, the run's time ``%(now)s`` and the condition ``{due}``, has a part
     ``changed`` that returns a row for each that was changed, its key called ``id``, and says ``{recorded}`` behind its
     last part: there the engine writes the audit and counts.  It repeats the condition where it changes rows, so that
-    what moves on meanwhile stays.
+    what moves on meanwhile stays.  Raises `Mistake` for one that lacks any of these.
 
     *each* is called with each row of ``changed`` after the commit: it may log it, and returns what it counts.  The
     audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
     moved on, and bad ones.
-
-    Raises `Mistake` for a statement without one of these.
     """
 
     _: KW_ONLY
@@ -183,9 +176,7 @@ class Children(Answer):
     """A message to *child* for each of *of*, unless one with its key is on its way already.
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
-    children whose arguments are not unique.  A child does what is due when it runs: to send it twice is
-    harmless, and to lose it costs time alone, since the next run sends it again.
-
+    children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
     *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.
     """
 
@@ -208,19 +199,13 @@ class Children(Answer):
 
 @dataclass(frozen=True)
 class Skip(Answer):
-    """The run does nothing, for a *reason* that its result, the log and the metrics show: one of the closed set.
-
-    The reasons are listed in `metrics.catalogue.SKIPS`; a flag that is off is `flag_off`.
-    """
+    """The run does nothing, for a *reason* that result, log and metrics show: one of `metrics.catalogue.SKIPS`."""
 
     reason: str
 
 
 class Note(Answer):
-    """Fields of the result that the batch itself knows, such as the bucket that a child works on.
-
-    Raises `Mistake` when the run meets it and the outcome has no such field.
-    """
+    """Fields of the result that the batch itself knows; the run raises `Mistake` for one that its outcome lacks."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -230,14 +215,13 @@ class Note(Answer):
 class Removal(Answer):
     """What *remove* removes, up to so many at a time: it returns how many went.  For forgekeeper's own records alone.
 
-    Each chunk is a transaction with what the audit says of it: how many, by the name *record*; nothing where that is
-    None.  *counted* is the field of the result.
+    Each chunk is a transaction with what the audit says of it: how many, by the name *record*, if it has one.
+    *counted* is the field of the result.
     """
 
     record: str | None
     remove: Callable[[int], int]
     counted: str | None = None
-    chunk: int = 1_000
 
 
 def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:

@@ -141,11 +141,10 @@ class Sweep:
     def _send(self, text: str, values: dict[str, Any], *, by_itself: bool) -> tuple[Any, ...] | None:
         """Execute the statement: prepared, unless it is one by itself."""
         first = write_first() + IN_ORDER
-        sent = (
-            database.execute_sql(first + text, values)
-            if by_itself
-            else execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
-        )
+        if by_itself:
+            sent = database.execute_sql(first + text, values)
+        else:
+            sent = execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
         row: tuple[Any, ...] | None = sent.fetchone()
         return row
 
@@ -209,13 +208,7 @@ def _change(run: Run[Any], changes: Changes[Any], whole: int, ids: Sequence[int]
 
 
 def execute(
-    changes: Changes[Any],
-    now: datetime,
-    ids: Sequence[int],
-    audit: Audit,
-    brakes: Brakes,
-    *,
-    of: int | None = None,
+    changes: Changes[Any], now: datetime, ids: Sequence[int], audit: Audit, brakes: Brakes, *, of: int | None = None
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are due still; return a row for each."""
     due = condition(changes.model, changes.due)

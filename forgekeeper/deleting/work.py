@@ -24,6 +24,8 @@ from forgekeeper.settings import Settings
 
 PAGE = 100
 """So many children are sent at a time."""
+CHUNK = 1_000
+"""So many of forgekeeper's own records are removed at a time."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
 
 
@@ -56,20 +58,17 @@ def send(run: Run[Any], children: Children) -> str | None:
 
 
 def remove(run: Run[Any], removal: Removal) -> str | None:
-    """Remove them; return why it ended before all were gone, None where none is left.
-
-    A budget that has ended leaves the first chunk.
-    """
-    count = removal.chunk
-    while count == removal.chunk:
+    """Remove them, one chunk at least; return why it ended before all were gone, None where none is left."""
+    count = CHUNK
+    while count == CHUNK:
         with writing():
-            count = removal.remove(removal.chunk)
+            count = removal.remove(CHUNK)
             if count and removal.record is not None:
                 run.audit.done(removal.record, ids=(), count=count)
         if removal.counted is not None:
             run.add(removal.counted, count)
         run.step("removed")
-        if run.deadline.passed(count) and count == removal.chunk:
+        if run.deadline.passed(count) and count == CHUNK:
             return "deadline"
     return None
 
@@ -77,8 +76,7 @@ def remove(run: Run[Any], removal: Removal) -> str | None:
 def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     """Ask the batch what goes now, and do it; the outcome says what came of it.
 
-    A generator is asked step by step, and closed on every way out, so that it releases what it holds.  A child that
-    wants a lease does nothing while another has that.
+    A generator is asked step by step, and closed on every way out.  A child does nothing while another has its lease.
     """
     _run.set(run)
     try:

@@ -68,9 +68,8 @@ def record(
 ) -> None:
     """Record an act in the transaction at hand, or in one of its own: *act* is the command, *what* it was done to.
 
-    *before* and *after* are what it changed, as JSON holds it; secrets in them are masked, and long lists are cut.
-    Does nothing where the audit is off.  What is not changed in the same transaction is changed after this, never
-    before: an act that cannot be recorded does not happen.
+    *before* and *after* are what it changed, as JSON holds it, without secrets, and cut where it is long.  Does nothing
+    where the audit is off.  Change what is elsewhere after this: an act that cannot be recorded does not happen.
     """
     actor, on = _recording.get()
     if not on:

@@ -35,10 +35,7 @@ class Item(NamedTuple):
 
 
 class Intended(Generic[Key]):
-    """Records of one kind that an attempt is about to delete, by whatever the caller calls them.
-
-    *scope* is what no other attempt works on.  Where the audit is off nothing is written.
-    """
+    """Records of one kind that an attempt is about to delete, by whatever the caller calls them; see `Audit.intent`."""
 
     def __init__(self, audit: Audit, record: str, *, scope: str | None = None) -> None:
         self._audit = audit
@@ -52,10 +49,7 @@ class Intended(Generic[Key]):
         return self._audit.on
 
     def begin(self, items: Mapping[Key, Item]) -> None:
-        """Say, in a transaction of its own or the one at hand, what is about to go.
-
-        It has to be committed before anything goes.  What is recorded again has moved since the first time.
-        """
+        """Say what is about to go, before it does: what is said again has moved since the first time."""
         if self.on and items:
             with writing():
                 begun = self._begin(items)
@@ -63,10 +57,7 @@ class Intended(Generic[Key]):
 
     @contextmanager
     def ending(self, states: Mapping[Key, str]) -> Iterator[None]:
-        """Do what is done within, and say what has become of those records, in one transaction.
-
-        Records that were never said are passed over; those that are not among *states* stay open.
-        """
+        """Do what is done within, and say what has become of those records that were said, in one transaction."""
         with writing():
             yield
             closed, begun = self._end(states) if self.on else ([], {})
@@ -109,9 +100,9 @@ def at_work(record: str) -> set[int]:
 
 
 def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> None:
-    """Close what attempts before ours have left open, as *look* finds it; what is not known now stays open.
+    """Close what attempts before ours have left open, as *look* finds it by details; what is not known now stays open.
 
-    *name* is the column of what a record is looked for by.
+    *name* is the detail that records are looked for by.
     """
     while unclosed := audit.unclosed(record, scope=scope):
         rows = [list(each_of(intent.ids, intent.detail, _size(intent, name))) for intent in unclosed]

@@ -16,7 +16,7 @@ Counts = Mapping[str, int]
 
 
 class State(Protocol):
-    """What became of an item, and why."""
+    """What became of an item."""
 
     @property
     def state(self) -> str:
@@ -79,9 +79,9 @@ class Items(Answer, ABC, Generic[One]):
 
     *gone* are the states that limits count, *stays* those in which nothing went, *waits* those that leave an item as
     it was.  Any other, as ``failed`` is, has used what was reserved for it.  Items that are not *keyed* are in no
-    table: none is passed over as a bad record.  *objective* is how long a due item may wait, *processed* the fields of
-    the result that limits go by, *failed* those that count what failed: `settle` returns them.  Backlog and preview are
-    the document's own.  Where *all_bad* and none of a chunk can be settled, the run fails: it is not the records then.
+    table: none is passed over as a bad record.  *objective* is how long a due item may wait.  `settle` returns the
+    fields *processed*, by which limits go, and *failed*.  Backlog and preview are the document's own.  Where *all_bad*
+    and none of a chunk can be settled, the run fails: it is not the records then.
     """
 
     record: str
@@ -148,17 +148,16 @@ class Items(Answer, ABC, Generic[One]):
     def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State | None]:
         """Return what the audit keeps of each item that goes, and the state of each that stays.
 
-        It is called in the transaction of the intent, and may lock or remember what must not be used from then on.  An
-        item that is not returned is not ours any more.  *kept* are those of which `look` has said that they stay.  Of
-        an item with None `delete` has to *tell*.
+        It is called in the transaction of the intent, and may lock what must not be used from then on.  An item that
+        is not returned is not ours any more; *kept* are those that stay, as `look` has said; of one with None `delete`
+        has to *tell*.
         """
 
     @abstractmethod
     def delete(self, items: Sequence[One], until: float, tell: Tell[One] | None) -> Deleted[One]:
         """Delete the items, until an instant of the monotonic clock.
 
-        A document that learns only now what the audit is to keep of an item calls *tell* before that one goes; it is
-        None where nobody needs to know.
+        What learns only now what the audit is to keep of an item calls *tell* before that goes, if it is not None.
         """
 
     @abstractmethod

@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
 
 
 class OfBatch(Options, total=False):
-    """What a batch may declare."""
+    """What batches alone may declare."""
 
     document: int
     team: str
@@ -67,7 +67,7 @@ class OfBatch(Options, total=False):
 
 
 class OfChild(Options, total=False):
-    """What a child may declare."""
+    """What children alone may declare."""
 
     enqueued_as: str
     continues: Sequence[str]
@@ -77,10 +77,10 @@ class OfChild(Options, total=False):
 def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable[[Asked], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
-    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
-    asked once a run.  From the answer follow the run, the preview, the backlog, what the breaker weighs, limits, pace,
-    stop, audit, counters and settings.  The function only looks: a run's session cannot write.  *writes* says why a
-    batch has to write by itself all the same: then nothing of that is kept for what it writes, and `check` says so.
+    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  From the answer follow
+    the run, the preview, the backlog, what the breaker weighs, limits, pace, stop, audit, counters and settings.  The
+    function only looks: a run's session cannot write.  *writes* says why a batch has to write by itself all the same:
+    then nothing of that is kept for what it writes, and `check` says so.
 
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
     may take before it stops by itself.  Of *tables* it is asked before each run whether its statements would misread
@@ -88,11 +88,10 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     switched off.  *logged_as* is what the last line of a run calls the whole result, besides its fields.
     *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 
-    Batches and children both take further options.  After *time_limit*, a minute more than its budget, a run is killed.
-    *due* says what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result,
-    *records* say which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond
-    which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its backlogs, if
-    it is not the name.
+    What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *due* says
+    what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say
+    which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond which alerts
+    fire, *counters* are of its own.  *collector* is the exporter's label for what reads its backlogs, if not its name.
 
     Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
     """
@@ -104,10 +103,9 @@ def child(
 ) -> Callable[[ChildAsked[Ids]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
-    It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
-    of what a child answers with, only what is among that goes.  It starts its successor when it has stopped for a
-    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.  With *lease*
-    it does nothing while another works on what its first id names.
+    It answers as a batch does.  *due* says what is due to all children together: only what is among that goes.  It
+    starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
+    result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
     """
     parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
@@ -166,8 +164,7 @@ def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) 
 
 def _record(rows: Rows[Any]) -> Record:
     """Say how rows are counted."""
-    size = () if rows.counted_bytes is None else (rows.counted_bytes,)
-    counted = (rows.counted,)
+    counted, size = (rows.counted,), (rows.counted_bytes,) if rows.counted_bytes else ()
     return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
 
 

@@ -25,8 +25,7 @@ log = structlog.get_logger(__name__)
 def delete(run: Run[Any], items: Items[Any]) -> str | None:
     """Delete the items; return why it ended before all were gone, None where none is left.
 
-    What goes is said in the audit before, and settled after, with what it takes of limits: whatever is not settled
-    counts as gone.
+    What goes is said in the audit before, and settled after, with what it takes of limits: else it counts as gone.
     """
     try:
         with engine():

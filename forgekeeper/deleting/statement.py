@@ -13,14 +13,13 @@ its order (`IN_ORDER`), and the repeated condition is of a form that no index an
 
 Every child's chunks touch every row of a `Total`'s table.  Children wait for one another by what a total is kept of, in
 one order, on locks that are ours alone (``turns``): without the order ten of them deadlock by the hundred.  A total
-that anyone else has locked by then is not waited for: that may take hours, and every child would stand still.
-``totals`` locks what it gets; what is ``present`` and was not got is ``held_up``, and its rows stay for now.  What has
-no total is not held up.  Each part names the count of the one before, so that PostgreSQL cannot put that off.
+that anyone else has locked by then is not waited for: that may take hours.  ``totals`` locks what it gets; what is
+``present`` and was not got is ``held_up``, and its rows stay for now.  Each part names the count of the one before, so
+that PostgreSQL cannot put that off.
 
-What comes after the turns is done by one child at a time.  So they come last, with little but the commit after them:
-two processes delete 1.75 times as much as one, and with the totals first 0.97 times (`python -m benchmarks
-artifacts_two`).  Should others have a total locked then, it is too late to leave its rows: the statement fails, and is
-repeated with the totals first.
+What comes after the turns is done by one child at a time.  So they come last: two processes delete 1.75 times as much
+as one, and with the totals first 0.97 times (`python -m benchmarks artifacts_two`).  Should others have a total locked
+then, it is too late to leave its rows: the statement fails, and is repeated with the totals first.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Condition(NamedTuple):
 
 
 def condition(model: type[Base], expression: pw.Node) -> Condition:
-    """Write *expression* over the model's columns down, so that the same statement is prepared once for all runs."""
+    """Write *expression* over the model's columns; its values are named, so that all runs prepare the same statement."""
     context = database.get_sql_context()
     context.alias_manager[model._meta.table] = model._meta.table_name
     with context.scope_normal():
@@ -168,10 +167,10 @@ class Composed:
         held_up: bool = False,
         totals_first: bool = False,
     ) -> str:
-        """Return the statement of a chunk of *limit* rows.
+        """Return the statement of a chunk of *limit* rows; *recorded* are the parts that write the audit and count.
 
-        *recorded* are the parts that write the audit and count.  *only* says that keys are named, *without* that some
-        are left out, *room* that bytes are limited, *held_up* that totals are known to be locked.
+        *only* says that keys are named, *without* that some are left out, *room* that bytes are limited, *held_up* that
+        totals are known to be locked.
         """
         rows = self.rows
         measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}

@@ -113,9 +113,9 @@ class Audit:
         """What a statement with a `clause` needs."""
         return {f"audit_{name}": value for name, value in self._facts.items()} if self.on else {}
 
-    def done(self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), **columns: Any) -> None:
+    def done(self, record: str, *, ids: Sequence[int], **columns: Any) -> None:
         """Record what this transaction has deleted."""
-        self._write("done", record, _parts(ids, names, columns))
+        self._write("done", record, _parts(ids, (), columns))
 
     def intent(
         self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any

@@ -43,14 +43,9 @@ class Intended(Generic[Key]):
         self._scope = scope
         self._open: dict[int, dict[Key, Item]] = {}
 
-    @property
-    def on(self) -> bool:
-        """Whether anything is to be said at all."""
-        return self._audit.on
-
     def begin(self, items: Mapping[Key, Item]) -> None:
         """Say what is about to go, before it does: what is said again has moved since the first time."""
-        if self.on and items:
+        if self._audit.on and items:
             with writing():
                 begun = self._begin(items)
             self._open |= begun
@@ -60,7 +55,7 @@ class Intended(Generic[Key]):
         """Do what is done within, and say what has become of those records that were said, in one transaction."""
         with writing():
             yield
-            closed, begun = self._end(states) if self.on else ([], {})
+            closed, begun = self._end(states) if self._audit.on else ([], {})
         for number in closed:
             del self._open[number]
         self._open |= begun

@@ -30,7 +30,10 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     try:
         with engine():
             run.note(items.begin())
-        _close_earlier(run, items)
+        until = time.monotonic() + run.deadline.left()
+        for scope in items.scopes():
+            became = partial(items.became, scope, until)
+            close_earlier(run.audit, items.record, became, name=items.name, scope=scope)
         # Where items are in no table, none is passed over: what fails, fails the run.
         with run.bad_records(items.record, items.due_of) if items.keyed else nullcontext() as bad:
             stopped = _Pass(run, items, bad).whole()
@@ -41,14 +44,6 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     if failure := items.failure():
         raise failure
     return stopped
-
-
-def _close_earlier(run: Run[Any], items: Items[Any]) -> None:
-    """Say what has become of items whose attempt died."""
-    until = time.monotonic() + run.deadline.left()
-    for scope in items.scopes():
-        became = partial(items.became, scope, until)
-        close_earlier(run.audit, items.record, became, name=items.name, scope=scope)
 
 
 class _Lot(NamedTuple, Generic[One]):
@@ -95,10 +90,8 @@ class _Pass(Generic[One]):
     def _claim(self, limit: int) -> tuple[list[One], bool]:
         """Claim what comes next, bad records aside; return it, and whether there was anything at all."""
         # What was claimed is ours for so long; it is counted from before the claim.
-        visible = self._items.visibility
-        self._ours_until = time.monotonic() + (
-            self._run.deadline.left() if visible is None else visible.total_seconds()
-        )
+        visible, left = self._items.visibility, self._run.deadline.left()
+        self._ours_until = time.monotonic() + (left if visible is None else visible.total_seconds())
         claimed: list[One] = []
 
         def claim(only: Sequence[int] | None) -> int | None:
@@ -138,7 +131,7 @@ class _Pass(Generic[One]):
             self._settle(lot, {})
             return None
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        matters = lot.intended.on or self._run.brakes.limited
+        matters = self._run.audit.on or self._run.brakes.limited
         with engine():
             found = self._items.delete(lot.going, until, lot.intended.begin if matters else None)
         if not found.began:
@@ -159,10 +152,9 @@ class _Pass(Generic[One]):
         expired = time.monotonic() > self._ours_until
         if expired:
             log.warning("claim dropped, too old to be acted on", items=len(these))
-        if expired or self._run.deadline.halted():
+        if late := expired or self._run.deadline.halted():
             self._put_back(these)
-            return True
-        return False
+        return late
 
     def _put_back(self, these: Sequence[One]) -> None:
         if these:

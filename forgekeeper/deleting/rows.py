@@ -55,7 +55,11 @@ class Sweep:
         self._run = run
         self._rows = rows
         self._composed = Composed(rows)
-        self._audited = _audited(run.audit, rows)
+        # A row became due so much *after* its *since*.
+        due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
+        columns = {"due": due} | {name: f"_audit_{name}" for name in rows.audit}
+        name = None if rows.name is None else "_named"
+        self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
         self._position = START
         self._held_up = set[int]()
         self.deleted = 0
@@ -154,14 +158,6 @@ class Sweep:
         self._run.add("batches", rows > 0)
         if self._rows.counted_bytes is not None:
             self._run.add(self._rows.counted_bytes, size)
-
-
-def _audited(audit: Audit, rows: Rows[Any]) -> str:
-    """Return the part that writes the audit; a row became due so much *after* its *since*."""
-    name = None if rows.name is None else "_named"
-    due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
-    columns = {name: f"_audit_{name}" for name in rows.audit}
-    return audit.clause(rows.record, "deleted", id="_key", name=name, due=due, **columns)
 
 
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:

@@ -115,7 +115,7 @@ class Condition(NamedTuple):
 
 
 def condition(model: type[Base], expression: pw.Node) -> Condition:
-    """Write *expression* over the model's columns; its values are named, so that all runs prepare the same statement."""
+    """Write *expression* over the model's columns; its values are named: all runs prepare the same statement."""
     context = database.get_sql_context()
     context.alias_manager[model._meta.table] = model._meta.table_name
     with context.scope_normal():
@@ -144,9 +144,11 @@ class Composed:
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
         due = condition(rows.model, rows.due)
-        also = [named(each.sql, each.params or (), name=f"also_{number}") for number, each in enumerate(rows.also)]
-        self.values = due.values | {name: value for each in also for name, value in each.values.items()}
-        self._also = {f"also_{number}": each.text for number, each in enumerate(also)}
+        self.values, self._also = due.values, dict[str, str]()
+        for number, each in enumerate(rows.also):
+            name = f"also_{number}"
+            self._also[name], values = named(each.sql, each.params or (), name=name)
+            self.values |= values
         self._key = column(rows.model._meta.primary_key)
         self._names = {
             "since": column(rows.since),

@@ -1,1 +1,1 @@
-"""Coordination: what processes share in Redis: scripts, leases, and how a process reaches it."""
+"""Coordination: what processes share in Redis: leases, and how values there are read."""

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.coordination.client import add_scripts, call
+from forgekeeper.connections import add_scripts, call
 from forgekeeper.coordination.values import DECLARED, is_whole, moment, text
 
 add_scripts("workers.expired_job_artifacts")

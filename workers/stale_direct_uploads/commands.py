@@ -17,8 +17,7 @@ from peewee import chunked
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import All, Json, Problem, emit, moment, visible, write, wrong_use
-from forgekeeper.connections import client
-from forgekeeper.coordination.client import call
+from forgekeeper.connections import call, client
 from forgekeeper.coordination.values import text
 from forgekeeper.database import now
 from forgekeeper.settings import Settings

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import redis
 from peewee import chunked
 
-from forgekeeper.coordination.client import add_scripts, call
+from forgekeeper.connections import add_scripts, call
 from forgekeeper.coordination.values import DECLARED, moment, raw, second, text, whole
 from forgekeeper.declaring import shown
 from forgekeeper.settings import Settings

@@ -98,8 +98,7 @@ class Lease(Vital):
     def check(self) -> None:
         """Raise `LeaseLost` unless the lease is ours; renew it.
 
-        Redis is asked.  Without an answer, which costs the client's time-out, the last one
-        counts for *ttl*, and no longer.
+        Without an answer of Redis, which costs the client's time-out, the last one counts for *ttl*, and no longer.
         """
         if not self._doubt():
             self._renew()
@@ -150,10 +149,9 @@ def lease(
     forbidden: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Lease]:
-    """Hold the lease *name* for the body, or raise `LeaseTaken` at once.
+    """Hold the lease *name* for the body, or raise `LeaseTaken` at once; give it back on every way out.
 
-    It is given back on every way out.  Raises `LeaseInTransaction`, without a word to Redis, when *forbidden* says that
-    this is no place for a lease.  *holder* is for people to read.
+    Raises `LeaseInTransaction`, without a word to Redis, when *forbidden* says so.  *holder* is for people to read.
     """
     if forbidden is not None and forbidden():
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
@@ -191,8 +189,5 @@ def _read(key: bytes, value: bytes, left: int) -> Held:
 
 
 def break_lease(client: redis.Redis, name: str) -> bool:
-    """Free the lease, whatever holder it has; return False when it has none.
-
-    Its holder is not stopped: it learns of it at its next safe point.
-    """
+    """Free the lease, whose holder learns of it at its next safe point; return False when it has none."""
     return bool(client.delete(KEY.encode() + raw(name)))

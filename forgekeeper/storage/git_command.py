@@ -1,7 +1,6 @@
 """Run git on one repository: without anyone's configuration or hooks, and with an end that leaves no locks.
 
-A killed git leaves `packed-refs.lock` behind, which blocks every push.  Git that gets SIGTERM removes its locks, so it
-is given time for that before it is killed.
+A killed git leaves `packed-refs.lock` behind, which blocks every push: it gets SIGTERM first, and time to remove it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Find a repository below the root, keep git inside it, and see what its refs are at.
 
-A disk that is not mounted looks exactly like one from which everything was deleted: a repository is believed to be gone
-only while the sentinel can be read.
+A repository is believed to be gone only while the sentinel can be read: the disk may not be mounted.
 
 Git follows a symbolic link in the path of a ref, of its log and of `packed-refs`, and `commondir` names the folder in
 which the refs are.  A bare repository of a forge has none of these.  What git only reads may lead elsewhere: `HEAD` as
@@ -163,8 +162,7 @@ class Repository:
 def open_repository(root: Path, disk_path: str) -> Repository:
     """Return the repository at *disk_path*, relative to *root*.
 
-    Raises `RootUnavailable`, `RepositoryMissing`, and `RepositoryFailed` for a path that leads
-    out of the root or to no directory.
+    Raises `RootUnavailable`, `RepositoryMissing`, and `RepositoryFailed` for a path that leads out or to no directory.
     """
     _read_sentinel(root)
     if disk_path.startswith("/") or "\0" in disk_path or ".." in disk_path.split("/"):

@@ -5,9 +5,9 @@
     az://container/prefix?account_name=…&account_key=…
     file:///srv/objects
 
-What stands behind the question mark are options of the store, percent-encoded where they
-contain `&`, `#` or `%`; `OPTIONS` has them all.  What is not given there is looked for in
-the environment under the store's usual names (`AWS_ACCESS_KEY_ID`, …).
+Behind the question mark stand options of the store, all of which `OPTIONS` has; `&`, `#` and `%` in them are
+percent-encoded.  What is not given there is looked for in the environment under the store's usual names
+(`AWS_ACCESS_KEY_ID`, …).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _QUERY = re.compile(r"\?[^\s,]*")
 def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
     """Open the store behind *url*; raise one of `FAILURES` when the URL is wrong or its folder is not there.
 
-    Nothing is sent yet.  A request that got no answer within *request_timeout* has failed;
-    one that may be tried again is, up to *retries* times, but not after *retry_timeout*.
+    Nothing is sent yet.  A request that got no answer within *request_timeout* has failed; one that may be tried again
+    is, up to *retries* times, but not after *retry_timeout*.
     """
     check_process()
     address, options = _split(url)
@@ -56,12 +56,8 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
         return from_url(address, automatic_cleanup=True)
     client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP & options.keys()}
     config: Any = options
-    return from_url(
-        address,
-        config=config,
-        client_options=client,
-        retry_config={"max_retries": retries, "retry_timeout": retry_timeout},
-    )
+    retry: Any = {"max_retries": retries, "retry_timeout": retry_timeout}
+    return from_url(address, config=config, client_options=client, retry_config=retry)
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
@@ -74,8 +70,7 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
     # Not parse_qsl: it reads '+' as a space, and secret keys contain it.
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     options = {name: unquote(value) for name, _, value in pairs}
-    unknown = sorted(options.keys() - OPTIONS[parts.scheme])
-    if unknown:
+    if unknown := sorted(options.keys() - OPTIONS[parts.scheme]):
         known = ", ".join(sorted(OPTIONS[parts.scheme])) or "none"
         raise ValueError(f"unknown option {', '.join(unknown)}; {parts.scheme}:// has: {known}")
     return address, options
@@ -91,11 +86,7 @@ def reason(error: Exception) -> str:
 
 
 def check_process() -> None:
-    """Raise unless this is the process that used obstore first.
-
-    Its threads do not live on in a forked child, which would wait for them for ever, with
-    stores of its own too.
-    """
+    """Raise unless this process used obstore first: a forked child lacks its threads, and would wait for ever."""
     if _home() != os.getpid():
         raise RuntimeError(f"process {_home()} has used object stores before it forked; open them in the child only")
 

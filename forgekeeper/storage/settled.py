@@ -1,8 +1,8 @@
 """What has become of direct uploads, kept in PostgreSQL: the register in Redis may go back, this does not.
 
-*Reaped* is what a run has deleted or is about to delete; other rows are uploads that have completed at a location whose
-objects no table names.  A transaction that settles an upload holds its lock until it ends, so that of a producer's row
-and a run's row the later one sees the earlier.
+*Reaped* is what a run has deleted or is about to delete; other rows have completed at a location whose objects no table
+names.  A transaction that settles an upload holds its lock until it ends: of a producer's row and a run's row the later
+one sees the earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from forgekeeper.database.survey import Rows
 
 LOCKS = 0x6B656570
 """The seed by which an upload's entry is hashed for its advisory lock: the letters ``keep``."""
-
 LOCK = "select pg_advisory_xact_lock(hashtextextended(%(location)s || ':' || %(path)s, %(seed)s))"
 # Whatever the role's default is: the statements that follow must see what the transaction before us has committed.
 LOCK_FREE = """
@@ -33,8 +32,6 @@ LOCKED = """
             and database = (select oid from pg_database where datname = current_database())
     ))
 """
-# A producer's transaction has begun before.
-ISOLATION = "select current_setting('transaction_isolation')"
 REAP = """
     insert into settled_uploads (location, path, reaped, run)
     select %(location)s, path, true, %(run)s from unnest(%(paths)s::text[]) as path
@@ -45,16 +42,11 @@ NAMED = """
     select path from settled_uploads
     where location = %(location)s and path = any(%(paths)s::text[]) and coalesce(reaped = %(reaped)s::boolean, true)
 """
-COMPLETE = """
-    insert into settled_uploads (location, path, reaped) values (%(location)s, %(path)s, false)
-    on conflict (location, path) do nothing
-"""
 OLD = "settled_at < %(horizon)s"
 """What runs remove, and previews count."""
 DELETE_OLD = f"""
     delete from settled_uploads where (location, path) in (
-        select location, path from settled_uploads where {OLD} limit %(limit)s
-        for update skip locked
+        select location, path from settled_uploads where {OLD} limit %(limit)s for update skip locked
     )
 """
 
@@ -79,17 +71,15 @@ class SettledUpload(Base):
     @classmethod
     def lock(cls, location: str, path: str) -> None:
         """Lock the upload until this transaction ends; raise `NoTransaction` where there is none."""
-        isolation = database.execute_sql(ISOLATION).fetchone()[0]
+        # The producer's transaction has begun before.
+        (isolation,) = database.execute_sql("select current_setting('transaction_isolation')").fetchone()
         if not database.in_transaction() or isolation != "read committed":
             raise NoTransaction(NoTransaction.__doc__)
         database.execute_sql(LOCK, {"location": location, "path": path, "seed": LOCKS})
 
     @classmethod
     def lock_free(cls, location: str, paths: Sequence[str]) -> list[str]:
-        """Lock those that no other transaction has locked, until this one ends, and return them.
-
-        It has to be the first statement of its transaction.
-        """
+        """Lock those that no other has locked, and return them; it has to be the first statement of its transaction."""
         return _paths(LOCK_FREE, location, paths, seed=LOCKS)
 
     @classmethod
@@ -110,7 +100,7 @@ class SettledUpload(Base):
     @classmethod
     def complete(cls, location: str, path: str) -> None:
         """Record that an upload has completed which no table will name; needs its lock."""
-        database.execute_sql(COMPLETE, {"location": location, "path": path})
+        cls.insert(location=location, path=path, reaped=False).on_conflict_ignore().execute()
 
     @classmethod
     def forget(cls, location: str, paths: Sequence[str]) -> int:

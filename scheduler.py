@@ -23,9 +23,9 @@ from dramatiq.common import current_millis
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.failpoints import arm
-from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.process.lifetime import tell_supervisor
 from forgekeeper.runs.processes import Heartbeat, identity
 from forgekeeper.runs.reconcile import COUNT, reconcile
 from forgekeeper.settings import Settings

@@ -59,7 +59,7 @@ def _ours(servers: Servers, projects: int, *, again: bool) -> float:
 def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     """Return what a run calls to send its children."""
     from forgekeeper.delivery.broker import broker
-    from forgekeeper.delivery.children import send_children
+    from forgekeeper.delivery.messages import send_children
 
     load_batches()
     settings = model()(database_url=SecretStr(servers.database_url), redis_url=SecretStr(servers.redis_url))

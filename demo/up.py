@@ -25,7 +25,7 @@ from forgekeeper.cli.serving import python, python_path
 from forgekeeper.cli.waiting import Wait, database_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
-from forgekeeper.process import signals
+from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 
 FOLDER = Path(".forgekeeper")
@@ -63,7 +63,7 @@ class Processes:
             stderr=self._output,
             # Ctrl-C is for us alone: we end them, in order.
             start_new_session=True,
-            preexec_fn=signals.end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
+            preexec_fn=lifetime.end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
         )
 
     def ended(self) -> str | None:

@@ -17,7 +17,7 @@ from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Part
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import by_hand, held_back, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started

@@ -22,7 +22,7 @@ from forgekeeper.cli.waiting import Wait, server_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.coordination.values import DECLARED
 from forgekeeper.delivery.queues import types
-from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.process.lifetime import tell_supervisor
 from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting

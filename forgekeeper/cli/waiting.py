@@ -22,7 +22,7 @@ from forgekeeper.connections import client
 from forgekeeper.coordination.values import misfits
 from forgekeeper.database import database, release
 from forgekeeper.installation import Installation, claim_by_writing, objection
-from forgekeeper.process import ready
+from forgekeeper.process import lifetime
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 
@@ -60,7 +60,7 @@ class Wait:
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
             facts = {"missing": missing.what, "where": missing.where, "reason": missing.why, "next_try_in": seconds}
             log.warning("not ready, waiting", process=self._said, **facts)
-            ready.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
+            lifetime.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._sleep(seconds)
         release()
         self.end_if_asked()

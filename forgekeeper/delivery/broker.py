@@ -13,8 +13,7 @@ from dramatiq.middleware import TimeLimit
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.connections import client
-from forgekeeper.delivery.children import ChildMessages, send_children
-from forgekeeper.delivery.ledger import RunMessages, send
+from forgekeeper.delivery.messages import ChildMessages, RunMessages, send, send_children
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import NAMESPACE, Encoder
 from forgekeeper.runs.attempt import Attempt

@@ -33,8 +33,8 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, release
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
-from forgekeeper.process import signals
-from forgekeeper.process.drain import Drain
+from forgekeeper.process import lifetime
+from forgekeeper.process.lifetime import Drain
 from forgekeeper.runs.attempt import Attempt, Runner
 from forgekeeper.runs.counting import attempt_ended, harmless
 from forgekeeper.runs.processes import Heartbeat
@@ -90,7 +90,7 @@ class Process(Middleware):
     def after_process_boot(self, broker: Broker) -> None:
         """Point this process at its servers."""
         assert isinstance(broker, RedisBroker)
-        signals.follow()
+        lifetime.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
         logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=line_written)
@@ -112,7 +112,7 @@ class Process(Middleware):
         """Be known as a process that works, and say that it is ready: its consumers fetch."""
         self._worker = worker
         self.heartbeat.start()
-        signals.at_last += [self.heartbeat.stop, self._forget_starts]
+        lifetime.at_last += [self.heartbeat.stop, self._forget_starts]
         self._drain.ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:

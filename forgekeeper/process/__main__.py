@@ -20,7 +20,7 @@ import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process.drain import reserve
+from forgekeeper.process.lifetime import reserve
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import Watch

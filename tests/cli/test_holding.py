@@ -12,7 +12,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Batch, Hold

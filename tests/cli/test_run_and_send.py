@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold

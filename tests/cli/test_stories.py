@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.boot import load
 from forgekeeper.database import now
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import by_hand, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun

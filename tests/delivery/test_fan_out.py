@@ -8,7 +8,7 @@ from forgekeeper.connections import client
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs import quarantine
 
 CHILD = CHILDREN["clean_project_refs"]

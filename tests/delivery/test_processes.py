@@ -8,7 +8,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile

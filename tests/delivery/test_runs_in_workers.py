@@ -13,7 +13,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.ledger import TOKEN, deliver, message_of
+from forgekeeper.delivery.messages import TOKEN, deliver, message_of
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch

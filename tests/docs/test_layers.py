@@ -47,7 +47,7 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.endpoint",
     "forgekeeper.cli.serving",
-    "forgekeeper.process.ready",  # what systemd and the page have put there
+    "forgekeeper.process.lifetime",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}

@@ -18,7 +18,7 @@ from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker, load_batches
-from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import send_children
 from forgekeeper.delivery.queues import depth
 from scheduler import Loop
 from tests.harness.waiting import wait_until

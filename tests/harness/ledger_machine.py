@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun

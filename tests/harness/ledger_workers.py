@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.ledger import TOKEN
+from forgekeeper.delivery.messages import TOKEN
 from forgekeeper.runs.ledger import JobRun, Started
 
 NAME = "user_status_cleanup"

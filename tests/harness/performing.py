@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.ledger import JobRun

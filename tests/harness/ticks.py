@@ -11,7 +11,7 @@ from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from prometheus_client import generate_latest
 
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from metrics import exporter, logs

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.delivery.ledger import deliver
+from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import COUNT

@@ -14,7 +14,7 @@ from forgekeeper.batches import CHILDREN
 from forgekeeper.database import now
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.settings import PREFIX

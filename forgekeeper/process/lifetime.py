@@ -1,14 +1,17 @@
-"""The end of a worker process: what it works on may go on for a while, and then it ends, whatever hangs.
+"""The life of a worker process: it says that it is ready, takes signals to end, and ends, whatever hangs.
 
-Dramatiq's own end waits for its threads, and they wait for servers: for a Redis that is away to take an
-acknowledgement, for as long as it is away.  Whatever such a thread still works on is safe without it: a run whose row
-stays open is found lost, a message is sent again.
+What it works on may go on for a while after the first signal.  Dramatiq's own end waits for its threads, and they wait
+for servers: for a Redis that is away to take an acknowledgement, for as long as it is away.  Whatever such a thread
+still works on is safe without it: a run whose row stays open is found lost, a message is sent again.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import NoReturn
 
 import structlog
@@ -23,9 +27,8 @@ from dramatiq import Worker
 from dramatiq.common import q_name
 
 from forgekeeper import shutdown
-from forgekeeper.process import signals
-from forgekeeper.process.ready import mark, tell_supervisor
 from forgekeeper.runs.processes import identity
+from metrics.endpoint import FOLDER, READY
 
 SOON = 2.0
 """Seconds in which an idle process ends by itself; one whose servers are away does not."""
@@ -34,7 +37,75 @@ LAST_WORDS = 1.2
 TIME_UP = 1
 """The status of a process that still worked when its time was up."""
 
+PR_SET_PDEATHSIG = 1
+
+at_last: list[Callable[[], None]] = []
+"""What a process tries in its last second, should it not end in an orderly way; each may hang."""
+
 log = structlog.get_logger(__name__)
+
+
+def tell_supervisor(*facts: str) -> None:
+    """Send facts such as ``READY=1`` or ``STATUS=…`` to systemd, if that is who has started us; see sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        # A supervisor that does not listen must not hold up who has better things to do.
+        supervisor.setblocking(False)
+        # With an at sign it is a name of the kernel's own, which has a NUL instead.
+        supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+
+
+def mark(*, ready: bool) -> None:
+    """Say to the page of all processes of this worker whether this one takes messages."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        file = Path(folder) / f"{os.getpid()}{READY}"
+        with suppress(OSError):
+            if ready:
+                file.touch()
+            else:
+                file.unlink(missing_ok=True)
+
+
+def end_with_parent() -> None:
+    """Let the kernel send this process SIGTERM when its parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def follow() -> None:
+    """Drain at the first SIGTERM, whatever comes after it; end with the master, at once if it is dead already.
+
+    Dramatiq takes a second signal for "drop everything".  But a terminal, systemd and the
+    kernel say it more than once: to the group and by the master, or for each thread of a
+    master that was killed.  Call it in the main thread of a process that Dramatiq forked.
+    """
+    master = multiprocessing.parent_process()
+    if master is None:
+        return
+    _drain_once()
+    end_with_parent()
+    if os.getppid() != master.pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _drain_once() -> None:
+    drain = signal.getsignal(signal.SIGTERM)
+    assert callable(drain)
+    once = iter([drain])
+
+    def first(number: int, frame: FrameType | None) -> None:
+        # A second signal may interrupt us up to here, and do all of this before we go on.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Its lock is safe here: the main thread, which a signal interrupts, never waits for this event.
+        shutdown.requested.set()
+        for call in once:
+            call(number, frame)
+
+    signal.signal(signal.SIGTERM, first)
+    signal.signal(signal.SIGHUP, first)
 
 
 def reserve(shutdown_timeout: timedelta) -> float:
@@ -90,7 +161,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     one.
     """
     # Beside one another: each may wait for a server of its own, and hang.
-    threads = [Thread(target=step, daemon=True) for step in (tell, _end_programs, *signals.at_last)]
+    threads = [Thread(target=step, daemon=True) for step in (tell, _end_programs, *at_last)]
     ends = time.monotonic() + LAST_WORDS
     for thread in threads:
         with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that

@@ -24,7 +24,7 @@ from forgekeeper.database.sessions import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.failpoints import arm, failpoint
 from forgekeeper.runs import breaker, counting, preconditions, quarantine
-from forgekeeper.runs.brakes import Brakes, Deadline
+from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.holds import Batch, Held
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.preconditions import Blocked
@@ -104,19 +104,13 @@ class Attempt:
         self._heartbeat = runner.heartbeat
         self._final = final
         self._began = time.monotonic()
-        outcome, batch, tick = declared.outcome(), declared.batch.name, started and started.tick
-        self._growth = counting.Growth(declared, outcome)
-        self._brakes = Brakes(declared, settings, outcome, number)
-        self.run = Run(
-            declared,
-            settings,
-            outcome=outcome,
-            deadline=self._deadline(),
-            number=number,
-            audit=Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=None if started else message_id),
-            brakes=self._brakes,
-            fan_out=partial(runner.fan_out, started.id) if started else None,
-        )
+        batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
+        audit = Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=child)
+        fan_out = partial(runner.fan_out, started.id) if started else None
+        self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out)
+        self._brakes = self.run.brakes
+        self._growth = counting.Growth(declared, self.run.outcome)
+        self.run.deadline = self._deadline()
 
     def __enter__(self) -> Self:
         """Begin it in this thread, whose log lines carry its facts from now on."""
@@ -151,9 +145,9 @@ class Attempt:
                 with reading_only(self.declared.name) if self.declared.batch.writes is None else nullcontext():
                     self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
-            self.blocked = blocked
+            self.blocked, self.run.skipped = blocked, blocked.reason
         except Held as held:
-            self.held = held
+            self.held, self.run.skipped = held, "held"
 
     def _ask_breaker(self) -> None:
         """Let a run of a batch begin, with its children, or raise `Held`."""
@@ -195,13 +189,11 @@ class Attempt:
     def result(self) -> dict[str, Any]:
         """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
         fields = asdict(self.run.outcome)
-        if self.blocked is not None:
-            return fields | {"skipped": self.blocked.reason, "blocked": clean(str(self.blocked))}
-        if self.held is not None:
-            return fields | {"skipped": "held", "held": clean(str(self.held))}
         if self._braked is not None:
             return fields | ({"stopped": self._braked} if "stopped" in fields else {}) | {"braked": self._braked}
-        return fields | ({"skipped": self.run.skipped} if self.run.skipped else {})
+        fields |= {"skipped": self.run.skipped} if self.run.skipped else {}
+        sentences = {"blocked": self.blocked, "held": self.held}
+        return fields | {name: clean(str(why)) for name, why in sentences.items() if why is not None}
 
     def _deadline(self) -> Deadline:
         """Start the budget; at each of its safe points what the outcome has grown by is counted."""
@@ -266,10 +258,8 @@ class Attempt:
                 _tried("quarantine not written", partial(quarantine.forget, batch, name, [key]))
 
     def _count(self) -> None:
-        skipped = self.run.skipped if self.blocked is None else self.blocked.reason
-        skipped = skipped if self.held is None else "held"
         facts = self._seconds(), self.run.outcome, self.error
-        counting.ended(self.declared, *facts, state=self.state, skipped=skipped)
+        counting.ended(self.declared, *facts, state=self.state, skipped=self.run.skipped)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)

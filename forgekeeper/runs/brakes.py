@@ -78,10 +78,10 @@ class Brakes:
         self._reserved = NONE
         self._of_row: dict[str, Any] = {}
         self._noted = NONE
-        self.reason: Why | None = None
-        """Why the attempt has to end, as far as that was found."""
         self._begun = False
         self._bound = False
+        self.reason: Why | None = None
+        """Why the attempt has to end, as far as that was found."""
         self.released = False
         """Whether something of the batch was released; how much goes by that is limited if the release says so."""
 
@@ -122,9 +122,8 @@ class Brakes:
     def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
         """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.
 
-        It is committed before this returns, so this is no part of a transaction.  What an attempt reserves is used up,
-        unless the transaction in which something goes settles it: an attempt that is killed, or hears no answer, has
-        used it.  What others have reserved and may give back is not waited for: the next run takes it.
+        It is committed before this returns, and used up unless the transaction in which something goes settles it.
+        What others have reserved and may give back is not waited for: the next run takes it.
         """
         assert not database.in_transaction(), "what is rolled back was never reserved"
         self._reserved = NONE
@@ -150,8 +149,8 @@ class Brakes:
     def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:
         """Return a further part of a statement's ``with``: it counts what the part *source* returns as deleted.
 
-        It gives the rest of what was reserved back; of a *part* of what was reserved, what `values` says.  *size* is an
-        expression over *source*.  Empty where nothing is reserved.
+        It gives the rest of what was reserved back; of a *part* of that, what `values` says.  *size* is an expression
+        over *source*.  Empty where nothing is reserved.
         """
         if self._reserved == NONE:
             return ""
@@ -167,8 +166,7 @@ class Brakes:
     def settle(self, did: Amount, *, of: int | None = None) -> None:
         """Count what *did* go, in the transaction that settles it, and give the rest of what was reserved back.
 
-        That is all of it, or so many records *of* it: the others stay used up.  `went` is to be called once it is
-        committed.
+        That is all of it, or so many records *of* it: the others stay used up.  Once it is committed call `went`.
         """
         if self._reserved != NONE:
             values = self.values(of) | {"records": did.records, "bytes": did.bytes}
@@ -238,10 +236,7 @@ class Deadline:
         return max(0.0, self._ends - self._clock())
 
     def passed(self, done: int = 0) -> bool:
-        """Say whether the run has to end, after the *done* rows or objects of its last chunk.
-
-        Keeps to the pace: waits as long as those may take, but not beyond the budget.
-        """
+        """Say whether the run has to end, after the *done* rows or objects of its last chunk, and its pace's wait."""
         self.done += done
         self._on_progress()
         if self._pace and done:
@@ -250,10 +245,7 @@ class Deadline:
         return self.halted() or self._clock() >= self._ends
 
     def halted(self) -> bool:
-        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to.
-
-        Asked within what `passed` takes for one chunk and something has to end sooner, or begin.
-        """
+        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to."""
         return self._brake() is not None or shutdown.requested.is_set()
 
     def _wait(self, seconds: float) -> None:

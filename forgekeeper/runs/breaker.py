@@ -27,7 +27,7 @@ import redis
 from forgekeeper.batches import BatchSpec, FeatureFlag
 from forgekeeper.database import database
 from forgekeeper.database.survey import within
-from forgekeeper.runs.holds import BRAKES, Held, Hold
+from forgekeeper.runs.holds import BRAKES, Batch, Held, Hold
 from forgekeeper.runs.totals import USED_OF_RELEASE
 from forgekeeper.settings import Settings
 from metrics.logs import one_line
@@ -80,10 +80,6 @@ GIVE = """
     on conflict (name) do update set released_at = excluded.released_at, released_reason = excluded.released_reason,
         released_by = excluded.released_by, released_expect = excluded.released_expect, released_run = null
 """
-TAKE = """
-    update batches set released_run = %(run)s
-    where name = %(batch)s and released_at is not null and released_run is null
-"""
 STANDS = f"""
     select released_run is null or released_run = %(run)s or not (
         coalesce(released_expect <= {USED_OF_RELEASE}, false)
@@ -94,7 +90,6 @@ STANDS = f"""
     )
     from batches where name = %(batch)s and released_at is not null
 """
-END = "update batches set released_at = null, released_run = null where name = %(batch)s"
 
 
 class Verdict(NamedTuple):
@@ -163,15 +158,15 @@ def release(batch: str, *, reason: str, by: str, expect: int | None) -> list[Hol
     with database.atomic():
         lifted = Hold.lift(batch, BRAKES)
         if lifted:
-            database.execute_sql(
-                GIVE, {"batch": batch, "reason": one_line(reason), "by": one_line(by), "expect": expect}
-            )
+            facts = {"reason": one_line(reason), "by": one_line(by), "expect": expect}
+            database.execute_sql(GIVE, {"batch": batch} | facts)
     return lifted
 
 
 def begin_release(batch: str, run: int) -> None:
     """Let the release that no run has had yet begin with this one."""
-    database.execute_sql(TAKE, {"batch": batch, "run": run})
+    new = (Batch.released_at.is_null(False), Batch.released_run.is_null())
+    Batch.update(released_run=run).where(Batch.name == batch, *new).execute()
 
 
 def released(batch: str, run: int = NEXT) -> bool:
@@ -182,7 +177,7 @@ def released(batch: str, run: int = NEXT) -> bool:
 
 def end_release(batch: str) -> None:
     """End the release; who gave it, and why, stays to be read."""
-    database.execute_sql(END, {"batch": batch})
+    Batch.update(released_at=None, released_run=None).where(Batch.name == batch).execute()
 
 
 def _grown(values: dict[str, Any]) -> float:

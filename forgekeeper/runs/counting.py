@@ -27,12 +27,10 @@ from metrics.logs import describe
 
 LATE = timedelta(minutes=1)
 """The documents promise a minute at most."""
-
 PROCESSED = "forgekeeper_records_processed_total"
 EXAMINED = "forgekeeper_records_examined_total"
 ERRORS = "forgekeeper_record_errors_total"
 CHILDREN = "forgekeeper_children_enqueued_total"
-
 KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
     ("database", (pw.PeeweeException, MaxConnectionsExceeded)),
     ("redis", (redis.RedisError,)),
@@ -91,26 +89,27 @@ def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
             yield CHILDREN, (name, child.name), (child.enqueued_as,)
 
 
+@harmless()
 def record_failed(batch: str, record: str) -> None:
     """Count a record that failed alone."""
-    with harmless():
-        WORKER.inc(ERRORS, batch, record, "database")
+    WORKER.inc(ERRORS, batch, record, "database")
 
 
+@harmless()
 def run_skipped(batch: str, reason: str) -> None:
     """Count a run that did not begin, or ended without work."""
-    with harmless():
-        WORKER.inc("forgekeeper_runs_skipped_total", batch, reason)
+    WORKER.inc("forgekeeper_runs_skipped_total", batch, reason)
 
 
+@harmless()
 def run_started(batch: str, started: Started) -> None:
     """Count a tick whose run begins late; a run that a person has sent is never late."""
     late = started.tick and current_millis() / 1000 - started.tick.timestamp() > LATE.total_seconds()
     if late and started.attempt == 1:
-        with harmless():
-            WORKER.inc("forgekeeper_run_late_starts_total", batch)
+        WORKER.inc("forgekeeper_run_late_starts_total", batch)
 
 
+@harmless()
 def ended(
     declared: Declared,
     seconds: float,
@@ -122,24 +121,23 @@ def ended(
 ) -> None:
     """Count an attempt that has ended; *state* is what its row has become; a failed child waits for a person."""
     name = declared.name
-    with harmless():
-        attempt_ended(name, seconds, error, outcome)
-        if state == "enqueued":
-            WORKER.inc("forgekeeper_run_retries_total", name)
-        elif state == "failed":
-            dead_lettered(name)
-        if declared.lease and (error is not None or skipped is None):
-            _count_lease(name, outcome, error)
-        if error is not None:
-            limit = declared.limit("consecutive_failures")
-            if limit is not None and JobRun.health(name).failures >= limit.above:
-                WORKER.inc(BREACHES, name, limit.name)
-        elif skipped is not None:
-            run_skipped(name, skipped)
-            if skipped == "flag_unreadable" and declared.batch.flag is not None:
-                WORKER.inc("forgekeeper_feature_flag_errors_total", declared.batch.flag)
-        else:
-            _count_what_is_left(declared, outcome)
+    attempt_ended(name, seconds, error, outcome)
+    if state == "enqueued":
+        WORKER.inc("forgekeeper_run_retries_total", name)
+    elif state == "failed":
+        dead_lettered(name)
+    if declared.lease and (error is not None or skipped is None):
+        _count_lease(name, outcome, error)
+    if error is not None:
+        limit = declared.limit("consecutive_failures")
+        if limit is not None and JobRun.health(name).failures >= limit.above:
+            WORKER.inc(BREACHES, name, limit.name)
+    elif skipped is not None:
+        run_skipped(name, skipped)
+        if skipped == "flag_unreadable" and declared.batch.flag is not None:
+            WORKER.inc("forgekeeper_feature_flag_errors_total", declared.batch.flag)
+    else:
+        _count_what_is_left(declared, outcome)
 
 
 def attempt_ended(name: str, seconds: float, error: BaseException | None, outcome: Any = None) -> None:

@@ -1,8 +1,7 @@
 """Processes: the one liveness.  Each scheduler, worker and `forgekeeper run` has a row, and one heartbeat.
 
-A run belongs to the process that has started it, which keeps the rows of its runs alive with its own.  When the
-heartbeats are missing for `dead_after`, the runs are reopened by the process that looks first, and the children are
-sent again by the next run of their batch.
+A run belongs to the process that has started it, which keeps its row alive with its own.  When the heartbeats are
+missing for `dead_after`, the process that looks first reopens the runs, and the next run of a batch sends the children.
 """
 
 from __future__ import annotations
@@ -137,9 +136,9 @@ class Process(Base):
 
 
 class Heartbeat(Vital):
-    """Says three times in *dead_after* that the process and all its runs live, with *facts* for the process's row.
+    """Says three times in *dead_after* that the process and all its runs live, with *facts* for its row, *then* acts.
 
-    *then* follows each.  A database that is away costs heartbeats, not the thread.
+    A database that is away costs heartbeats, not the thread.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ WAITS = f"""
         and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
 """
 KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
-COUNTS = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
 CHILDREN_FOR_A_PERSON = """
     select record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost') group by record
@@ -94,10 +93,7 @@ class Quarantined(Base):
 
 
 def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> bool:
-    """Note a failure; return whether it waits for a person now, as it does after the last retry.
-
-    The first begins the stay, each further one makes it wait longer.
-    """
+    """Note a failure, each of which makes it wait longer; return whether it waits for a person now, after the last."""
     values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
     with writing():
         row = database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run}).fetchone()
@@ -128,8 +124,8 @@ def known(batch: str, record: str) -> dict[int, bool]:
 
 def counts() -> dict[tuple[str, str], int]:
     """Count by batch and record what failed more than once: what did so once goes with the next run, as a rule."""
-    rows = database.execute_sql(COUNTS).fetchall()
-    return {(batch, record): count for batch, record, count in rows}
+    counted = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
+    return {(batch, record): count for batch, record, count in database.execute_sql(counted).fetchall()}
 
 
 def children_for_a_person() -> dict[str, int]:
@@ -156,7 +152,7 @@ def forget_old(horizon: datetime) -> int:
 
 def _which(batch: str, record: str, keys: Iterable[str]) -> tuple[pw.Expression, ...]:
     row = Quarantined
-    return row.batch == batch, row.record == record, row.key.in_([_text(key) for key in keys])
+    return row.batch == batch, row.record == record, row.key.in_([*map(_text, keys)])
 
 
 def _text(value: str) -> str:

@@ -1,8 +1,8 @@
 """Moves a batch to where it should be, whatever a crash, a lost message or an emptied Redis has left behind.
 
-Rows decide, with the database's clock: what is due, who claims it and what became of it.
-So anyone may reconcile, at any moment, any number of times, beside any number of others.
-What was written while that clock was ahead is set aside and reported, so that it holds nothing back.
+Rows decide, with the database's clock: what is due, who claims it and what became of it.  So anyone may reconcile, at
+any moment, any number of times, beside any number of others.  What was written while that clock was ahead is set aside
+and reported, so that it holds nothing back.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ REMEMBERED = 100
 MICROSECOND = timedelta(microseconds=1)
 SHOWN = timedelta(hours=1)
 """For so long a tick that was set aside is reported."""
-# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
-# for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
-# Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
-# looked for by a horizon from outside, and judged by the clock, which a process that was delayed meanwhile cannot know.
+# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back, for the
+# real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.  No index would be
+# used for a volatile function: so the rows are looked for by a horizon from outside, and judged by the clock, which a
+# process that was delayed meanwhile cannot know.
 SET_ASIDE = """
     update job_runs set
         result = case when tick > clock_timestamp() + %(tolerance)s
@@ -92,11 +92,10 @@ class Decision:
 
 
 def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None) -> None:
-    """Move the batch to where it should be now; idempotent, safe in many processes at once.
+    """Move the batch to where it should be now; *due_hint* is the tick that the caller's own clock says is due.
 
-    *due_hint* is the tick that the caller's own clock says is due.
-    Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
-    nothing is lost, and the next call goes on from there.
+    Idempotent, safe in many processes at once.  Raises `peewee.PeeweeException` and `redis.RedisError` when a server is
+    away: then nothing is lost, and the next call goes on from there.
     """
     if aside := set_right(batch):
         newest = max(aside).isoformat()
@@ -164,10 +163,7 @@ def plan(
 
 
 def set_right(batch: str) -> list[datetime]:
-    """Correct what was written while the clock was ahead; return the ticks that were set aside.
-
-    Idempotent; what is right stays as it is.
-    """
+    """Correct what was written while the clock was ahead, and nothing else; return the ticks that were set aside."""
     moment = pw.fn.clock_timestamp()
     Batch.update(registered_at=moment).where(Batch.name == batch, Batch.registered_at > moment).execute()
     Hold.update(since=moment).where(Hold.batch == batch, Hold.since > moment).execute()
@@ -181,8 +177,7 @@ def set_right(batch: str) -> list[datetime]:
 def ahead(batch: str) -> int:
     """Count the ticks whose time has not come, and those that were set aside for it within the last hour."""
     values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "shown": SHOWN}
-    count: int = database.execute_sql(AHEAD, values).fetchone()[0]
-    return count
+    return int(database.execute_sql(AHEAD, values).fetchone()[0])
 
 
 def _registered(batch: str) -> datetime:

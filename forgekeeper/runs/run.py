@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import peewee as pw
 import structlog
@@ -49,8 +49,7 @@ class Run(Generic[Outcome]):
 
     Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
     *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
-    *audit* is where it says what it deletes, *brakes* say how much may go.
-    *lease* is what a child holds, alone, of what it works on.
+    *audit* is where it says what it deletes, *brakes* say how much may go; *lease* is what a child alone works on.
     A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
     """
 
@@ -59,24 +58,23 @@ class Run(Generic[Outcome]):
         declared: Declared,
         settings: Settings,
         *,
-        outcome: Outcome,
-        deadline: Deadline,
+        outcome: Outcome | None = None,
+        deadline: Deadline | None = None,
         number: int | None = None,
         audit: Audit | None = None,
-        brakes: Brakes | None = None,
         fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
     ) -> None:
         self.declared = declared
         self.batch = declared.name
         self.settings = settings
-        self.outcome = outcome
-        self.deadline = deadline
+        self.outcome = cast("Outcome", outcome or declared.outcome())
+        self.deadline = deadline or Deadline(declared.budget)
         self.number = number
         self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
         self.more = False
         self.skipped: str | None = None
         self.lease: Lease | None = None
-        self.brakes = brakes or Brakes(declared, settings, outcome, number)
+        self.brakes = Brakes(declared, settings, self.outcome, number)
         self._fan_out = fan_out
 
     @cached_property
@@ -146,9 +144,8 @@ class BadRecords:
     def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
         """Do the *work* of a chunk; return what it returns: how far it came.
 
-        *work* is done for whichever records come next, or for those of the keys that it is
-        given, in a transaction of its own.  If a record raises it is done for one after another of
-        *places*, which end with the records' keys; then the last of them is returned.
+        It is done for whichever records come next, or for those of the keys that it is given, in a transaction of its
+        own; if a record raises, for each of *places*, which end with their keys, and then the last of them is returned.
         """
         try:
             return work(None)

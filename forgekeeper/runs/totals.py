@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, database, default
+from forgekeeper.runs.holds import Batch
 from forgekeeper.settings import Settings
 
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
@@ -23,8 +24,7 @@ ADD = f"""
         reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
 """
 # One at a time may reserve: the row of the batch is the lock.
-REGISTER = "insert into batches (name) values (%(batch)s) on conflict do nothing"
-LOCK = "select name from batches where name = %(batch)s for no key update"
+LOCK = "select name from batches where name = %s for no key update"
 USED_OF_RELEASE = """coalesce((
     select sum(records + reserved) from run_totals where batch = name and run >= coalesce(released_run, %(run)s)
 ), 0)"""
@@ -114,10 +114,9 @@ class RunTotal(Base):
     @classmethod
     def lock(cls, batch: str) -> None:
         """Let nobody else reserve until this transaction ends."""
-        values = {"batch": batch}
-        if database.execute_sql(LOCK, values).fetchone() is None:
-            database.execute_sql(REGISTER, values)
-            database.execute_sql(LOCK, values)
+        if database.execute_sql(LOCK, (batch,)).fetchone() is None:
+            Batch.register([batch])
+            database.execute_sql(LOCK, (batch,))
 
     @classmethod
     def used(cls, batch: str, run: int) -> Used:
@@ -127,9 +126,7 @@ class RunTotal(Base):
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:
         """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
-        values = {"horizon": horizon, "limit": limit, "keep": LAST}
-        count: int = database.execute_sql(DELETE_OLD, values).rowcount
-        return count
+        return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit, "keep": LAST}).rowcount)
 
 
 class Left(NamedTuple):

@@ -6,7 +6,6 @@ from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
@@ -16,13 +15,7 @@ from tests.harness.settings import settings_with
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
     """Run the batch's or child's function, without a ledger, as of *now* if given; return the outcome."""
     options = {"fan_out": lambda one, keyed: send_children(broker, None, one, keyed, limit_depth=None)} | options
-    run = Run(
-        declared,
-        settings or settings_with(),
-        outcome=declared.outcome() if outcome is None else outcome,
-        deadline=deadline or Deadline(declared.budget),
-        **options,
-    )
+    run = Run(declared, settings or settings_with(), outcome=outcome, deadline=deadline, **options)
     if now is not None:
         run.now = now
     declared.work(run, *ids)

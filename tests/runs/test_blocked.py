@@ -31,12 +31,9 @@ def runner(settings):
 def run(runner):
     """Make an attempt at a run that ends so; return its row."""
 
-    def run(blocked=None, error=None, meanwhile=lambda: None):
+    def run(blocked=None):
         with attempt_at(runner, BATCHES[NAME]) as attempt:
-            attempt.blocked = blocked
-            meanwhile()
-            if error is not None:
-                raise error
+            attempt.blocked, attempt.run.skipped = blocked, blocked and blocked.reason
         return JobRun.get_by_id(attempt.run.number)
 
     return run
@@ -48,7 +45,7 @@ def work(runner):
 
     def work(blocked=None):
         with runner.child(CHILDREN[CHILD], "clean_project_refs:1") as attempt:
-            attempt.blocked = blocked
+            attempt.blocked, attempt.run.skipped = blocked, blocked and blocked.reason
 
     return work
 

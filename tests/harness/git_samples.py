@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -75,30 +74,6 @@ class Bare:
     def states(self, *doomed, **options):
         """Delete, and return the state of each ref by its name."""
         return {row.ref: outcome.state for row, outcome in self.delete(*doomed, **options).items()}
-
-
-class Held(threading.Thread):
-    """A thread that runs *work*; `result()` waits for it and returns or raises what it did."""
-
-    def __init__(self, work):
-        super().__init__(daemon=True)
-        self._work = work
-        self._outcome = None
-        self._error = None
-        self.start()
-
-    def run(self):
-        try:
-            self._outcome = self._work()
-        except BaseException as error:  # noqa: BLE001, raised again in the other thread
-            self._error = error
-
-    def result(self):
-        self.join(ALWAYS_IN_TIME)
-        assert not self.is_alive()
-        if self._error:
-            raise self._error
-        return self._outcome
 
 
 def put_root(path):

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 
-from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs.attempt import Runner
@@ -68,9 +67,3 @@ def as_child(declared, settings, *ids, message_id="1", run=None):
     if attempt.error is not None:
         raise attempt.error
     return attempt.run
-
-
-def message_of(name, *args):
-    """Return a message of the batch or child of that name."""
-    assert spec(name), f"{name} is not declared"
-    return broker.get_actor(name).message(*args)

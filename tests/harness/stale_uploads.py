@@ -6,9 +6,8 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.objects import StoreUnavailable
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
@@ -108,10 +107,3 @@ def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
-
-
-def attempt(settings):
-    """Make an attempt at the open run, or else at a new one; return its row."""
-    with pytest.raises(StoreUnavailable):
-        recorded(BATCH, settings)
-    return JobRun.select().order_by(JobRun.id.desc()).get()

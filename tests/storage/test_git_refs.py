@@ -2,13 +2,14 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from forgekeeper.storage import git_repository
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import CHANGES, DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
@@ -90,12 +91,13 @@ def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch)
     held.touch()
     rows = [Doomed(f"refs/{letter}", repository.one) for letter in "abcd"]
 
-    deletion = Held(lambda: repository.delete(*rows))
-    # Git locks the refs in this order, and waits for the second.
-    assert wait_until((repository.path / "refs/a.lock").exists, ALWAYS_IN_TIME)
-    repository.loose("refs/c", value=repository.two)
-    (repository.path / "refs/d").unlink()
-    held.unlink()
+    with ThreadPoolExecutor() as thread:
+        deletion = thread.submit(repository.delete, *rows)
+        # Git locks the refs in this order, and waits for the second.
+        assert wait_until((repository.path / "refs/a.lock").exists, ALWAYS_IN_TIME)
+        repository.loose("refs/c", value=repository.two)
+        (repository.path / "refs/d").unlink()
+        held.unlink()
 
     assert deletion.result() == {rows[0]: DELETED, rows[1]: DELETED, rows[2]: MOVED, rows[3]: GONE}
     assert repository.refs() == {"refs/heads/main": repository.one, "refs/c": repository.two}

@@ -23,7 +23,7 @@ from tests.harness.artifacts import (
     turn_on,
     without,
 )
-from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.clocks import Crash, clock, crash
 from tests.harness.performing import recorded
 from tests.harness.thorough import examples
 from workers import expired_job_artifacts
@@ -72,7 +72,7 @@ def test_a_child_ends_at_its_deadline_and_frees_its_bucket():
     turn_on()
     due_artifacts(BATCH_SIZE + 1)
 
-    outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
+    outcome = run(clock=clock(MAX_RUNTIME.total_seconds()))
 
     assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
 

@@ -12,7 +12,7 @@ from forgekeeper.connections import client
 from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, leases
 from forgekeeper.database import database
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.clocks import Crash, clock, crash
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import PROJECT, lock, pending, row, rows, statuses
 from workers.git_ref_cleanup import ProjectOutcome
@@ -117,7 +117,7 @@ def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_n
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("way", [{}, {"clock": Clock(step=400.0)}, {"safe_point": crash}], ids=["end", "late", "crash"])
+@pytest.mark.parametrize("way", [{}, {"clock": clock(400.0)}, {"safe_point": crash}], ids=["end", "late", "crash"])
 def test_the_lease_is_free_after_every_way_out(clean, repository, way):
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
 

@@ -28,7 +28,7 @@ from tests.harness.bulk_imports import (
     status_of,
     tracker_statuses,
 )
-from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.clocks import Crash, clock, crash
 from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
@@ -109,7 +109,7 @@ def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
 def test_a_run_ends_at_its_deadline_after_a_full_page():
     add_stale(ADD_IMPORTS, 2 * PAGE_SIZE)
 
-    outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
+    outcome = run(clock=clock(MAX_RUNTIME.total_seconds()))
 
     assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
 

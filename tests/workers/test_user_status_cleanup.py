@@ -12,7 +12,7 @@ import pytest
 from forgekeeper.database import database, sessions
 from forgekeeper.deleting import statement
 from forgekeeper.runs.brakes import Deadline
-from tests.harness.clocks import Clock
+from tests.harness.clocks import clock
 from tests.harness.performing import perform
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
@@ -72,7 +72,7 @@ def run(**options):
 
 def run_a_chunk(**options):
     """Run until the first safe point, where time is up."""
-    return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, clock=Clock(step=A_RUN)), **options)
+    return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, clock=clock(A_RUN)), **options)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_run_takes_as_many_batches_as_it_needs(count, batches):
 def test_a_run_ends_at_its_deadline_after_a_full_batch():
     due_statuses(2 * BATCH_SIZE + 50)
 
-    outcome = run(clock=Clock(step=A_RUN))
+    outcome = run(clock=clock(A_RUN))
 
     assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
 

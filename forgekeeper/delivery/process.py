@@ -117,10 +117,12 @@ class Process(Middleware):
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Let every run end at its next safe point, and fetch no more: Dramatiq would until the last has ended."""
-        log.info("worker draining")
         shutdown.requested.set()
+        for thread in worker.workers:
+            thread.stop()
         for consumer in worker.consumers.values():
             consumer.stop()
+        log.info("worker draining")
         self.heartbeat.wake()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:

@@ -39,11 +39,12 @@ def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, s
 
     os.kill(sent.started()[0][1], signal.SIGKILL)
 
-    eventually(lambda: len(sent.started()) == 2)
+    # More often where one that lives has been taken for dead: delivery is at least once.
+    eventually(lambda: {pid for _key, pid in sent.started()} - {sent.started()[0][1]})
     go.touch()
     eventually(lambda: sent.left() == 0)
     first.process.wait(LIMIT)
-    assert sent.done() == ["1"]
+    assert set(sent.done()) == {"1"}
 
 
 def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neighbours_are_done(start_worker, sent):
@@ -83,13 +84,14 @@ def twice_to_all(master):
 
 @pytest.mark.parametrize("tell", [once_to_the_master, twice_to_all])
 def test_what_runs_is_finished_and_what_does_not_is_given_back(start_worker, sent, go, tell):
-    worker = start_worker(threads=4, dead_after=3).ready()
+    worker = start_worker(threads=4, dead_after=3, log_level="DEBUG").ready()
     for number in range(4):
         sent.push("hold", f"running-{number}", str(go))
     eventually(lambda: len(sent.started()) == 4)
     for number in range(3):
         sent.push("note", f"prefetched-{number}")
-    eventually(lambda: client.llen(queues.ready(QUEUE)) == 0)
+    # Dramatiq does not give back what it has fetched and not put there.
+    eventually(lambda: worker.text().count("onto work queue") == 7)
 
     tell(worker.process)
 
@@ -100,7 +102,7 @@ def test_what_runs_is_finished_and_what_does_not_is_given_back(start_worker, sen
 
 
 def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker, sent, go):
-    worker = start_worker(shutdown_timeout=2).ready()
+    worker = start_worker(shutdown_timeout=6).ready()
     sent.push("hold", "1", str(go), key="hangs")
     eventually(sent.started)
 
@@ -164,7 +166,8 @@ def test_a_process_that_is_not_whole_ends(start_worker, sent, actor, reason):
 
     worker.process.wait(LIMIT)
 
-    assert [line["reason"] for line in worker.said("process ends itself")] == [reason]
+    # Once more where it has not yet heard of it at its next heartbeat.
+    assert {line["reason"] for line in worker.said("process ends itself")} == {reason}
 
 
 # Messages that Dramatiq loses
@@ -194,7 +197,7 @@ def test_a_message_that_its_process_does_not_know_is_given_back_and_done(start_w
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
 
-    eventually(lambda: sent.done() == ["1"])
+    eventually(lambda: set(sent.done()) == {"1"})
     eventually(lambda: sent.left() == 0)
 
 
@@ -263,7 +266,8 @@ def test_a_body_that_is_no_message_is_quarantined_and_keeps_no_message_beside_it
 
     worker = start_worker()
 
-    eventually(lambda: sent.done() == ["1"] and sent.left() == 0)
+    # Twice where it is given back while the process is still at the bad one, which it has fetched with it.
+    eventually(lambda: set(sent.done()) == {"1"} and sent.left() == 0)
     assert quarantined() == {("bad", "unreadable")}
     assert not worker.ended()
 
@@ -276,7 +280,7 @@ def test_a_message_in_another_queue_than_it_names_ends_no_worker(start_worker, s
     eventually(lambda: client.llen(queues.ready(QUEUE)) == 0)
     sent.push("note", "last")
 
-    eventually(lambda: sent.done() == ["last"])
+    eventually(lambda: "last" in sent.done())
     assert worker.said("process ends itself") == []
 
 
@@ -287,7 +291,7 @@ def test_a_child_and_its_successor_name_the_run_that_sent_them(start_worker, sen
     sent.push("go_on", str(go), key="child", run=7)
     worker = start_worker()
 
-    eventually(lambda: len(worker.said("child finished")) == 2)
+    eventually(lambda: len(worker.said("child finished")) >= 2)
 
     assert {(line["message_id"], line["run"]) for line in worker.said("child finished")} == {("child", 7)}
     eventually(lambda: (sent.left(), client.hlen(queues.QUEUED)) == (0, 0))

@@ -22,7 +22,7 @@ from tests.harness.programs import LIMIT, Program, eventually
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
-DEAD_AFTER = timedelta(seconds=3)
+DEAD_AFTER = timedelta(seconds=5)
 """Long enough that a busy machine is not taken for a dead worker."""
 PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
@@ -215,7 +215,8 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
 
 def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, reconcile):
     due_statuses(700)
-    worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), pace_user_status_cleanup=100)
+    # So that its run is not lost before the heartbeat has failed three times.
+    worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), dead_after=12, pace_user_status_cleanup=1)
     run_id = send(reconcile)
 
     worker.process.wait(LIMIT)
@@ -236,8 +237,8 @@ def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcil
 
 def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, reconcile):
     due_statuses(700)
-    # Seven batches of a second each: more than twice as long as a silent run is left alone.
-    start_worker(pace_user_status_cleanup=100)
+    # Seven batches of two seconds each: more than twice as long as a silent run is left alone.
+    start_worker(pace_user_status_cleanup=50)
     run_id = send(reconcile)
 
     eventually(finished(reconcile, run_id))
@@ -249,7 +250,7 @@ def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, rec
 
 def test_a_run_that_is_lost_ends_at_its_next_safe_point_and_changes_nothing(start_worker, reconcile):
     due_statuses(10_000)
-    worker = start_worker(pace_user_status_cleanup=100)
+    worker = start_worker(pace_user_status_cleanup=50)
     run_id = send(reconcile)
     eventually(lambda: statuses_left() < 10_000)
     lost = take(run_id)
@@ -269,6 +270,7 @@ def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_fro
     worker = start_worker()
 
     eventually(finished(reconcile, run_id))
+    eventually(lambda: worker.said("run skipped"))
 
     assert (worker.said("run skipped")[0]["reason"], row(run_id).attempt) == ("duplicate", 1)
 
@@ -276,10 +278,10 @@ def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_fro
 def test_a_run_that_comes_back_to_a_process_still_at_it_is_kept_alive_and_closed_by_its_second_attempt(
     start_worker, reconcile
 ):
-    due_statuses(300)
-    worker = start_worker(pace_user_status_cleanup=25)
+    due_statuses(200)
+    worker = start_worker(pace_user_status_cleanup=10)
     run_id = send(reconcile)
-    eventually(lambda: statuses_left() == 200)
+    eventually(lambda: statuses_left() == 100)
 
     # Found dead by the ledger while Redis forgets the message: the next one meets the first attempt in the pause
     # between two chunks, and is at work for longer than it may be silent.
@@ -297,7 +299,7 @@ def test_a_run_that_comes_back_to_a_process_still_at_it_is_kept_alive_and_closed
 
 def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start_worker, reconcile):
     due_statuses(10_000)
-    worker = start_worker(pace_user_status_cleanup=10)
+    worker = start_worker(pace_user_status_cleanup=1)
     run_id = send(reconcile)
     eventually(lambda: statuses_left() < 10_000)
 
@@ -310,7 +312,7 @@ def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start
 
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     due_statuses(10_000)
-    worker = start_worker(pace_user_status_cleanup=10)
+    worker = start_worker(pace_user_status_cleanup=1)
     run_id = send(reconcile)
     eventually(lambda: statuses_left() < 10_000 and worker.said("Worker process is ready for action."))
     child = process_of(run_id)

@@ -23,7 +23,7 @@ class WorkerWithPage(Program):
         self._processes = processes
         self.url = f"http://127.0.0.1:{port}/metrics"
         self.temporary = folder
-        usual = {"METRICS_PORT_WORKER": port, "RETRY_AFTER": 60, "DEAD_AFTER": 3, "REPOSITORIES_ROOT": folder / "gone"}
+        usual = {"METRICS_PORT_WORKER": port, "RETRY_AFTER": 60, "REPOSITORIES_ROOT": folder / "gone"}
         words = ("-m", "forgekeeper.cli", "worker", "--processes", processes, "--threads", 2)
         super().__init__(folder / "worker.log", *words, **(usual | settings))
 

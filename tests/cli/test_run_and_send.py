@@ -108,7 +108,7 @@ def test_ctrl_c_ends_a_run_at_the_next_chunk(environment, database):
     sample.user_statuses(1_000)
     running = subprocess.Popen(
         [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"],
-        env=environment(PACE_USER_STATUS_CLEANUP="50"),
+        env=environment(PACE_USER_STATUS_CLEANUP="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

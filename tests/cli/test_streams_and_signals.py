@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.harness.every import every
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import patient, wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves
 
 ALL = dict(commands())
 NAME = "user_status_cleanup"
+LIMIT = 60.0
 ANSWERS = ["--help", "metrics --json", "status", f"run {NAME}"]
 INTERRUPTED = {-signal.SIGINT, 128 + signal.SIGINT}
 
@@ -39,23 +40,28 @@ def start(environment, tmp_path):
         process.communicate()
 
 
-def test_ctrl_c_during_the_imports_ends_it_without_a_word(start):
+def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, monkeypatch, tmp_path):
+    begun = tmp_path / "begun"
+    (tmp_path / "psycopg2.py").write_text(f"import time; open({str(begun)!r}, 'w'); time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     process = start("status")
-    assert wait_until(lambda: "psycopg2" in Path(f"/proc/{process.pid}/maps").read_text(), 30)
+    assert wait_until(begun.exists, LIMIT)
 
     process.send_signal(signal.SIGINT)
 
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=patient(LIMIT)) == ("", "")
     assert process.returncode in INTERRUPTED
 
 
 def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
     process = start("worker", "--processes", "1", stdout=subprocess.DEVNULL)
     # The command has become the program `workers`, which takes a second to import what it needs.
-    assert wait_until(lambda: "forgekeeper.process" in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"), 30)
+    assert wait_until(
+        lambda: "forgekeeper.process" in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"), LIMIT
+    )
 
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=30)
+    _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert "Traceback" not in err
     assert process.returncode == 0
@@ -68,10 +74,10 @@ def test_ctrl_c_ends_a_command_though_the_database_hangs(start, urls, command, s
     with proxy:
         proxy.drop_replies(to=statement)
         process = start(*command.split(), settings={"DATABASE_URL": url, "SHUTDOWN_TIMEOUT": "1"})
-        assert wait_until(lambda: proxy.dropped or process.poll() is not None, 30)
+        assert wait_until(lambda: proxy.dropped or process.poll() is not None, LIMIT)
 
         process.send_signal(signal.SIGINT)
-        _out, err = process.communicate(timeout=30)
+        _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert process.returncode in INTERRUPTED
     assert "Traceback" not in err
@@ -90,7 +96,7 @@ def unread():
 def test_where_standard_output_is_full_one_sentence_says_so(start, database, command):
     with Path("/dev/full").open("w") as full:
         process = start(*command.split(), stdout=full)
-        _out, err = process.communicate(timeout=30)
+        _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert sentences(err) == ["forgekeeper: cannot write to standard output: No space left on device"]
     assert process.returncode == 1
@@ -99,7 +105,7 @@ def test_where_standard_output_is_full_one_sentence_says_so(start, database, com
 @every("command", ANSWERS)
 def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, unread, command):
     process = start(*command.split(), stdout=unread)
-    _out, err = process.communicate(timeout=30)
+    _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert (process.returncode, sentences(err)) == (128 + signal.SIGPIPE, [])
 
@@ -110,7 +116,7 @@ def sentences(err):
 
 def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, database, unread):
     process = start("run", NAME, stderr=unread)
-    out, _err = process.communicate(timeout=30)
+    out, _err = process.communicate(timeout=patient(LIMIT))
 
     assert (out, process.returncode) == (f"{NAME}: deleted=0 batches=0 stopped=drained\n", 0)
 
@@ -118,7 +124,7 @@ def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, dat
 @every("number", [1, 2])
 def test_a_stream_that_is_closed_is_no_failure(start, database, number):
     process = start("status", preexec_fn=lambda: os.close(number))
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=patient(LIMIT))
 
     assert (process.returncode, out == "", err) == (0, number == 1, "")
 
@@ -127,7 +133,7 @@ def test_a_character_that_the_output_does_not_know_is_no_failure(start, monkeypa
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("PYTHONUTF8", "0")
     process = start("why", "--help")
-    _out, err = process.communicate(timeout=30)
+    _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert (process.returncode, err) == (0, "")
 

@@ -76,7 +76,11 @@ class Program:
 
     def process_table(self):
         """List the command lines of our processes."""
-        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.pids()]
+        lines = []
+        for pid in self.pids():
+            with suppress(OSError):  # it has ended
+                lines.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return lines
 
     def _is_ours(self, process):
         with suppress(OSError):  # it has ended

@@ -42,6 +42,8 @@ def beside(work):
 
     def working():
         with db.connection_context():
+            # However long this test takes to let go of its locks.
+            db.execute_sql("set lock_timeout = '60s'")
             answers.append(work())
 
     thread = threading.Thread(target=working, daemon=True)

@@ -18,7 +18,7 @@ from forgekeeper.settings import PREFIX
 from models import Project
 from tests.harness.git_samples import Bare
 from tests.harness.programs import ROOT
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import patient, wait_until
 
 from .proxy import redis_through
 
@@ -138,7 +138,7 @@ class Town:
     def last(self):
         """Wait until it would be late; return what was deleted last after the stop of each kind, and how many of it."""
         ((since,),) = self.ask("select min(since) from holds")
-        refs = self.refs_after(SOON)
+        refs = self.refs_after(patient(SOON))
         assert self.refs_after(STILL) == refs, "refs went long after the stop"
         return {what: (round(seconds, 2), int(records)) for what, seconds, records in self.ask(LAST, since=since)}
 
@@ -170,7 +170,7 @@ def test_a_stop_ends_every_run_and_child_within_five_seconds(town, say):
     last = town.last()
 
     say(f"seconds from the stop to the last deletion, and how many went meanwhile: {last}")
-    assert longest(last) < SOON
+    assert longest(last) < patient(SOON)
     assert town.ask("select count(*) from job_runs where state = 'started'") == [(0,)]
     assert not town.worker.said("child failed")
 
@@ -181,4 +181,4 @@ def test_a_stop_works_while_redis_is_away(town, proxy):
 
     town.stop()
 
-    assert longest(town.last()) < SOON
+    assert longest(town.last()) < patient(SOON)

@@ -28,7 +28,7 @@ from tests.harness.tables import empty
 from workers.stale_direct_uploads import register as uploads
 
 LIMIT = 60.0
-DEAD_AFTER = "1"
+DEAD_AFTER = "3"
 EVERY_SECOND = "* * * * * *"
 ONCE_A_YEAR = "0 0 1 1 *"
 

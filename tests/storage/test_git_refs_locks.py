@@ -14,7 +14,7 @@ from forgekeeper.storage.git_command import GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, stand_in
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import patient, wait_until
 
 TWO_HOURS = 7_200
 
@@ -83,7 +83,7 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term="")
 
     with pytest.raises(GitTimedOut) as caught:
-        repository.delete("refs/a", "refs/c", within=2, grace=0.5)
+        repository.delete("refs/a", "refs/c", within=patient(2), grace=0.5)
 
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()

@@ -32,6 +32,8 @@ MODULES = (
 )
 """What is imported beforehand."""
 LONGEST = 200_000
+NUMBER = 20
+"""The bytes of each number that is told, its id and its status: both may be there before anybody reads."""
 
 
 class Fork:
@@ -41,7 +43,7 @@ class Fork:
         self.args = ["python", *words]
         self.returncode: int | None = None
         self._told = told
-        self.pid = int(os.read(told, 20))
+        self.pid = int(os.read(told, NUMBER))
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -52,7 +54,7 @@ class Fork:
         if self.returncode is None:
             if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(os.read(self._told, 20))
+            self.returncode = int(os.read(self._told, NUMBER))
             os.close(self._told)
         return self.returncode
 
@@ -163,7 +165,7 @@ def serve(asked: socket.socket) -> list[str] | None:
                     asked.close()
                     return _become(json.loads(request), files)
                 tells = files.pop()
-                os.write(tells, str(pid).encode())
+                os.write(tells, f"{pid:{NUMBER}}".encode())
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, tells))
                 for file in files:
                     os.close(file)
@@ -172,7 +174,7 @@ def serve(asked: socket.socket) -> list[str] | None:
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 selector.unregister(key.fileobj)
                 with contextlib.suppress(BrokenPipeError):  # nobody asks how it has ended
-                    os.write(tells, str(status).encode())
+                    os.write(tells, f"{status:{NUMBER}}".encode())
                 os.close(tells)
                 os.close(key.fd)
 

@@ -18,6 +18,7 @@ from forgekeeper.settings import PREFIX
 from tests.harness.failpoints import failpoints
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
+from tests.harness.waiting import patient
 from tests.system.proxy import postgres_through, redis_through
 from tests.system.service import LIMIT, Service
 from tests.system.worlds import World
@@ -162,7 +163,7 @@ class Rig:
                 continue
             service.died = service.died or time.monotonic()
             if left:
-                if time.monotonic() - service.died < ORPHANS:
+                if time.monotonic() - service.died < patient(ORPHANS):
                     continue
                 self.history.sample("orphans", service=service.name, pids=left)
                 service.kill()

@@ -262,7 +262,7 @@ class Soak:
         """Let every batch run twice more where nothing is left to do."""
         before = standing.at_rest(self.rig, self.citizens[-1].bares)
         for _ in range(2):
-            if (self._succeeded_after(time.time(), RECOVERY) or math.inf) > RECOVERY:
+            if self._succeeded_after(time.time(), RECOVERY) is None:
                 self.report.recoveries.append(math.inf)
         wait_until(lambda: self.rig.let_pass(0.05) or not standing.busy(self.rig.client), RECOVERY)
         after = standing.at_rest(self.rig, self.citizens[-1].bares)

@@ -58,6 +58,12 @@ def folder(temporary_root):
     return temporary_root / ".forgekeeper"
 
 
+@pytest.fixture
+def patiently(monkeypatch):
+    """Wait longer for the servers of a process that was killed: they end when the machine lets them."""
+    monkeypatch.setattr("demo.servers.folder.LOCK_TIMEOUT", LIMIT)
+
+
 def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis):
     with servers(folder) as first:
         assert query(first.database_url, "select current_setting('fsync')") == [("on",)]
@@ -80,6 +86,7 @@ def test_a_folder_in_use_is_refused_in_one_sentence_and_its_servers_go_on(folder
         assert query(started.database_url, "select 1") == [(1,)]
 
 
+@pytest.mark.usefixtures("patiently")
 def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_again(folder, host, query):
     parent = host(folder)
     query(parent.said.strip(), "create table kept as select 1 as id")
@@ -99,6 +106,7 @@ def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_
         other.wait()
 
 
+@pytest.mark.usefixtures("patiently")
 def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, query):
     parent = host(folder, ready=False)
     assert wait_until((folder / "postgres.unfinished/global").exists, LIMIT)
@@ -147,6 +155,7 @@ def test_no_server_outlives_a_parent_that_is_killed_during_the_start(host):
     assert parent.leaves_no_process(), parent.process_table()
 
 
+@pytest.mark.usefixtures("patiently")
 def test_a_fork_that_outlives_the_parent_does_not_keep_the_folder(host, temporary_root):
     parent = host(temporary_root / "folder", then=LONG_LIVED_FORK)
     assert parent.says("forked")

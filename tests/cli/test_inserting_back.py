@@ -17,7 +17,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.thorough import WHOLE, examples
-from workers.expired_job_artifacts import holding
+from workers.expired_job_artifacts import commands
 
 RUN = 17
 DAY = timedelta(days=1)
@@ -113,7 +113,7 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
 
 
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
-    monkeypatch.setattr(holding, "STATEMENT", 2)
+    monkeypatch.setattr(commands, "STATEMENT", 2)
     destroyed(*"abcde")
     text = main("objects", "hold", "--run", str(RUN)).stdout
     ends = [place for place, letter in enumerate(text) if letter in ";\n" and place < text.index("commit;")]

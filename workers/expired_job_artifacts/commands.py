@@ -1,24 +1,111 @@
-"""Who has which bucket: `buckets`; and the way back for artifacts that were destroyed wrongly: `objects hold`."""
+"""Who has which bucket: `buckets`; and the way back for artifacts that were destroyed wrongly: `objects hold`.
+
+Their objects are held back, and their rows come from the audit.  There may be millions: we have their ids, and a page
+of their rows at a time; no transaction is open meanwhile.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from peewee import chunked
 
 from forgekeeper.audit import acts
+from forgekeeper.audit.deletions import each_of
+from forgekeeper.audit.intents import at_work
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.connections import client
-from forgekeeper.storage.outbox import DeletedObject
-from workers.expired_job_artifacts import holding
+from forgekeeper.database import database
+from forgekeeper.database.queries import pages
+from forgekeeper.storage.outbox import DeletedObject, parted
+from models import UNLOCKED
+from workers.expired_job_artifacts import RECORD
 from workers.expired_job_artifacts.buckets import states
-from workers.expired_job_artifacts.holding import Held, Which, artifacts, statements
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
 BATCH = "delete_objects"
+OBJECT = "deleted_object"
+"""What objects of the outbox are called in the audit."""
+PAGE = 5_000
+"""So many objects are held at once, in a transaction of their own."""
+LINES = 50
+"""So many rows of the audit are read at once, each of a hundred artifacts."""
+STATEMENT = 500
+"""So many artifacts are in a statement of the script."""
+COLUMNS = {
+    **{name: name for name in ("id", "project_id", "job_id", "partition_id", "file_type", "file_store", "file")},
+    "file_final_path": "path",
+    "size": "bytes",
+    "expire_at": "due",
+    "locked": "locked",
+    **{name: name for name in ("created_at", "updated_at")},
+}
+"""The columns of an artifact, and what the audit calls them."""
+
+OF_RUN = "run = %(run)s"
+# By so much the clock of an object's row and that of its artifact's line may differ: an hour.
+OF_PROJECT = """detail->'project_id' @> to_jsonb(%(project)s::bigint) and at >= (
+        select min(created_at) - interval '1 hour' from ci_deleted_objects where project_id = %(project)s
+    )"""
+DESTROYED = f"""
+    select ids, detail from audit_deletions where record = '{RECORD}' and phase = 'done' and {{which}} order by id desc
+"""
+LYING = """
+    select asked.path, object.id, object.pick_up_at = 'infinity'
+    from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
+        select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
+    ) as object
+"""
+# Where an attempt died between the store and the outbox, the next one closes its intents: the row is there, and held,
+# and the object is gone.
+GONE = f"""
+    select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
+    join ci_deleted_objects as object using (id)
+    where record = '{OBJECT}' and phase = 'outcome'
+      and at >= (select min(created_at) - interval '1 hour' from ci_deleted_objects)
+      and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
+"""
+# It means the same whatever the session's settings are: no name of an object leaves its literal.
+BEGIN = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
+PART = f"""\
+with back as (
+    insert into ci_job_artifacts ({", ".join(COLUMNS)})
+    overriding system value values
+        {{rows}}
+    on conflict (id) do nothing
+    returning project_id, size
+)
+update project_statistics as total
+set build_artifacts_size = total.build_artifacts_size + came.size
+from (select project_id, sum(coalesce(size, 0)) as size from back group by project_id) as came
+where total.project_id = came.project_id;"""
+
+Row = dict[str, Any]
+
+
+class Which(NamedTuple):
+    """Whose artifacts and objects: of a *project*, or of those that a *run* has destroyed; else all objects."""
+
+    project: int | None = None
+    run: int | None = None
+
+
+class Held(NamedTuple):
+    """What holding has come to: how many *objects* are held, and the *artifacts* whose rows can come back.
+
+    *lost* counts those whose objects are gone; *too_late* the objects that a run may be deleting just now.
+    """
+
+    objects: int
+    artifacts: int
+    lost: int
+    too_late: int
 
 
 def buckets(json: Json = False) -> None:
@@ -62,15 +149,15 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
         wrong_use("say --project P or --run N")
     which = Which(project, run)
     with connected("objects") as settings:
-        chosen = holding.chosen(which)
+        chosen = _chosen(which)
         # Before anything is held: what cannot be recorded does not happen.
         acts.record("objects hold", _what(which), batch=BATCH, after=acts.some(chosen))
         audited = settings.audits(BATCH)
-        held = holding.hold(which, chosen, settings.object_visibility, audited=audited)
-        script = statements(artifacts(which))
+        held = _hold(which, chosen, settings.object_visibility, audited=audited)
+        script = _script(_artifacts(which))
         if json:
             counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
-            emit(counts | {"artifacts": list(artifacts(which)), "statements": list(script)})
+            emit(counts | {"artifacts": list(_artifacts(which)), "statements": list(script)})
             return
         for line in chain(_comments(which, held), script if held.artifacts else ()):
             write(line)
@@ -83,9 +170,9 @@ def objects_unhold(project: Project = None, run: Run = None, everything: All = F
         wrong_use("say --project P, --run N or --all")
     which = Which(project, run)
     with connected("objects") as settings:
-        held = holding.chosen(which, held=True)
+        held = _chosen(which, held=True)
         acts.record("objects unhold", _what(which), batch=BATCH, after={"let_go": len(held)})
-        count = holding.unhold(held, settings.object_grace)
+        count = sum(DeletedObject.unhold(page, grace=settings.object_grace) for page in chunked(held, PAGE))
     answer({"let_go": count}, f"{count} are held back no longer", json=json)
 
 
@@ -104,3 +191,77 @@ def _comments(which: Which, held: Held) -> list[str]:
         "all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables",
     ]
     return [f"-- {line}" for line in lines]
+
+
+def _chosen(which: Which, *, held: bool = False) -> list[int]:
+    """Return the ids of their objects in the outbox, or of those that are *held* alone; nothing is changed."""
+    if which.run is None:
+        of_project = () if which.project is None else (DeletedObject.project_id == which.project,)
+        query = DeletedObject.held() if held else DeletedObject.select()
+        return [row.id for row in query.select(DeletedObject.id).where(True, *of_project)]
+    found = (one for rows in _destroyed(which) for one in _lying(rows))
+    return sorted({number for _, number, is_held in found if is_held or not held})
+
+
+def _hold(which: Which, objects: Sequence[int], visibility: timedelta, *, audited: bool) -> Held:
+    """Hold back *objects*, each page in a transaction of its own: what is held stays held, whatever comes after.
+
+    A run that has claimed one for *visibility* may be at it.  Where that is *audited* it is known which it is at.
+    """
+    count = claimed = there = lost = 0
+    for page in chunked(objects, PAGE):
+        some, of_runs = DeletedObject.hold(page, visibility=visibility)
+        count, claimed = count + some, claimed + of_runs
+    # Asked after the last was held: who was before us has committed what it is about to delete.
+    too_late = len(at_work(OBJECT).intersection(objects))
+    for rows, of_lost in _back(which):
+        there, lost = there + len(rows), lost + of_lost
+    return Held(count, there, lost, too_late if audited else max(too_late, claimed))
+
+
+def _artifacts(which: Which) -> Iterator[Row]:
+    """Yield the artifacts that can come back, by their columns."""
+    return (row for rows, _ in _back(which) for row in rows)
+
+
+def _script(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the SQL that inserts artifacts back, in one transaction, and adds their bytes to their projects'."""
+    yield from BEGIN
+    with database.connection().cursor() as cursor:
+        for some in chunked(rows, STATEMENT):
+            values = [cursor.mogrify("%s", (tuple(row.values()),)).decode() for row in some]
+            yield PART.format(rows=",\n        ".join(values))
+    yield "commit;"
+
+
+def _destroyed(which: Which) -> Iterator[list[Row]]:
+    """Yield pages of the artifacts as they were, the latest first: of one that was destroyed twice, the last row."""
+    seen = set[int]()
+    statement = DESTROYED.format(which=OF_PROJECT if which.run is None else OF_RUN)
+    for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
+        rows = list[Row]()
+        for ids, detail in page:
+            for facts in each_of(ids, {"locked": UNLOCKED, **detail}, len(ids)):
+                row = {column: facts[name] for column, name in COLUMNS.items()}
+                if row["id"] not in seen and which.project in {None, row["project_id"]}:
+                    seen.add(row["id"])
+                    rows.append(row)
+        yield rows
+
+
+def _back(which: Which) -> Iterator[tuple[list[Row], int]]:
+    """Yield pages of the artifacts whose objects are held and there, or that have none, and how many are lost."""
+    gone = {number for (number,) in database.execute_sql(GONE).fetchall()}
+    for rows in _destroyed(which):
+        there = {path for path, number, is_held in _lying(rows) if is_held and number not in gone}
+        back = [row for row in rows if not row["file_final_path"] or row["file_final_path"] in there]
+        yield back, len(rows) - len(back)
+
+
+def _lying(rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
+    """Return of those whose objects lie in the outbox the path, the object's id, and whether it is held."""
+    paths = [row["file_final_path"] for row in rows if row["file_final_path"]]
+    folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
+    values = {"folders": list(folders), "files": list(files), "paths": paths}
+    found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
+    return found

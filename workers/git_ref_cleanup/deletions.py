@@ -67,19 +67,13 @@ def pages(batch: str, size: int, most: int) -> Iterator[list[int]]:
 
     Where the run is, is written down once a page is done: a page that is cut off comes again.
     """
-    began = position = Batch.position(batch)
-    last = LAST
-    while most:
-        projects = waiting_projects(after=position, until=last, limit=min(size, most))
-        if projects:
-            most -= len(projects)
+    began = Batch.position(batch)
+    for after, last in ((began, LAST), (0, began)):
+        position = after
+        while most and (projects := waiting_projects(after=position, until=last, limit=min(size, most))):
             yield projects
-            position = projects[-1]
+            most, position = most - len(projects), projects[-1]
             Batch.move_to(batch, position)
-        elif last == began or not began:
-            return
-        else:
-            position, last = 0, began
 
 
 def pending_of(project_id: int, page: Page) -> list[Pending]:

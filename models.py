@@ -124,13 +124,6 @@ class ImportStatus(IntEnum):
     CANCELED = -2
 
 
-class EntityType(IntEnum):
-    """What an entity is, as the forge numbers it."""
-
-    GROUP_ENTITY = 0
-    PROJECT_ENTITY = 1
-
-
 class TrackerStatus(IntEnum):
     """How far a tracker has got: the numbers differ from an import's."""
 

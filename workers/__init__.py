@@ -3,7 +3,7 @@
 Importing this package declares them all, in the order in which they are shown.
 """
 
-from workers import (  # isort: skip
+from workers import (  # noqa: F401, isort: skip
     user_status_cleanup,
     git_ref_cleanup,
     expired_job_artifacts,
@@ -12,13 +12,3 @@ from workers import (  # isort: skip
     stale_imports,
     prune,
 )
-
-__all__ = [
-    "delete_objects",
-    "expired_job_artifacts",
-    "git_ref_cleanup",
-    "prune",
-    "stale_direct_uploads",
-    "stale_imports",
-    "user_status_cleanup",
-]

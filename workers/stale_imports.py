@@ -18,7 +18,7 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Changes, Record, Subject, batch
-from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType, is_stale
+from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_stale
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
@@ -74,13 +74,9 @@ TIME_OUT_ENTITIES = f"""
     ){{recorded}}
     select * from changed
 """
-COMMON: dict[str, Any] = {
-    "after": STALE_AFTER,
-    "chunk": PAGE_SIZE,
-    "objective": timedelta(hours=8),
-    "verb": "given up",
-}
-ENTITY_TYPES = {each.value: each.name.lower() for each in EntityType}
+COMMON: dict[str, Any] = {"after": STALE_AFTER, "chunk": PAGE_SIZE, "objective": timedelta(hours=8), "verb": "given up"}
+ENTITY_TYPES = {0: "group_entity", 1: "project_entity"}
+"""What the forge's numbers mean."""
 
 log = structlog.get_logger(__name__)
 
@@ -116,11 +112,6 @@ def _entity_stale(row: tuple[Any, ...]) -> dict[str, int]:
         destination_namespace=row[5],
     )
     return {"trackers": row[6]}
-
-
-def stale(now: datetime) -> list[Changes[Any]]:
-    """Return what nothing has touched for a day: imports, then entities."""
-    return [imports(now), entities(now)]
 
 
 def imports(now: datetime) -> Changes[BulkImport]:
@@ -162,7 +153,7 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
     time_limit=timedelta(minutes=12),
     team="log-monitoring",
     outcome=Outcome,
-    due=stale,
+    due=lambda now: [imports(now), entities(now)],
     tables=[BulkImportTracker],
     records=[
         Record(
@@ -179,4 +170,4 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
 )
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
-    return stale(now)
+    return [imports(now), entities(now)]

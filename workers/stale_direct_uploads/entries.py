@@ -24,8 +24,8 @@ class BeingDeleted(Exception):
 class Entry:
     """An upload that was never completed, and how often deleting its object has failed.
 
-    *adopted* is the epoch second of its adoption, None for what a producer has registered; *registered* that of its
-    registration, None where that was long ago.
+    *adopted* is the epoch second of its adoption, None for a producer's; *registered* that of its registration, None
+    where that was long ago.
     """
 
     member: str

@@ -1,8 +1,7 @@
 """What a producer of direct uploads written in Python calls; `docs/uploads.md` has the rules.
 
-The register knows no tables, and may go back with its Redis.  So the tables are asked too: a path that a live row or
-the outbox names is refused, because its object belongs, or belonged, to something else; and what became of an upload is
-decided by what PostgreSQL has recorded.
+The register knows no tables, and may go back with its Redis.  So all but `count` ask PostgreSQL, too: a path that a
+live row or the outbox names is refused, and what has become of an upload is what is recorded there.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ class PathTaken(Exception):
 
 
 def prepare(client: redis.Redis, location: str, path: str) -> None:
-    """Register an upload that is about to begin; needs a database connection.
-
-    Raises `PathTaken`, `BeingDeleted` while the path's last object is being deleted, and
-    `MalformedUpload`.
-    """
+    """Register an upload that is about to begin; raise `PathTaken`, `BeingDeleted` or `MalformedUpload`."""
     member(location, path)
     named = any(table.named([path]) for table in (JobArtifact, DeletedObject) if table.location == location)
     if named or SettledUpload.named(location, [path]):
@@ -40,10 +35,9 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
 def complete(client: redis.Redis, location: str, path: str) -> bool:
     """Take the upload off the register; return False when it is too late for that.
 
-    Call it in the transaction that has inserted the row, and commit after True: until that ends no
-    sweep decides about the object, and afterwards each sees the row.  After False its object is gone
-    or about to go, and the upload must be treated as failed; so must one whose answer was lost, for
-    asking again answers False.  Raises `NoTransaction` and `MalformedUpload`.
+    Call it in the transaction that has inserted the row, and commit after True: until that ends no sweep decides about
+    the object, and afterwards each sees the row.  After False its object is gone or about to go, and the upload has
+    failed; so has one whose answer was lost: asking again answers False.  Raises `NoTransaction`, `MalformedUpload`.
     """
     member(location, path)
     SettledUpload.lock(location, path)
@@ -56,12 +50,12 @@ def complete(client: redis.Redis, location: str, path: str) -> bool:
 
 
 def exists(client: redis.Redis, location: str, path: str) -> bool:
-    """Return whether the upload is pending; needs a database connection."""
+    """Return whether the upload is pending."""
     return bool(pending_only(client, location, [path]))
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
-    """Return those of *paths* that are pending, in their order; needs a database connection."""
+    """Return those of *paths* that are pending, in their order."""
     pending = register.pending_only(client, location, paths)
     settled = SettledUpload.named(location, pending)
     return [path for path in pending if path not in settled]

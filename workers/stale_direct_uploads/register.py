@@ -81,11 +81,9 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
 
 
 def complete(client: redis.Redis, location: str, path: str) -> bool:
-    """Take the upload off the register; return False when it is too late for that.
+    """Take the upload off the register; return False when it is too late for that, as `producer.complete` explains.
 
-    After True it is never claimed, as long as Redis does not go back to what it was before; for that a producer asks
-    PostgreSQL as well (`workers.stale_direct_uploads.producer`).  After False its object is gone or about to go, and
-    the upload must be treated as failed; so must one whose answer was lost, for asking again answers False.
+    After True it is never claimed, unless Redis goes back to what it was before; for that PostgreSQL is asked as well.
     """
     return bool(client.zrem(PENDING, member(location, path)))
 
@@ -103,11 +101,9 @@ def count(client: redis.Redis) -> int:
 def unread(client: redis.Redis) -> list[str]:
     """Return a sentence where uploads are registered in the forge's own register, which this batch does not read."""
     count = client.hlen(REFERENCE) if client.type(REFERENCE) == b"hash" else 0
-    said = (
-        f"Redis has a hash {REFERENCE} with {count} uploads, which this batch does not read: let the forge register "
-        f"them as docs/uploads.md says, or give forgekeeper a Redis of its own"
-    )
-    return [said] if count else []
+    said = f"Redis has a hash {REFERENCE} with {count} uploads, which this batch does not read: "
+    cure = "let the forge register them as docs/uploads.md says, or give forgekeeper a Redis of its own"
+    return [said + cure] if count else []
 
 
 def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
@@ -240,10 +236,7 @@ def failures(client: redis.Redis, settings: Settings, limit: int) -> Iterator[sh
 
 
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Retry *members* that have failed, for good or not, or all of them; return how many.
-
-    What a run has claimed is left to it.
-    """
+    """Retry *members* that have failed, for good or not, or all, but what a run has claimed; return how many."""
     if members is None:
         for_good: Any = client.zrange(FAILED, 0, -1)
         members = [*map(text, for_good), *(entry.member for entry, _ in _failing(client))]

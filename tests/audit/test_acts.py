@@ -46,13 +46,6 @@ def test_the_environment_s_user_is_not_believed(monkeypatch):
     assert acts.who() == f"{ME}@{socket.gethostname()}"
 
 
-def test_nothing_is_recorded_where_the_audit_is_off():
-    with acts.begin(on=False):
-        acts.record("run", "run 1")
-
-    assert Act.select().count() == 0
-
-
 def test_an_act_goes_with_its_transaction(database):
     with database.atomic() as transaction:
         acts.record("run", "run 1")

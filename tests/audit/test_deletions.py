@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, Ended, hashed
+from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, hashed
 from tests.harness.every import every
 
 NAMES = ["refs/heads/a", "", "ümlaut/日本語", "a b\n", "x" * 5_000, "🦊"]
@@ -23,49 +23,23 @@ def audit():
     return Audit("prune", on=True, run=7, tick=TICK, child="clean:1")
 
 
-def of_another_attempt():
-    return Audit("prune", on=True, run=6)
-
-
 def rows():
     return list(Deletion.select().order_by(Deletion.id))
-
-
-def only():
-    (row,) = rows()
-    return row
-
-
-def ended(database, audit, gone, values, **columns):
-    """Run a statement that has *gone* (id, path) as what it deletes, with the clause of the audit."""
-    clause = audit.clause("object", "gone", id="id", name="path", **columns)
-    statement = f"with gone (id, path) as ({gone}){clause} select count(*) from gone"
-    return database.execute_sql(statement, values | audit.values).fetchone()[0]
 
 
 # The clause
 
 
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
-    gone = "select * from unnest(%(ids)s, %(paths)s)"
+    clause = audit.clause("object", "gone", id="id", name="path")
+    statement = f"with gone (id, path) as (select * from unnest(%(ids)s, %(paths)s)){clause} select from gone"
 
-    ended(database, audit, gone, {"ids": [*range(len(NAMES))], "paths": NAMES})
+    database.execute_sql(statement, {"ids": [*range(len(NAMES))], "paths": NAMES} | audit.values)
 
-    assert list(only().hashes) == [hashed(name) for name in NAMES]
+    assert list(Deletion.get().hashes) == [hashed(name) for name in NAMES]
 
 
 # Intents and outcomes
-
-
-def test_an_intent_says_what_is_about_to_go_and_an_outcome_what_is_gone(audit):
-    (number,) = audit.intent("ref", ids=[1, 2], names=["refs/a", "refs/b"], scope="5", oid=["0a", "0b"], project_id=5)
-    audit.outcomes("ref", [Ended(number, [2], ["refs/b"], {"state": "deleted"})])
-
-    intent, outcome = rows()
-    assert (intent.phase, intent.id, intent.scope) == ("intent", number, "5")
-    assert intent.detail == {"oid": ["0a", "0b"], "project_id": 5}
-    assert (outcome.phase, outcome.intent, list(outcome.ids)) == ("outcome", number, [2])
-    assert (outcome.detail, list(outcome.hashes)) == ({"state": "deleted"}, [hashed("refs/b")])
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(0, [0]), (ITEMS, [ITEMS]), (2 * ITEMS + 1, [ITEMS, ITEMS, 1])])

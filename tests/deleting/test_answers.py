@@ -1,6 +1,5 @@
 """What a batch answers with, and what follows from it: a batch from outside the project, with a table of its own."""
 
-import threading
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,7 +15,6 @@ from forgekeeper.database import now
 from forgekeeper.declaring.answers import Mistake
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import as_child, perform, recorded
@@ -164,27 +162,6 @@ def test_what_goes_with_rows_goes_in_their_statement_or_nothing_does():
 
     assert (outcome.deleted, Weed.select().where(Weed.garden == 7).count()) == (ROWS - 1, ROWS - 1)
     assert [row.name for row in Weed.select().where(Weed.garden < 7)] == ["weed-200"]
-
-
-@pytest.mark.usefixtures("weeds")
-def test_a_stop_ends_it_before_its_next_chunk(monkeypatch):
-    spec, why = declared(), Brakes.why
-
-    def stop():
-        with db.connection_context():
-            Hold.add("pull_weeds", "stop", reason="wrong", by="me")
-
-    def stopped_meanwhile(self, *, now=False):
-        if left() < ROWS and not Hold.standing("stop", batch="pull_weeds"):
-            person = threading.Thread(target=stop)
-            person.start()
-            person.join()
-        return why(self, now=True)
-
-    monkeypatch.setattr(Brakes, "why", stopped_meanwhile)
-    row = recorded(spec, settings_with(breaker_share=1))
-
-    assert (row.result["deleted"], row.result["stopped"]) == (100, "stopped")
 
 
 @pytest.mark.usefixtures("weeds")

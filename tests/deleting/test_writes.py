@@ -1,5 +1,9 @@
-"""Nothing of a batch deletes beside the engine: PostgreSQL refuses it, and one sentence says what to return instead."""
+"""Nothing of a batch deletes beside the engine: that is refused, and one sentence says what to return instead.
 
+PostgreSQL refuses it, and so do the handles of stores, repositories and Redis.
+"""
+
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -8,14 +12,19 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
 from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database.sessions import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import git_refs, stores
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
 DAY = timedelta(days=1)
 ROWS = 250
+REPOSITORY, DOOMED = "group/project.git", git_refs.Doomed("refs/mr/1", None)
 
 
 class Weed(Table):
@@ -35,6 +44,17 @@ def weeds(database):
     yield
     database.execute_sql("drop function pull(); drop table weed cascade")
     BATCHES.pop("pull_weeds", None)
+
+
+def run(work, settings=None, **options):
+    """Run a batch that works so; raise what becomes of it."""
+
+    def pull_weeds(now):
+        """Pull what should not grow here."""
+        return work(now)
+
+    declared = batch(cron="off", budget=DAY, records=(), **options)(pull_weeds)
+    recorded(declared, settings or settings_with())
 
 
 def delete_raw(_now):
@@ -57,29 +77,11 @@ def delete_between_chunks(now):
     db.execute_sql("delete from weed")
 
 
-def declared(work, **options):
-    """Declare a batch that works so."""
-
-    def pull_weeds(now):
-        """Pull what should not grow here."""
-        return work(now)
-
-    return batch(cron="off", budget=DAY, records=options.pop("records", ()), **options)(pull_weeds)
-
-
 @pytest.mark.usefixtures("weeds")
-@pytest.mark.parametrize(
-    "work",
-    [
-        delete_raw,
-        delete_by_peewee,
-        delete_by_function,
-        delete_between_chunks,
-    ],
-)
+@pytest.mark.parametrize("work", [delete_raw, delete_by_peewee, delete_by_function, delete_between_chunks])
 def test_a_batch_that_deletes_by_itself_deletes_nothing_and_is_named(work):
     with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself: return Rows, Items or Children"):
-        recorded(declared(work), settings_with())
+        run(work)
 
     assert Weed.select().count() == ROWS
     assert "pull_weeds writes by itself" in JobRun.get().error
@@ -87,15 +89,9 @@ def test_a_batch_that_deletes_by_itself_deletes_nothing_and_is_named(work):
 
 @pytest.mark.usefixtures("weeds")
 def test_one_that_declares_why_it_writes_may():
-    recorded(declared(delete_raw, writes="it empties a table"), settings_with())
+    run(delete_raw, writes="it empties a table")
 
     assert Weed.select().count() == 0
-
-
-def in_a_thread(work):
-    """Do the *work* with connections of a thread's own."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
 
 
 @pytest.fixture
@@ -117,6 +113,71 @@ def test_a_database_that_others_have_made_read_only_stays_so():
             db.execute_sql("delete from weed")
         db.manual_close()
 
-    in_a_thread(try_to_write)
+    # A thread has connections of its own.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(try_to_write).result()
 
     assert Weed.select().count() == ROWS
+
+
+# Handles
+
+
+@pytest.fixture
+def places(database, tmp_path):
+    """Settings with a store that has an object, and a repository that has a ref."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / ".forgekeeper-root").write_text(f"installation: {INSTALLATION}\n")
+    (folder / "kept").touch()
+    root = put_root(tmp_path / "repositories")
+    Bare(root).packed("refs/mr/1")
+    stores.opened.cache_clear()
+    yield settings_with(object_stores={"artifacts": f"file://{folder}"}, repositories_root=root)
+    stores.opened.cache_clear()
+    BATCHES.pop("pull_weeds", None)
+
+
+def with_places(work, places):
+    """Run a batch that does that with the store and the place of the repository."""
+
+    def answer(_now):
+        work(stores.at("artifacts", places), places.repositories_root)
+        return []
+
+    run(answer, places)
+
+
+def in_a_pipeline(_store, _root):
+    with client.pipeline() as pipe:
+        pipe.delete("kept").execute()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda store, _root: store.delete(["kept"]),
+        lambda _store, root: git_refs.delete(root, REPOSITORY, [DOOMED], until=time.monotonic() + 60),
+        lambda _store, _root: client.delete("kept"),
+        in_a_pipeline,
+        lambda _store, _root: client.eval("return 1", 0),
+    ],
+    ids=["object", "ref", "key", "pipeline", "script"],
+)
+def test_what_would_delete_is_refused_and_the_batch_is_named(places, work):
+    client.set("kept", 1)
+
+    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Items or Children"):
+        with_places(work, places)
+
+    refs = git_refs.preview(places.repositories_root, REPOSITORY, [DOOMED], until=time.monotonic() + 60)
+    assert stores.at("artifacts", places).present(["kept"]) == {"kept": True}
+    assert (client.get("kept"), refs[DOOMED].state) == (b"1", "deleted")
+
+
+def test_what_a_batch_reads_is_answered(places):
+    found = []
+
+    with_places(lambda store, _root: found.append((client.exists("none"), store.present(["kept"]))), places)
+
+    assert found == [(0, {"kept": True})]

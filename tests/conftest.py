@@ -116,6 +116,8 @@ def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
     """A session of somebody else's, in a transaction."""
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
         yield cursor
+        # To close a connection is not to wait until the server has let go of its locks.
+        connection.rollback()
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,11 @@ NUMBERED = """
 """
 
 
+def wait_for_locks():
+    """Let this thread's session wait for a lock for as long as a test holds it, on however busy a machine."""
+    db.database.execute_sql("set lock_timeout = '60s'")
+
+
 def empty():
     """Empty all tables, and number from 1.  Only the owner of the server may empty the audit."""
     if touched := [name for (name,) in db.database.execute_sql(TOUCHED, [TABLES])]:

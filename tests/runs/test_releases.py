@@ -16,6 +16,7 @@ from models import UserStatus
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
+from tests.harness.tables import wait_for_locks
 
 STATUSES = BATCHES["user_status_cleanup"]
 WAITING = """
@@ -42,8 +43,7 @@ def beside(work):
 
     def working():
         with db.connection_context():
-            # However long this test takes to let go of its locks.
-            db.execute_sql("set lock_timeout = '60s'")
+            wait_for_locks()
             answers.append(work())
 
     thread = threading.Thread(target=working, daemon=True)

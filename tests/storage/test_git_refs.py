@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.storage import git_repository
+from forgekeeper.storage import git_command, git_repository
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import CHANGES, DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
@@ -86,6 +86,9 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch):
     monkeypatch.setattr(git_repository, "PATTERNS", at_once)
+    # It waits for as long as the push takes here.
+    patiently = [word.replace("filesRefLockTimeout=1000", "filesRefLockTimeout=60000") for word in git_command._OPTIONS]
+    monkeypatch.setattr(git_command, "_OPTIONS", patiently)
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
     held = repository.path / "refs/b.lock"
     held.touch()

@@ -24,6 +24,7 @@ from tests.harness.artifacts import (
     statistics,
     turn_on,
 )
+from tests.harness.tables import wait_for_locks
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts import BATCH_SIZE
 
@@ -122,6 +123,7 @@ def test_statistics_that_change_meanwhile_lose_nothing_else(other):
 
     def destroy_in_a_thread():
         with database.connection_context():
+            wait_for_locks()
             return destroy()
 
     with ThreadPoolExecutor(1) as pool:
@@ -156,6 +158,7 @@ def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(
 
     def destroy_slowly():
         with database.connection_context():
+            wait_for_locks()
             return destroy(0)
 
     act = f"if old.id = {slow} then perform pg_advisory_xact_lock_shared(1); end if"

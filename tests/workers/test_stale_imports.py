@@ -29,6 +29,7 @@ from tests.harness.bulk_imports import (
     tracker_statuses,
 )
 from tests.harness.clocks import Crash, clock, crash
+from tests.harness.tables import wait_for_locks
 from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
@@ -63,6 +64,7 @@ def make(kind, **options):
 
 def run_in_a_thread():
     with database.connection_context():
+        wait_for_locks()
         return run()
 
 

@@ -127,6 +127,8 @@ def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.LOCKS))
         outcome = run(artifacts=folder.url)
+        # To close a connection is not to wait until the server has let go of its locks.
+        connection.rollback()
 
     time_passes(settings_with().upload_visibility + SECOND)
     later = run(artifacts=folder.url)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import DELETED, Outcome, StoreUnavailable, is_normal
 from tests.harness.thorough import examples
+from tests.harness.waiting import patient
 
 
 def numbered(count):
@@ -85,7 +86,7 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
     paths = numbered(2_500)
     s3.proxy.before("bulk", 2, lambda: s3.proxy.hang("bulk"))
 
-    outcomes = objects(s3).delete(paths, until=time.monotonic() + 7)
+    outcomes = objects(s3).delete(paths, until=time.monotonic() + patient(7))
 
     assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
 

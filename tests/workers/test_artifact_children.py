@@ -26,6 +26,7 @@ from tests.harness.artifacts import (
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.performing import recorded
 from tests.harness.thorough import examples
+from tests.harness.waiting import patient
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, BucketOutcome, buckets
 
@@ -184,7 +185,7 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips():
         children = [pool.submit(child) for _ in range(MANY_BUCKETS)]
         try:
             for each in children:
-                each.result(PATIENCE)
+                each.result(patient(PATIENCE))
         finally:
             ended.set()
         flipping.result()

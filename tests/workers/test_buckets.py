@@ -33,7 +33,7 @@ def pass_time(client, duration):
         pipe.execute()
 
 
-@pytest.mark.parametrize(("silent", "stale_count"), [(598, 0), (600, 1)])
+@pytest.mark.parametrize(("silent", "stale_count"), [(570, 0), (600, 1)])
 def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stale_count):
     buckets.tidy(client, 5)
     bucket = buckets.claim(client, 5)

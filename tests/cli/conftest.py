@@ -19,9 +19,13 @@ import structlog
 from forgekeeper import cli
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.installation import INSTALLATION
+from forgekeeper.installation import INSTALLATION as OF_REDIS
 from forgekeeper.settings import PREFIX
+from forgekeeper.storage import sentinel, stores
 from tests.harness.forks import run
+from tests.harness.git_samples import put_root
+from tests.harness.installation import INSTALLATION
+from tests.harness.stores import Folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +53,10 @@ class Result(NamedTuple):
     def sentences(self):
         """The lines on standard error that are not log lines."""
         return [line for line in self.stderr.splitlines() if not line.startswith("{")]
+
+    def findings(self, subject):
+        """What `check` has found out about it: levels and messages."""
+        return [(one["level"], one["message"]) for one in self.json["findings"] if one["subject"] == subject]
 
 
 @pytest.fixture
@@ -135,7 +143,7 @@ def new_database(urls, query):
 
     def make():
         with closing(redis.from_url(urls.redis)) as server:
-            server.delete(INSTALLATION)
+            server.delete(OF_REDIS)
         names.append(f"test_{uuid4().hex}")
         query(urls.database, f"create database {names[-1]}")
         return urlsplit(urls.database)._replace(path=f"/{names[-1]}").geturl()
@@ -144,6 +152,62 @@ def new_database(urls, query):
     # Embedded servers take their databases with them.
     for name in names if "TEST_DATABASE_URL" in os.environ else []:
         query(urls.database, f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def new_role(query):
+    """Make roles that may do what is granted to ROLE, no more; return the URL of the database as each."""
+    made = []
+
+    def make(url, grants=""):
+        made.append((url, name := f"r{uuid4().hex}"))
+        query(url, f"create role {name} login password '{name}'; {grants.replace('ROLE', name)}")
+        parts = urlsplit(url)
+        return parts._replace(netloc=f"{name}:{name}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+    yield make
+    for url, name in made:
+        query(url, f"drop owned by {name}; drop role {name}")
+
+
+@pytest.fixture
+def server(urls):
+    """The Redis that processes use."""
+    with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
+        yield server
+
+
+@pytest.fixture
+def unwritten(database):
+    """Let no act of a person be written."""
+    database.execute_sql("create trigger unwritten before insert on audit_acts execute function audit_refuse()")
+    yield
+    database.execute_sql("drop trigger unwritten on audit_acts")
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """Every test is a process that has just started: it has opened no store."""
+    stores.opened.cache_clear()
+    yield
+    stores.opened.cache_clear()
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The folder of the store for artifacts, to which the settings lead."""
+    folder = Folder(tmp_path / "objects")
+    folder.write_sentinel(sentinel.text(INSTALLATION))
+    monkeypatch.setenv(f"{PREFIX}OBJECT_STORES", json.dumps({"artifacts": folder.url}))
+    return folder.root
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The folder of repositories, to which the settings lead."""
+    root = put_root(tmp_path / "repositories")
+    monkeypatch.setenv(f"{PREFIX}REPOSITORIES_ROOT", str(root))
+    return root
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """Every command that changes something leaves one act; one that cannot be recorded changes nothing."""
 
-import json
 import os
 import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import ANY
-from uuid import uuid4
 
 import pytest
-from psycopg2.extensions import make_dsn
 
 from forgekeeper import database as db
 from forgekeeper.audit.acts import Act
@@ -20,10 +17,9 @@ from forgekeeper.database import now
 from forgekeeper.installation import INSTALLATION as OF_REDIS
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage import sentinel
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
-from tests.harness.installation import INSTALLATION
 from workers.stale_direct_uploads.commands import adopt
 
 from .every_command import commands
@@ -45,16 +41,16 @@ class Case(NamedTuple):
     batch: str | None = None
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
-    arrange: Callable[[Path], object] = lambda _folder: None
+    arrange: Callable[[Path], object] = lambda _store: None
 
 
-def adopted_uploads(_folder):
+def adopted_uploads(_store):
     adopt(client, "artifacts", ["a/b", "c"])
 
 
-def an_orphan(folder):
+def an_orphan(store):
     for path in ("a/orphan", *(f"a/{number}" for number in range(10))):
-        file = folder / "objects" / path
+        file = store / path
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"")
         os.utime(file, (0, 0))
@@ -62,20 +58,20 @@ def an_orphan(folder):
             JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path)
 
 
-def refused_refs(_folder):
+def refused_refs(_store):
     for name in ("refs/a..0", "refs/a..1"):
         GitRefDeletion.create(project_id=7, ref=name, reason="invalid_name", status=DeletionStatus.REJECTED)
 
 
-def bad_records(_folder):
+def bad_records(_store):
     quarantine.fail(BATCH, "user_status", "7", "it is bad", reason="record_failed")
 
 
-def a_waiting_run(_folder):
+def a_waiting_run(_store):
     JobRun.create(batch=BATCH, state="claimed", tick=TICK, claimed_by="a", claimed_at=now())
 
 
-def a_lease(_folder):
+def a_lease(_store):
     client.set(f"{locks.KEY}refs:7", "0123 1790000000 forge-2:77", ex=60)
 
 
@@ -118,37 +114,19 @@ every_case = every("case", CASES, name=lambda case: case.line)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """The folder of an object store."""
-    (tmp_path / "objects").mkdir()
-    stores.opened.cache_clear()
-    sentinel.Store("artifacts", f"file://{tmp_path}/objects").create_sentinel(INSTALLATION)
-    yield tmp_path
-    stores.opened.cache_clear()
-
-
-@pytest.fixture
-def call(main, folder):
+def call(main, store):
     """Run a command line as Anna."""
-
-    def run(line, **settings):
-        settings = {"OBJECT_STORES": json.dumps({"artifacts": f"file://{folder}/objects"}), "ACTOR": "Anna"} | settings
-        return main(*line.split(), **settings)
-
-    return run
+    return lambda line, **settings: main(*line.split(), **{"ACTOR": "Anna"} | settings)
 
 
 @pytest.fixture
-def without_grant(urls, query):
+def without_grant(urls, new_role):
     """The URL of the database as a role that may do everything but record acts."""
-    name = f"test_{uuid4().hex}"
-    query(
+    return new_role(
         urls.database,
-        f"create role {name} login password 'x'; grant all on schema public to {name};"
-        f" grant all on all tables in schema public to {name}; revoke insert on audit_acts from {name}",
+        "grant all on schema public to ROLE; grant all on all tables in schema public to ROLE;"
+        " revoke insert on audit_acts from ROLE",
     )
-    yield make_dsn(urls.database, user=name, password="x")
-    query(urls.database, f"drop owned by {name}; drop role {name}")
 
 
 def empty():
@@ -184,9 +162,9 @@ def test_every_command_is_known_to_leave_an_act_or_to_only_look():
 
 
 @every_case
-def test_a_command_leaves_one_act_of_whoever_ran_it(call, folder, case):
+def test_a_command_leaves_one_act_of_whoever_ran_it(call, store, case):
     empty()
-    case.arrange(folder)
+    case.arrange(store)
 
     result = call(case.line)
 
@@ -196,9 +174,9 @@ def test_a_command_leaves_one_act_of_whoever_ran_it(call, folder, case):
 
 
 @every_case
-def test_what_cannot_be_recorded_is_not_done(call, folder, without_grant, case):
+def test_what_cannot_be_recorded_is_not_done(call, store, without_grant, case):
     empty()
-    case.arrange(folder)
+    case.arrange(store)
     before = everything()
 
     result = call(case.line, DATABASE_URL=without_grant)
@@ -209,9 +187,9 @@ def test_what_cannot_be_recorded_is_not_done(call, folder, without_grant, case):
 
 
 @every("case", [case for case in CASES if case.command != "seed"], name=lambda case: case.line)
-def test_where_the_audit_is_off_a_command_works_without_a_word_to_it(call, folder, without_grant, case):
+def test_where_the_audit_is_off_a_command_works_without_a_word_to_it(call, store, without_grant, case):
     empty()
-    case.arrange(folder)
+    case.arrange(store)
 
     assert call(case.line, DATABASE_URL=without_grant, AUDIT="off").status == 0
     assert recorded() == []
@@ -232,15 +210,11 @@ def test_migrate_records_what_it_applied_also_where_it_has_made_the_table_of_act
     assert query(url, "select act, what, after from audit_acts") == [("migrate", "the schema", {"applied": applied})]
 
 
-def test_a_sentinel_that_cannot_be_recorded_is_not_made(call, folder, without_grant):
-    sentinel_of(folder).unlink()
+def test_a_sentinel_that_cannot_be_recorded_is_not_made(call, store, without_grant):
+    (store / sentinel.NAME).unlink()
 
     result = call("check --init", DATABASE_URL=without_grant)
 
     assert "grant insert on audit_acts to" in result.stdout
-    assert not sentinel_of(folder).exists()
+    assert not (store / sentinel.NAME).exists()
     assert client.get(OF_REDIS) is None
-
-
-def sentinel_of(folder):
-    return folder / "objects" / sentinel.NAME

@@ -3,10 +3,8 @@
 import socketserver
 import threading
 from contextlib import contextmanager, suppress
-from uuid import uuid4
 
 import pytest
-from psycopg2.extensions import make_dsn
 
 from tests.harness.every import every
 
@@ -39,12 +37,9 @@ ANSWERS = {
 
 
 @pytest.fixture
-def without_rights(own_database, query):
+def without_rights(own_database, new_role):
     """The URL of a database with all tables, as a user who may do nothing in it."""
-    name = f"test_{uuid4().hex}"
-    query(own_database, f"create role {name} login password 'x'")
-    yield make_dsn(own_database, user=name, password="x")
-    query(own_database, f"drop owned by {name}; drop role {name}")
+    return new_role(own_database)
 
 
 @every("command", sorted(set(ALL) - SERVING))

@@ -5,9 +5,7 @@ import pytest
 from demo import git_repositories
 from forgekeeper.connections import client
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage import sentinel
 from models import GitRefDeletion, Project
-from tests.harness.installation import INSTALLATION
 from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup import clean_project_refs
@@ -20,17 +18,8 @@ pytestmark = pytest.mark.usefixtures("database", "settings")
 
 
 @pytest.fixture
-def with_root(tmp_path):
-    root = tmp_path / "repositories"
-    root.mkdir()
-    sentinel.Folder(root).create_sentinel(INSTALLATION)
-    return settings_with(repositories_root=root)
-
-
-@pytest.fixture
-def fix(with_root, tmp_path):
+def fix(root):
     """Two projects with a ref to delete; git fails in the repository of the first until this is called."""
-    root = tmp_path / "repositories"
     for number in (1, 2):
         git_repositories.create(root, f"{number}.git", ["refs/go"])
         Project.create(id=number, disk_path=f"{number}.git")
@@ -42,21 +31,21 @@ def fix(with_root, tmp_path):
 
 
 @pytest.fixture
-def failed(with_root, fix):
+def failed(fix):
     """A run that has sent both children, of which the first has failed."""
-    run = recorded(batch, with_root)
-    assert work_on(with_root, run.id).error is not None
+    run = recorded(batch, settings_with())
+    assert work_on(run.id).error is not None
     return run
 
 
-def work_on(settings, run):
-    with runner_of(settings) as runner:
+def work_on(run):
+    with runner_of(settings_with()) as runner:
         return ended(runner.child(clean_project_refs, CHILD, run=run), 1)
 
 
-def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed, with_root):
+def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed):
     first = Quarantined.get()
-    work_on(with_root, failed.id)
+    work_on(failed.id)
 
     row = Quarantined.get()
     assert (row.batch, row.record, row.key, row.run) == (NAME, "clean_project_refs", CHILD, failed.id)
@@ -64,17 +53,17 @@ def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed, 
     assert "nonsense" in row.error or "RepositoryFailed" in row.error
 
 
-def test_a_child_that_ends_well_is_forgotten(failed, with_root, fix):
+def test_a_child_that_ends_well_is_forgotten(failed, fix):
     fix()
-    assert work_on(with_root, failed.id).error is None
+    assert work_on(failed.id).error is None
 
     assert Quarantined.select().count() == 0
 
 
-def test_a_child_whose_batch_was_stopped_has_not_shown_that_it_works(failed, with_root, fix, main):
+def test_a_child_whose_batch_was_stopped_has_not_shown_that_it_works(failed, fix, main):
     fix()
     main("stop", NAME, "--reason", "a test")
-    work_on(with_root, failed.id)
+    work_on(failed.id)
 
     assert Quarantined.select().count() == 1
 

@@ -7,21 +7,11 @@ import pytest
 from demo import git_repositories
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import LeaseLost, lease
-from forgekeeper.storage import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
-from tests.harness.installation import INSTALLATION
 
 MINUTE = timedelta(minutes=1)
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture
-def root(tmp_path):
-    root = tmp_path / "repositories"
-    root.mkdir()
-    sentinel.Folder(root).create_sentinel(INSTALLATION)
-    return root
 
 
 @pytest.fixture
@@ -44,7 +34,7 @@ def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
         Project.create(id=number, disk_path=disk_path)
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
-    result = main("run", "git_ref_cleanup", "--json", REPOSITORIES_ROOT=str(root))
+    result = main("run", "git_ref_cleanup", "--json")
 
     assert (result.status, result.json["total_projects"], git_repositories.count_refs(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
@@ -57,7 +47,7 @@ def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root
         GitRefDeletion.create(project_id=number, ref="refs/go")
     (root / "1.git" / "packed-refs").write_text("nonsense\n")
 
-    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(root))
+    result = main("run", "git_ref_cleanup")
 
     assert result.status == 1
     assert "1 of 2 children failed, the first clean_project_refs:1" in result.sentences[-1]
@@ -70,7 +60,7 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
-    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(root))
+    result = main("run", "git_ref_cleanup")
 
     assert (result.status, statuses()) == (1, [DeletionStatus.PROCESSED, *[DeletionStatus.PENDING] * 3])
     assert "3 of 4 projects have no repository" in result.sentences[-1]

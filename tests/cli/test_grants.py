@@ -5,7 +5,7 @@
 
 import os
 from contextlib import closing
-from uuid import uuid4
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -26,15 +26,13 @@ SECRET = "swordfish"
 class Role:
     """A role, and a user of Redis, that have what the page grants, no more."""
 
-    def __init__(self, query, owner_s, name, folder, redis_url):
-        self.name, self._query, self._owner_s = name, query, owner_s
-        granted = rights.grants()[EVERYTHING].replace(f" to {EVERYTHING};", f" to {name};")
-        self.ask(f"create role {name} login password '{name}'; {granted}")
+    def __init__(self, query, owner_s, url, folder, redis_url):
+        self.name, self._query, self._owner_s = urlsplit(url).username, query, owner_s
         for place in ("objects", "repositories"):
             (folder / place).mkdir(exist_ok=True)
             sentinel.Folder(folder / place).create_sentinel(self.ask("select id::text from installation")[0][0])
         self.settings = {
-            "DATABASE_URL": f"{owner_s}{'&' if '?' in owner_s else '?'}user={name}&password={name}",
+            "DATABASE_URL": url,
             "REDIS_URL": redis_url.replace("://", f"://{EVERYTHING}:{SECRET}@", 1),
             "REPOSITORIES_ROOT": str(folder / "repositories"),
             "OBJECT_STORES": f'{{"artifacts": "file://{folder}/objects"}}',
@@ -45,17 +43,15 @@ class Role:
 
 
 @pytest.fixture
-def role(own_database, query, tmp_path, urls):
-    with closing(redis.from_url(urls.redis)) as server:
-        server.flushdb()
-        rights.make_users(server, SECRET)
-        server.acl_log_reset()
-        role = Role(query, own_database, f"r{uuid4().hex}", tmp_path, urls.redis)
-        yield role
-        refused = rights.refused(server)
-        for name in rights.users():
-            server.acl_deluser(name)
-    role.ask(f"drop owned by {role.name}; drop role {role.name}")
+def role(*, own_database, query, new_role, tmp_path, urls, server):
+    server.flushdb()
+    rights.make_users(server, SECRET)
+    server.acl_log_reset()
+    url = new_role(own_database, rights.grants()[EVERYTHING].replace(f" to {EVERYTHING};", " to ROLE;"))
+    yield Role(query, own_database, url, tmp_path, urls.redis)
+    refused = rights.refused(server)
+    for name in rights.users():
+        server.acl_deluser(name)
     assert refused == []
 
 
@@ -79,10 +75,10 @@ def test_the_page_grants_what_the_code_says(process):
 
 
 def test_check_finds_nothing_missing_with_these_grants_but_what_redis_does_not_let_it_see(main, role):
-    found = main("check", "--json", **role.settings).json["findings"]
+    found = main("check", "--json", **role.settings)
 
-    assert [one for one in found if one["level"] == "error"] == []
-    ((level, message),) = [(one["level"], one["message"]) for one in found if one["subject"] == "redis"]
+    assert [one for one in found.json["findings"] if one["level"] == "error"] == []
+    ((level, message),) = found.findings("redis")
     assert (level, "grant it +info, or see to it" in message) == ("warning", True)
 
 

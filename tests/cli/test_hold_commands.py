@@ -1,6 +1,5 @@
 """Artifacts that were destroyed wrongly: their objects are held back, and their rows inserted back."""
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -8,12 +7,10 @@ import pytest
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database, now
-from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
-from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.delete_objects import delete_objects
@@ -21,25 +18,14 @@ from workers.delete_objects import delete_objects
 RUN = 17
 DAY = timedelta(days=1)
 
-pytestmark = pytest.mark.usefixtures("database")
+pytestmark = pytest.mark.usefixtures("database", "store")
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    stores.opened.cache_clear()
-    root = tmp_path / "objects"
-    root.mkdir()
-    sentinel.Store("artifacts", root.as_uri()).create_sentinel(INSTALLATION)
-    monkeypatch.setenv("FORGEKEEPER_OBJECT_STORES", json.dumps({"artifacts": root.as_uri()}))
-    yield root
-    stores.opened.cache_clear()
-
-
-def artifact(root, path, *, project=7, **facts):
+def artifact(store, path, *, project=7, **facts):
     """Make an expired artifact with its object."""
     if path is not None:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(b"")
+        (store / path).parent.mkdir(parents=True, exist_ok=True)
+        (store / path).write_bytes(b"")
     expired = now() - timedelta(days=3)
     facts = {"job_id": 3, "file_type": 2, "size": 10, "locked": 0, "expire_at": expired} | facts
     return JobArtifact.create(project_id=project, file_final_path=path, **facts).id
@@ -69,9 +55,9 @@ def insert_back(result):
 
 
 @pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)]])
-def test_rows_that_are_inserted_back_are_the_old_ones(main, root, words):
-    artifact(root, "@final/a'b%s\\", size=None)
-    artifact(root, "b", file_store=2, file="b.zip", partition_id=101, updated_at=now() - DAY)
+def test_rows_that_are_inserted_back_are_the_old_ones(main, store, words):
+    artifact(store, "@final/a'b%s\\", size=None)
+    artifact(store, "b", file_store=2, file="b.zip", partition_id=101, updated_at=now() - DAY)
     ProjectStatistics.create(project_id=7, build_artifacts_size=100)
     before = rows()
     destroy()
@@ -84,13 +70,13 @@ def test_rows_that_are_inserted_back_are_the_old_ones(main, root, words):
         assert ProjectStatistics.get().build_artifacts_size == 100
 
 
-def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_lost(main, root):
-    artifact(root, "earlier")
+def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_lost(main, store):
+    artifact(store, "earlier")
     destroy(run=RUN - 1)
-    artifact(root, "gone")
+    artifact(store, "gone")
     destroy(grace=timedelta(0))
     perform(delete_objects, settings=settings_with())
-    artifact(root, "a/b [1]")
+    artifact(store, "a/b [1]")
     destroy()
 
     found = main("objects", "hold", "--run", str(RUN), "--json").json
@@ -101,8 +87,8 @@ def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_
 
 
 @pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)], ["--all"]])
-def test_what_is_let_go_is_deleted_a_grace_later(main, root, words):
-    artifact(root, "a")
+def test_what_is_let_go_is_deleted_a_grace_later(main, store, words):
+    artifact(store, "a")
     destroy()
     main("objects", "hold", "--project", "7")
 
@@ -114,31 +100,31 @@ def test_what_is_let_go_is_deleted_a_grace_later(main, root, words):
 
 
 @pytest.mark.parametrize(("failpoint", "too_late"), [("claimed", 0), ("deleted", 1)])
-def test_an_object_held_after_it_was_claimed_stays_unless_a_run_is_at_it(main, root, failpoint, too_late):
-    artifact(root, "a")
+def test_an_object_held_after_it_was_claimed_stays_unless_a_run_is_at_it(main, store, failpoint, too_late):
+    artifact(store, "a")
     destroy(grace=timedelta(0))
     with interrupted_at(f"delete_objects.{failpoint}"):
         perform(delete_objects, settings=settings_with())
 
     assert main("objects", "hold", "--project", "7", "--json").json["too_late"] == too_late
     assert a_day_later().deleted == 0
-    assert (root / "a").exists() != bool(too_late)
+    assert (store / "a").exists() != bool(too_late)
 
 
-def test_held_objects_stay_and_all_others_go(main, root):
-    artifact(root, "mine", project=7)
-    artifact(root, "others", project=8)
+def test_held_objects_stay_and_all_others_go(main, store):
+    artifact(store, "mine", project=7)
+    artifact(store, "others", project=8)
     destroy()
 
     main("objects", "hold", "--project", "7")
 
     assert a_day_later().deleted == 1
-    assert (root / "mine").exists()
-    assert not (root / "others").exists()
+    assert (store / "mine").exists()
+    assert not (store / "others").exists()
 
 
-def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):
-    artifact(root, "a")
+def test_to_hold_and_to_let_go_are_acts_of_a_person(main, store):
+    artifact(store, "a")
     destroy()
     main("objects", "hold", "--project", "7")
     main("objects", "unhold", "--run", str(RUN))

@@ -2,11 +2,9 @@
 
 import json
 import shutil
-from contextlib import closing
 from uuid import uuid4
 
 import pytest
-import redis
 
 from forgekeeper.installation import INSTALLATION
 from forgekeeper.storage import sentinel
@@ -14,13 +12,6 @@ from tests.harness.every import every
 
 OLD = (b"", sentinel.TEXT)
 """What sentinels said before they had ids."""
-
-
-@pytest.fixture
-def server(urls):
-    """The Redis that processes use."""
-    with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
-        yield server
 
 
 @pytest.fixture
@@ -36,10 +27,6 @@ def of_another(server):
     server.set(INSTALLATION, number)
     yield number
     server.delete(INSTALLATION)
-
-
-def findings(result, subject):
-    return [(f["level"], f["message"]) for f in result.json["findings"] if f["subject"] == subject]
 
 
 def test_migrate_makes_an_id_once_and_puts_it_into_redis(main, settings, new_database, query, server):
@@ -138,7 +125,7 @@ def test_a_place_is_taken_only_where_it_is_proved_to_be_the_right_one(main, plac
     there, known, old, refusal = case
     place.make(there, known=known, old=old)
 
-    level, message = findings(main("check", "--init", "--json", **place.settings), place.subject)[0]
+    level, message = main("check", "--init", "--json", **place.settings).findings(place.subject)[0]
 
     if refusal is None:
         assert (level, place.sentinel) == ("ok", sentinel.text(database_id))
@@ -155,7 +142,7 @@ def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(ma
 
     result = main("check", "--init", "--json", DATABASE_URL=own_database, OBJECT_STORES=stores)
 
-    assert [level for level, _ in findings(result, "object store")] == ["ok"]
+    assert [level for level, _ in result.findings("object store")] == ["ok"]
 
 
 BATCHES = {"repositories": ["git_ref_cleanup"], "object store": ["delete_objects", "stale_direct_uploads"]}

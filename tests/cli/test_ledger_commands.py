@@ -4,10 +4,6 @@ from pathlib import Path
 import pytest
 
 
-def findings(result, subject):
-    return [(found["level"], found["message"]) for found in result.json["findings"] if found["subject"] == subject]
-
-
 @pytest.fixture
 def places(tmp_path):
     """A folder of repositories and a store of objects, new and empty, and the settings that lead there."""
@@ -71,10 +67,10 @@ def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main
         (found, ["ok"], ""),
     ):
         for subject in ("repositories", "object store"):
-            assert [(level, message.endswith(end)) for level, message in findings(result, subject)] == [(*levels, True)]
+            assert [(level, message.endswith(end)) for level, message in result.findings(subject)] == [(*levels, True)]
     assert (missing.status, made.status, found.status, found.stderr, found.json["ok"]) == (1, 0, 0, "", True)
     for subject in ("settings", "schedules", "postgresql", "schema"):
-        assert [level for level, _ in findings(found, subject)] == ["ok"]
+        assert [level for level, _ in found.findings(subject)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,7 @@ def test_a_missing_index_is_a_warning_and_a_missing_column_an_error(
 
     result = main("check", "--json", DATABASE_URL=own_database)
 
-    ((found, message),) = findings(result, "schema")
+    ((found, message),) = result.findings("schema")
     assert (result.status, found, named in message) == (status, level, True)
 
 
@@ -99,11 +95,11 @@ def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, s
     result = main("check", "--json", DATABASE_URL=new_database())
 
     assert result.status == 1
-    assert findings(result, "schema") == [
+    assert result.findings("schema") == [
         ("error", "there are no tables of forgekeeper's yet; run `forgekeeper migrate`, as the owner of the tables")
     ]
-    assert findings(result, "installation") == [("error", "there is none yet: `forgekeeper migrate` makes it")]
-    assert findings(result, "privileges") == []
+    assert result.findings("installation") == [("error", "there is none yet: `forgekeeper migrate` makes it")]
+    assert result.findings("privileges") == []
 
 
 def test_check_reports_on_servers_that_are_away(main, settings):
@@ -116,7 +112,7 @@ def test_check_reports_on_servers_that_are_away(main, settings):
 
     assert result.status == 1
     for subject in ("postgresql", "redis"):
-        ((level, message),) = findings(result, subject)
+        ((level, message),) = result.findings(subject)
         assert (level, "refused" in message) == ("error", True)
     assert "hunter2" not in result.stdout
 
@@ -125,7 +121,7 @@ def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
     result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)))
 
     assert result.status == 1
-    assert findings(result, "clocks") == [
+    assert result.findings("clocks") == [
         ("error", "PostgreSQL's clock is 3600 s ahead of Redis's clock; set right the one that is wrong"),
         ("warning", "PostgreSQL's clock is 3600 s ahead of this machine's clock; set right the one that is wrong"),
     ]

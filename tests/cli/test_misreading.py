@@ -1,10 +1,8 @@
 """Tables of which a batch would take a part for the whole: `check` names them, and no batch runs on them."""
 
 import json
-from contextlib import closing
 
 import pytest
-import redis
 
 from forgekeeper.storage import sentinel
 from tests.harness.every import every
@@ -40,19 +38,13 @@ class Forge:
         return result.json
 
     def errors(self, subject="schema"):
-        found = self._main("check", "--json", **self.settings).json["findings"]
-        return [f["message"] for f in found if (f["subject"], f["level"]) == (subject, "error")]
-
-
-@pytest.fixture
-def server(urls):
-    with closing(redis.from_url(urls.redis)) as server:
-        server.flushdb()
-        yield server
+        found = self._main("check", "--json", **self.settings).findings(subject)
+        return [message for level, message in found if level == "error"]
 
 
 @pytest.fixture
 def forge(main, query, server, own_database, tmp_path):
+    server.flushdb()
     (tmp_path / "objects").mkdir()
     return Forge(main, query, own_database, tmp_path / "objects")
 

@@ -1,17 +1,16 @@
 """`buckets`, and objects that nobody answers for: `uploads`."""
 
-import json
 import os
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
-from tests.harness.installation import INSTALLATION
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
@@ -22,34 +21,9 @@ STALE = timedelta(hours=4)
 pytestmark = pytest.mark.usefixtures("database")
 
 
-@pytest.fixture(autouse=True)
-def restarted():
-    stores.opened.cache_clear()
-    yield
-    stores.opened.cache_clear()
-
-
 @pytest.fixture
-def root(tmp_path):
-    """The folder of an object store."""
-    root = tmp_path / "objects"
-    root.mkdir()
-    sentinel.Store("artifacts", f"file://{root}").create_sentinel(INSTALLATION)
-    return root
-
-
-@pytest.fixture
-def object_stores(root):
-    """The setting that leads to that folder, under two names."""
-    return {"OBJECT_STORES": json.dumps({"artifacts": f"file://{root}", "lfs": f"file://{root}"})}
-
-
-@pytest.fixture
-def reconcile(main, object_stores):
-    def call(*arguments, location="artifacts", prefix=""):
-        return main("uploads", "reconcile", location, "--prefix", prefix, *arguments, **object_stores)
-
-    return call
+def reconcile(main, store):
+    return partial(main, "uploads", "reconcile", "artifacts", "--prefix", "")
 
 
 @pytest.fixture
@@ -58,17 +32,17 @@ def orphans(reconcile):
     return lambda: reconcile("--json").json["orphans"]
 
 
-def put(root, *paths, age=2 * DAY):
+def put(store, *paths, age=2 * DAY):
     changed = (datetime.now(UTC) - age).timestamp()
     for path in paths:
-        file = root / path
+        file = store / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"")
         os.utime(file, (changed, changed))
 
 
-def objects_in(root):
-    return {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} - {sentinel.NAME}
+def objects_in(store):
+    return {str(file.relative_to(store)) for file in store.rglob("*") if file.is_file()} - {sentinel.NAME}
 
 
 def register(*members, age=STALE):
@@ -86,10 +60,10 @@ def own(*paths):
         JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path)
 
 
-def stock(root, *orphans):
+def stock(store, *orphans):
     """Put *orphans* between objects that artifacts name, ten for each: what a run of years has left behind."""
     named = [f"named/{number}" for number in range(10 * len(orphans))]
-    put(root, *named, *orphans)
+    put(store, *named, *orphans)
     own(*named)
 
 
@@ -118,8 +92,8 @@ def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
 # What is an orphan
 
 
-def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, root):
-    put(root, "a/1", "a/2", "b")
+def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, store):
+    put(store, "a/1", "a/2", "b")
 
     answer = reconcile("--json").json
 
@@ -128,10 +102,10 @@ def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, 
     assert members(uploads.PENDING) == set()
 
 
-def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, root):
-    put(root, "young", age=DAY - timedelta(minutes=1))
-    put(root, "old", age=DAY + timedelta(minutes=1))
-    os.utime(root / sentinel.NAME, (0, 0))
+def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, store):
+    put(store, "young", age=DAY - timedelta(minutes=1))
+    put(store, "old", age=DAY + timedelta(minutes=1))
+    os.utime(store / sentinel.NAME, (0, 0))
 
     assert orphans() == ["old"]
 
@@ -147,8 +121,8 @@ def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, root):
     ids=["an artifact", "the outbox", "a pending upload", "a completed upload"],
 )
 @pytest.mark.parametrize("path", ["a/named", "named"])
-def test_what_something_names_is_none(orphans, root, path, name):
-    put(root, path, "other/orphan")
+def test_what_something_names_is_none(orphans, store, path, name):
+    put(store, path, "other/orphan")
     name(path)
 
     assert orphans() == ["other/orphan"]
@@ -164,8 +138,8 @@ def test_what_something_names_is_none(orphans, root, path, name):
         (9, "3 of 12 objects are named by nothing, more than 10%"),
     ],
 )
-def test_too_many_unnamed_objects_are_registered_only_by_their_number(reconcile, root, named, because):
-    put(root, *"abc", *(f"{number}" for number in range(named)))
+def test_too_many_unnamed_objects_are_registered_only_by_their_number(reconcile, store, named, because):
+    put(store, *"abc", *(f"{number}" for number in range(named)))
     own(*(f"{number}" for number in range(named)))
 
     result = reconcile("--yes")
@@ -175,27 +149,26 @@ def test_too_many_unnamed_objects_are_registered_only_by_their_number(reconcile,
     assert reconcile("--yes", "--expect", "3", "--json").json["registered"] == 3
 
 
-def test_what_is_registered_waits_a_day_and_no_upload_may_use_its_path(main, reconcile, root, object_stores):
-    stock(root, "orphan")
+def test_what_is_registered_waits_a_day_and_no_upload_may_use_its_path(main, reconcile, store):
+    stock(store, "orphan")
     reconcile("--yes")
     with pytest.raises(BeingDeleted):
         uploads.prepare(client, "artifacts", "orphan")
     time_passes(DAY - timedelta(minutes=1))
 
-    early = main("run", "stale_direct_uploads", "--json", **object_stores).json
+    early = main("run", "stale_direct_uploads", "--json").json
     time_passes(timedelta(minutes=1, seconds=3))
-    late = main("run", "stale_direct_uploads", "--json", **object_stores).json
+    late = main("run", "stale_direct_uploads", "--json").json
 
     assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
-    assert "orphan" not in objects_in(root)
+    assert "orphan" not in objects_in(store)
     assert client.keys("{pending_direct_uploads}:*") == []
 
 
-def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):
-    stock(root, "up/orphan", "down/orphan")
-    prefixes = {"OBJECT_PREFIXES": '{"artifacts": ["up"]}'}
+def test_what_lies_outside_the_folders_is_not_registered(store, reconcile):
+    stock(store, "up/orphan", "down/orphan")
 
-    answer = main("uploads", "reconcile", "artifacts", "--prefix", "", "--yes", "--json", **object_stores, **prefixes)
+    answer = reconcile("--yes", "--json", OBJECT_PREFIXES='{"artifacts": ["up"]}')
 
     assert (answer.json["outside"], answer.json["orphans"]) == (1, ["up/orphan"])
     assert members(uploads.PENDING) == {"artifacts:up/orphan"}
@@ -204,8 +177,8 @@ def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stor
 # What was registered is taken back
 
 
-def test_what_was_registered_can_be_taken_back_by_its_name(main, reconcile, root):
-    stock(root, "a", "b")
+def test_what_was_registered_can_be_taken_back_by_its_name(main, reconcile, store):
+    stock(store, "a", "b")
     reconcile("--yes")
 
     one = main("uploads", "forget", "artifacts:a", "--json").json
@@ -213,8 +186,8 @@ def test_what_was_registered_can_be_taken_back_by_its_name(main, reconcile, root
     assert (one, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
 
 
-def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
-    stock(root, "orphan")
+def test_what_a_producer_registered_is_never_forgotten(main, reconcile, store):
+    stock(store, "orphan")
     reconcile("--yes")
     uploads.prepare(client, "artifacts", "upload")
 
@@ -225,8 +198,8 @@ def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
     assert result.complaint == "artifacts:upload is not among what `reconcile` has registered"
 
 
-def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root):
-    stock(root, "a")
+def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, store):
+    stock(store, "a")
     reconcile("--yes")
     time_passes(DAY + timedelta(minutes=1))
     uploads.claim(client, visibility=timedelta(minutes=5), limit=100)

@@ -2,12 +2,10 @@
 
 import json
 import subprocess
-from contextlib import closing
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-import redis
 
 from demo.servers import servers
 from demo.servers.machine import postgres_folder
@@ -81,13 +79,6 @@ def staging(production, load):
     return production | {"DATABASE_URL": load(production["DATABASE_URL"])}
 
 
-def finding(result):
-    ((level, message),) = [
-        (f["level"], f["message"]) for f in result.json["findings"] if f["subject"] == "installation"
-    ]
-    return level, message
-
-
 def identity(query, settings):
     ((number,),) = query(settings["DATABASE_URL"], "select id::text from installation")
     return number
@@ -105,16 +96,16 @@ def test_batches_that_delete_rows_alone_are_blocked_in_a_copy_too(main, staging)
     assert main("run", "user_status_cleanup", "--json", **staging).json["skipped"] == "installation"
 
 
-def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, urls, tmp_path):
+def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, server, tmp_path):
     (tmp_path / "store" / sentinel.NAME).unlink()
-    with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
-        server.delete(INSTALLATION)
-        main("migrate", **staging)
-        result = main("check", "--init", "--json", **staging)
+    server.delete(INSTALLATION)
+    main("migrate", **staging)
 
-        level, message = finding(result)
-        assert (result.status, level, message.count("of cluster ")) == (1, "error", 2)
-        assert server.get(INSTALLATION) is None
+    result = main("check", "--init", "--json", **staging)
+
+    ((level, message),) = result.findings("installation")
+    assert (result.status, level, message.count("of cluster ")) == (1, "error", 2)
+    assert server.get(INSTALLATION) is None
     assert not (tmp_path / "store" / sentinel.NAME).exists()
 
 
@@ -123,20 +114,19 @@ def test_what_was_moved_goes_on_as_the_same_installation(main, staging, query, o
 
     result = main("check", "--init", "--moved", "--reason", "new server", "--json", **staging)
 
-    assert finding(result)[0] == "ok", result.stdout
+    assert result.findings("installation")[0][0] == "ok", result.stdout
     assert main("run", "delete_objects", "--json", **staging).json["deleted"] == 1
     assert (identity(query, staging), objects()) == (number, [])
     assert query(staging["DATABASE_URL"], ACTS) == [("check --init --moved", "new server", number, number)]
 
 
-def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, staging, query, objects, urls):
+def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, staging, query, objects, server):
     number = identity(query, staging)
 
     main("check", "--init", "--copied", "--reason", "for staging", **staging)
 
     ours = identity(query, staging)
-    with closing(redis.from_url(urls.redis)) as server:
-        server.delete(INSTALLATION)  # as if it had a Redis of its own
+    server.delete(INSTALLATION)  # as if it had a Redis of its own
     result = main("run", "delete_objects", "--json", **staging)
     assert (ours != number, result.json["skipped"], objects()) == (True, "installation", ["b"])
     assert f"belongs to installation {number}, this one is {ours}" in result.json["blocked"]
@@ -156,15 +146,10 @@ def test_what_is_said_of_a_copy_has_to_be_whole(main, settings, words):
     assert main("check", *words.split()).status == 2
 
 
-def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, query, urls):
-    name = f"r{uuid4().hex}"
-    query(staging["DATABASE_URL"], f"create role {name} login; grant select on all tables in schema public to {name}")
-    as_other = urlsplit(staging["DATABASE_URL"])
-    as_other = as_other._replace(netloc=f"{name}@{as_other.netloc.rpartition('@')[2]}").geturl()
+def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, new_role):
+    as_other = new_role(staging["DATABASE_URL"], "grant select on all tables in schema public to ROLE")
 
     result = main("check", "--init", "--moved", "--reason", "r", "--json", **staging | {"DATABASE_URL": as_other})
 
-    assert (result.status, finding(result)) == (
-        1,
-        ("error", "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"),
-    )
+    said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
+    assert (result.status, result.findings("installation")) == (1, [("error", said)])

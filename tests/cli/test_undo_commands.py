@@ -6,22 +6,14 @@ import subprocess
 import pytest
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.database import database
 from forgekeeper.storage.sentinel import NAME
 from models import GitRefDeletion, Project
-from tests.harness.git_samples import Bare, put_root, stand_in
+from tests.harness.git_samples import Bare, stand_in
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup import clean_project_refs
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    root = put_root(tmp_path / "repositories")
-    monkeypatch.setenv("FORGEKEEPER_REPOSITORIES_ROOT", str(root))
-    return root
 
 
 @pytest.fixture
@@ -104,14 +96,8 @@ def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, 
     assert (result.status, "refs/a at" in result.stdout, NAME in result.stderr) == (1, True, True)
 
 
-def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
-    database.execute_sql(
-        "create trigger unwritten before insert on audit_acts for each row execute function audit_refuse()"
-    )
-    try:
-        result = main("refs", "restore", *numbers())
-    finally:
-        database.execute_sql("drop trigger unwritten on audit_acts")
+def test_nothing_is_restored_unless_the_act_can_be_written(main, repository, unwritten):
+    result = main("refs", "restore", *numbers())
 
     assert (result.status, set(repository.refs())) == (1, {"refs/heads/main", "refs/keep"})
 

@@ -30,7 +30,7 @@ from forgekeeper.database import database, release
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.installation import Installation
-from forgekeeper.runs import held_back, preconditions, quarantine, reconcile
+from forgekeeper.runs import holds, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
@@ -167,21 +167,27 @@ def _constants() -> Iterator[Reading]:
 
 def _batches(settings: Settings) -> Iterator[Reading]:
     """Say what is expected of each batch; of one that is held back, nothing."""
-    for row in Batch.select():
-        if spec(row.name):
-            yield from at("registered_timestamp_seconds", row.registered_at, row.name)
+    registered = {row.name: row.registered_at for row in Batch.select() if spec(row.name)}
+    for name, instant in registered.items():
+        yield from at("registered_timestamp_seconds", instant, name)
     yield from _holds()
-    idle = held_back.idle(settings)
+    idle = holds.idle(settings)
     blocked = {row.name: row for row in Batch.blocked() if spec(row.name) and row.name not in idle}
     for name, row in blocked.items():
         yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
     schedules = {name: settings.cron(name) for name in BATCHES}
-    for off in held_back.off(schedules):
-        yield from at("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
     for name, schedule in schedules.items():
-        if schedule is not None and name not in idle:
+        if schedule is None and name in registered:
+            # It is not recorded when a cron is switched off: its last tick was still on time.
+            since = JobRun.newest_tick(name) or registered[name]
+            yield from at("batch_off_since_timestamp_seconds", since, name, "cron_off")
+        elif schedule is not None and name not in idle:
             yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
     switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
+    for name in switched_off & registered.keys():
+        turned = FeatureFlag.get_or_none(FeatureFlag.name == BATCHES[name].flag)
+        since = turned.updated_at if turned else registered[name]
+        yield from at("batch_off_since_timestamp_seconds", since, name, "flag_off")
     excused = idle | blocked.keys() | switched_off
     for one in all_declared():
         for record in one.records if (one.parent or one.name) not in excused else ():

@@ -18,7 +18,7 @@ from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Part
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import by_hand, held_back, reconcile
+from forgekeeper.runs import by_hand, holds, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
@@ -71,7 +71,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
         else:
-            say(held_back.of(batch) if back else [_overlapping(batch)], err)
+            say(holds.sentences(batch) if back else [_overlapping(batch)], err)
             result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
     children = result.get("children")
@@ -107,7 +107,7 @@ def send(batch: Name, json: Json = False) -> None:
         back = Hold.why(batch)
         number = None if back else by_hand.claim(chosen)
         if number is None:
-            say(held_back.of(batch) if back else [_overlapping(batch)], err)
+            say(holds.sentences(batch) if back else [_overlapping(batch)], err)
         reconcile.send(batch, deliver)
     facts = {"batch": batch, "run": number, "skipped": None if number else back or "overlap"}
     if json or number is not None:

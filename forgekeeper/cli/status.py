@@ -23,7 +23,7 @@ from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.installation import Installation, claim_by_writing, conflict, owner
-from forgekeeper.runs import held_back
+from forgekeeper.runs import holds
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
@@ -123,7 +123,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         *([looks.trouble] if looks.trouble else []),
         *(said for name, one in batches.items() for said in story.of_children(name, one["children_failing"])),
         *process_list.warnings(known, instant),
-        *held_back.warnings(),
+        *holds.warnings(),
     ]
     return found | {"warnings": warnings}
 

@@ -13,7 +13,7 @@ from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
-from forgekeeper.runs import held_back
+from forgekeeper.runs import holds
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
@@ -64,7 +64,7 @@ def why(
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*held_back.of(name), *story.of_children(name, failing)]
+        sentences += [*holds.sentences(name), *story.of_children(name, failing)]
     if json:
         emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
     else:

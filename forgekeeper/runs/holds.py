@@ -8,14 +8,16 @@ of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, BigIdentityField, database, default
 from forgekeeper.database.sessions import writing
+from forgekeeper.settings import Settings
 from metrics.logs import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]
@@ -221,3 +223,40 @@ class Batch(Base):
         with writing():
             cls.register([name])
             cls.update(cursor=position).where(cls.name == name).execute()
+
+
+def idle(settings: Settings) -> set[str]:
+    """Name the batches that are paused, stopped, held or on no timetable."""
+    return {hold.batch for hold in Hold.standing()} | {name for name in BATCHES if settings.cron(name) is None}
+
+
+def warnings() -> list[str]:
+    """Return a sentence for each batch that is stopped, held, blocked, or paused without an end."""
+    holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
+    return [*map(_hold, holds), *map(_blocked, Batch.blocked())]
+
+
+def sentences(batch: str) -> list[str]:
+    """Return a sentence for all that holds the batch back, and for its block."""
+    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.blocked(batch))]
+
+
+def _hold(hold: Hold) -> str:
+    batch, since, because = hold.batch, _moment(hold.since), f" ({hold.reason})" if hold.reason else ""
+    if hold.kind in BRAKES:
+        sentence = str(hold.reason).rstrip(". ")
+        remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
+        return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
+    if hold.kind == "stop":
+        return f"{batch} is stopped by {hold.by} since {since}{because}: `forgekeeper resume {batch}` ends that"
+    end = "without an end" if hold.until is None else f"until {_moment(hold.until)}"
+    remedy = f"`forgekeeper resume {batch}`, or `forgekeeper pause {batch} --until TIME`"
+    return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
+
+
+def _blocked(row: Batch) -> str:
+    return f"{row.name} is blocked since {_moment(row.blocked_since)} ({row.blocked_reason}): {row.blocked_sentence}"
+
+
+def _moment(instant: datetime) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

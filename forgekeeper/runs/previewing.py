@@ -14,7 +14,7 @@ from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
 from forgekeeper.database import now
 from forgekeeper.database.survey import reading
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.runs import breaker, held_back, preconditions, quarantine
+from forgekeeper.runs import breaker, holds, preconditions, quarantine
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.totals import RunTotal, room_of
 from forgekeeper.settings import Settings
@@ -119,7 +119,7 @@ def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
-    yield from held_back.of(name)
+    yield from holds.sentences(name)
     if settings.cron(name) is None:
         yield f"{name} is on no timetable: it runs by hand alone"
     per_run, per_day, bytes_per_run, bytes_per_day = settings.limits(name)

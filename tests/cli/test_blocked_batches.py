@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.runs import held_back
+from forgekeeper.runs import holds
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 
@@ -72,4 +72,4 @@ def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(mai
     hold_back()
 
     assert [row for row in rows_of(main, NAME) if word in row.split()]
-    assert NAME in held_back.idle(settings)
+    assert NAME in holds.idle(settings)

@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import now
-from forgekeeper.runs import held_back
+from forgekeeper.runs import holds
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.preconditions import REASONS, Blocked
@@ -123,7 +123,7 @@ def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
     Hold.add(NAME, "pause", until=None, reason="a move", by="me")
     Hold.add("prune", "pause", until=now() + DAY, reason=None, by="me")
 
-    (said,) = held_back.warnings()
+    (said,) = holds.warnings()
 
     assert said.startswith(f"{NAME} is paused without an end by me since ")
     assert "(a move): `forgekeeper resume git_ref_cleanup`" in said

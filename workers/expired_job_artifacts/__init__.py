@@ -27,7 +27,7 @@ from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs.held_back import idle
+from forgekeeper.runs.holds import idle
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue import Counter, Gauge, Reading, at

@@ -20,7 +20,6 @@ from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
-from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
 from forgekeeper.delivery.messages import deliver
@@ -113,12 +112,8 @@ class Loop(Vital):
             log.warning("reconcile failed", batch=self.name, error=describe(error))
 
 
-def serve(
-    settings: Settings, *, asked: SimpleQueue[None] | None = None, ready: Callable[[], None] = lambda: None
-) -> int:
-    """Keep the timetable until SIGTERM or SIGINT; return the exit status.
-
-    *asked* is where these come in, should the caller follow them already; *ready* is called once the timetable is kept.
+def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], None]) -> int:
+    """Keep the timetable until a signal is *asked*; return the exit status.  *ready* is called once it is kept.
 
     A loop that breaks ends the process with status 1, for its supervisor to restart:
     a scheduler that lives on without one of its batches is the worst of all.
@@ -131,7 +126,7 @@ def serve(
         executors={"default": DebugExecutor()},
         job_defaults={"misfire_grace_time": None, "coalesce": True},
     )
-    broken, asked = threading.Event(), asked or shutdown.requests()
+    broken = threading.Event()
     loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)

@@ -29,24 +29,17 @@ if TYPE_CHECKING:
 
     Table = Base
 
-_HOMES = {
-    "Blocked": "forgekeeper.runs.preconditions",
-    "Changes": "forgekeeper.declaring.answers",
-    "Children": "forgekeeper.declaring.answers",
-    "Counter": "metrics.catalogue",
-    "Items": "forgekeeper.declaring.items",
-    "Kept": "forgekeeper.declaring.items",
-    "Note": "forgekeeper.declaring.answers",
-    "Record": "forgekeeper.batches",
-    "Rows": "forgekeeper.declaring.answers",
-    "Skip": "forgekeeper.declaring.answers",
-    "Subject": "forgekeeper.audit.lookup",
-    "Table": "forgekeeper.database",
-    "Threshold": "forgekeeper.batches",
-    "Total": "forgekeeper.declaring.answers",
-    "batch": "forgekeeper.deleting.decorators",
-    "child": "forgekeeper.deleting.decorators",
+_NAMES = {
+    "forgekeeper.audit.lookup": ["Subject"],
+    "forgekeeper.batches": ["Record", "Threshold"],
+    "forgekeeper.database": ["Table"],
+    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Total"],
+    "forgekeeper.declaring.items": ["Items", "Kept"],
+    "forgekeeper.deleting.decorators": ["batch", "child"],
+    "forgekeeper.runs.preconditions": ["Blocked"],
+    "metrics.catalogue": ["Counter"],
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

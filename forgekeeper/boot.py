@@ -8,13 +8,12 @@ from importlib import import_module
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.declaring.answers import Mistake
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
-from forgekeeper.settings.reading import ENV_FILE
 
 
-def load(env_file: str | None = ENV_FILE) -> Settings:
+def load() -> Settings:
     """Import the modules that the setting `batches` names, and read all settings; raise `SettingsError`."""
-    declare(reading.modules(env_file))
-    return reading.read(model(), env_file)
+    declare(reading.modules())
+    return reading.read(model())
 
 
 def model() -> type[Settings]:

@@ -1,6 +1,6 @@
 """An index of the artifacts that stay until the forge says more of them, which the exporter counts."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import peewee as pw
+from playhouse.migrate import SchemaMigrator
 from playhouse.migrations import Runner
 
 DUPLICATE_TABLE = "42P07"
@@ -59,3 +61,14 @@ def migrate(database: pw.Database, which: Set = OWN) -> list[str]:
 
 def _runner(database: pw.Database, which: Set) -> Runner:
     return Runner(database, str(which.folder), table_name=which.table)
+
+
+def sql(statements: str) -> Callable[[SchemaMigrator, pw.Database], None]:
+    """Return the `up` of a migration that executes these statements, in which {schema} is the current schema."""
+
+    def up(_migrator: SchemaMigrator, database: pw.Database) -> None:
+        schema = database.execute_sql("select quote_ident(current_schema())").fetchone()[0]
+        # psycopg2 takes a percent sign for a parameter.
+        database.execute_sql(statements.replace("{schema}", schema).replace("%", "%%"))
+
+    return up

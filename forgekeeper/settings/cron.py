@@ -5,7 +5,6 @@ Five fields, or six with the seconds first, or ``off``.  CronSim computes the ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import islice, pairwise
@@ -67,13 +66,6 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     def newest(self, until: datetime) -> datetime:
         """Return the last time that is not later than *until*."""
         return next(CronSim(self._fields, until + MICROSECOND, reverse=True))
-
-    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """Yield the times later than *start* and not later than *end*, oldest first."""
-        for tick in CronSim(self._fields, start):
-            if tick > end:
-                return
-            yield tick
 
     @cached_property
     def period(self) -> timedelta:

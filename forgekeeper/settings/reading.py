@@ -41,35 +41,35 @@ class _Declaring(BaseSettings):
     batches: Modules = setting("workers", "")
 
 
-def modules(env_file: str | None = ENV_FILE) -> tuple[str, ...]:
+def modules() -> tuple[str, ...]:
     """Read which modules declare batches: the settings of these are known only then.  Raises `SettingsError`."""
-    found, problems = _made(_Declaring, env_file)
+    found, problems = _made(_Declaring)
     _complain(problems)
     names: tuple[str, ...] = found.batches
     return names
 
 
-def read(model: type[Settings], env_file: str | None = ENV_FILE) -> Settings:
+def read(model: type[Settings]) -> Settings:
     """Read the settings; raise `SettingsError` naming every unknown name and bad value.
 
     No message repeats a value that may hold a password.
     """
-    settings, problems = _made(model, env_file)
-    _complain([*_unknown_names(model, env_file), *(unverified(settings) if settings else ()), *problems])
+    settings, problems = _made(model)
+    _complain([*_unknown_names(model), *(unverified(settings) if settings else ()), *problems])
     made: Settings = settings
     return made
 
 
-def _made(model: type[BaseSettings], env_file: str | None) -> tuple[Any, list[str]]:
+def _made(model: type[BaseSettings]) -> tuple[Any, list[str]]:
     """Return what the environment makes of *model* and no problems, or None and what is wrong."""
     try:
-        return model(_env_file=env_file), []
+        return model(_env_file=ENV_FILE), []
     except ValidationError as error:
         return None, [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SettingsError(
-            f"cannot read the file {env_file}: {why}; correct it, or run this in another folder"
+            f"cannot read the file {ENV_FILE}: {why}; correct it, or run this in another folder"
         ) from None
 
 
@@ -78,9 +78,9 @@ def _complain(problems: list[str]) -> None:
         raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
 
 
-def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Described]:
+def describe(settings: Settings) -> list[Described]:
     """List every setting with its present value, secrets masked, and where that comes from."""
-    sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(env_file) if env_file else {}), ".env")
+    sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(ENV_FILE)), ".env")
     sources |= dict.fromkeys(_names(os.environ), "environment")
     return [
         Described(
@@ -95,14 +95,11 @@ def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Descri
     ]
 
 
-def places(settings: Settings, env_file: str | None = ENV_FILE) -> str:
+def places(settings: Settings) -> str:
     """Say in a line which servers, folder and stores these settings lead to, and where each comes from."""
     wanted = {PREFIX + name.upper() for name in ("database_url", "redis_url", "repositories_root", "object_stores")}
-    return ", ".join(
-        f"{one.name}={one.value} ({one.source})"
-        for one in describe(settings, env_file)
-        if one.name in wanted and one.value
-    )
+    shown = [one for one in describe(settings) if one.name in wanted and one.value]
+    return ", ".join(f"{one.name}={one.value} ({one.source})" for one in shown)
 
 
 def _names(values: Mapping[str, str | None]) -> set[str]:
@@ -110,15 +107,13 @@ def _names(values: Mapping[str, str | None]) -> set[str]:
     return {name.upper() for name, value in values.items() if value}
 
 
-def _unknown_names(model: type[Settings], env_file: str | None) -> Iterator[str]:
+def _unknown_names(model: type[Settings]) -> Iterator[str]:
     known = {PREFIX + name.upper() for name in model.model_fields}
-    given = {*os.environ, *(dotenv_values(env_file) if env_file else ())}
-    for name in sorted(name for name in given if name.upper().startswith(PREFIX)):
-        if name.upper() not in known:
+    for name in sorted({*os.environ, *dotenv_values(ENV_FILE)}):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
             # Without the prefix: it makes all of them alike.
-            close = get_close_matches(
-                name.upper().removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1
-            )
+            own = [one.removeprefix(PREFIX) for one in known]
+            close = get_close_matches(name.upper().removeprefix(PREFIX), own, n=1)
             yield f"unknown setting {name}" + (f" (did you mean {PREFIX}{close[0]}?)" if close else "")
 
 

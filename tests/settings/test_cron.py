@@ -64,9 +64,9 @@ def test_the_next_time_is_what_crontab_says(expression, after, expected):
     ],
 )
 def test_weekdays_count_from_sunday_which_is_0_and_7(field, days):
-    week = Cron(f"0 0 * * {field}").between(MONDAY - timedelta(days=1, seconds=1), MONDAY + timedelta(days=5))
+    schedule, week = Cron(f"0 0 * * {field}"), [MONDAY + timedelta(days=day) for day in range(-1, 6)]
 
-    assert [f"{day:%a}".lower() for day in week] == days.split()
+    assert [f"{day:%a}".lower() for day in week if schedule.newest(day) == day] == days.split()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant)
     newest = schedule.newest(instant)
 
     assert newest <= instant < schedule.after(newest)
-    assert list(schedule.between(newest - timedelta(microseconds=1), instant)) == [newest]
+    assert schedule.after(newest - timedelta(microseconds=1)) == newest
     assert schedule.get_next_fire_time(None, newest) == newest
     assert schedule.get_next_fire_time(newest, instant) == schedule.after(newest)
 

@@ -1,6 +1,6 @@
 """Flags, batches and the ledger of runs."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table feature_flags (

@@ -1,6 +1,6 @@
 """The outbox of objects whose artifacts are gone."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table ci_deleted_objects (

@@ -1,6 +1,6 @@
 """The installation's id, so that no other's repositories or objects are taken for its own."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table installation (

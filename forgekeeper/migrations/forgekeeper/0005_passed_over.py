@@ -1,6 +1,6 @@
 """Records that failed alone: skipped for a growing while."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table passed_over_records (

@@ -1,6 +1,6 @@
 """Since when a batch is blocked, and why."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 alter table batches

@@ -1,6 +1,6 @@
 """Schedulers and workers, and what they say of themselves."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table processes (

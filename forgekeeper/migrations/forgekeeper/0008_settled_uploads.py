@@ -1,6 +1,6 @@
 """What became of direct uploads, kept beside Redis."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table settled_uploads (

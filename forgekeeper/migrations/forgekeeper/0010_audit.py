@@ -1,6 +1,6 @@
 """The audit: what people did and what batches deleted, append-only, a partition a month."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table audit_acts (

@@ -1,6 +1,6 @@
 """Stopped and held batches, cancelled runs, and how much runs and their children have deleted."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 alter table batches

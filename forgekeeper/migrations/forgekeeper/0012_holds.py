@@ -1,6 +1,6 @@
 """Holds, a row each; until the upgrade is over older versions see them in the columns of `batches`."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table holds (

@@ -1,6 +1,6 @@
 """Where the installation's database is: cluster, name and oid.  A copy has the same id in another place."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 alter table installation

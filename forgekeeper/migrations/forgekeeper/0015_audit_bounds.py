@@ -1,6 +1,6 @@
 """Workers make the audit's months a year ahead, and drop those that the owner of the tables keeps no more."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 alter table installation add column audit_keep integer;

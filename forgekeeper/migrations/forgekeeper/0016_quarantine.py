@@ -1,6 +1,6 @@
 """What failed and is tried again or waits for a person: children so far."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 create table quarantine (

@@ -1,6 +1,6 @@
 """One quarantine: records that were passed over move in beside the children; older versions see them in a view."""
 
-from forgekeeper.migrations.statements import sql
+from forgekeeper.migrations import sql
 
 up = sql("""
 lock table passed_over_records, quarantine in access exclusive mode;

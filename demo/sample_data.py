@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import obstore
+import peewee as pw
 import typer
-from rich.progress import track
 
 from demo import git_repositories
 from demo.tables import make_tables
@@ -87,26 +88,20 @@ ADD_STATISTICS = """
 
 
 class Sample(NamedTuple):
-    """Sample data: what it is, how many in all, how many of them are due, and how many objects go with these.
-
-    Due ones that *stay* are changed, and not removed.
-    """
+    """Sample data: what it is, how many in all, and how many of them are due."""
 
     what: str
     total: int
     due: int
-    objects: int = 0
-    stay: bool = False
+
+
+def _rows(what: str, model: type[pw.Model], due: pw.Node) -> Sample:
+    return Sample(what, model.select().count(), model.select().where(due).count())
 
 
 def add_statuses(total: int) -> None:
     """Add *total* statuses, of five two expired, two with time left, one for ever."""
     database.execute_sql(ADD_STATUSES, {"total": total})
-
-
-def _statuses(_settings: Settings) -> Sample:
-    due = UserStatus.select().where(UserStatus.is_due(now())).count()
-    return Sample("user statuses", UserStatus.select().count(), due)
 
 
 def add_projects(total: int) -> dict[int, str]:
@@ -134,8 +129,7 @@ def _add_refs(scale: int, settings: Settings) -> None:
     add_ref_deletions(existing[:1], REFUSED)
 
 
-def _refs(settings: Settings) -> Sample:
-    root = settings.repositories_root
+def _refs(root: Path | None) -> Sample:
     if root is None:
         return Sample("git refs", 0, 0)
     due = 0
@@ -150,11 +144,6 @@ def add_imports(total: int) -> None:
     database.execute_sql(ADD_IMPORTS, {"total": total})
 
 
-def _imports(_settings: Settings) -> Sample:
-    due = BulkImport.select().where(is_stale(BulkImport, now())).count()
-    return Sample("bulk imports", BulkImport.select().count(), due, stay=True)
-
-
 def add_artifacts(total: int) -> list[str]:
     """Add *total* job artifacts; return the paths of their objects.
 
@@ -163,11 +152,6 @@ def add_artifacts(total: int) -> list[str]:
     objects = [path for (path,) in database.execute_sql(ADD_ARTIFACTS, {"total": total}).fetchall()]
     database.execute_sql(ADD_STATISTICS)
     return objects
-
-
-def _artifacts(_settings: Settings) -> Sample:
-    due = JobArtifact.select().where(JobArtifact.is_expired(now())).count()
-    return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
 
 
 def _add_uploads(scale: int, settings: Settings) -> None:
@@ -182,10 +166,9 @@ def _add_uploads(scale: int, settings: Settings) -> None:
     _put_all_but_one(names, settings)
 
 
-def _uploads(_settings: Settings) -> Sample:
+def _uploads() -> Sample:
     due = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
-    objects = max(0, due - len(MALFORMED) - 1)
-    return Sample("direct uploads", register.count(client), due, objects)
+    return Sample("direct uploads", register.count(client), due)
 
 
 def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
@@ -196,32 +179,25 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
             obstore.put(store.store, name, b"a sample\n")
 
 
-ADDING: tuple[Callable[[int, Settings], None], ...] = (
-    lambda scale, _: add_statuses(5_000 * scale),
-    _add_refs,
-    lambda scale, settings: _put_all_but_one(add_artifacts(1_000 * scale), settings),
-    _add_uploads,
-    lambda scale, _: add_imports(200 * scale),
-)
-"""What adds the sample data, each so many times the usual amount."""
-COUNTING: dict[str, Callable[[Settings], Sample]] = {
-    "user_status_cleanup": _statuses,
-    "git_ref_cleanup": _refs,
-    "expired_job_artifacts": _artifacts,
-    "stale_direct_uploads": _uploads,
-    "stale_imports": _imports,
-}
-
-
 def count_samples(settings: Settings) -> dict[str, Sample]:
     """Count what there is of the sample data now, by the batch that it is for."""
-    return {batch: count(settings) for batch, count in COUNTING.items()}
+    return {
+        "user_status_cleanup": _rows("user statuses", UserStatus, UserStatus.is_due(now())),
+        "git_ref_cleanup": _refs(settings.repositories_root),
+        "expired_job_artifacts": _rows("job artifacts", JobArtifact, JobArtifact.is_expired(now())),
+        "stale_direct_uploads": _uploads(),
+        "stale_imports": _rows("bulk imports", BulkImport, is_stale(BulkImport, now())),
+    }
 
 
 def add_samples(scale: int, settings: Settings) -> None:
-    """Add all sample data, with progress on a terminal."""
-    for add in track(ADDING, "sample data", console=err, transient=True, disable=not err.is_terminal):
-        add(scale, settings)
+    """Add all sample data, so many times the usual amount."""
+    with err.status("adding sample data"):
+        add_statuses(5_000 * scale)
+        _add_refs(scale, settings)
+        _put_all_but_one(add_artifacts(1_000 * scale), settings)
+        _add_uploads(scale, settings)
+        add_imports(200 * scale)
 
 
 def seed(
@@ -240,7 +216,8 @@ def seed(
                 make_tables(database.obj)
         except migrations.TableExists as error:
             raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
-        add_samples(scale, settings)
+        if scale:
+            add_samples(scale, settings)
         found = count_samples(settings).values()
     if json:
         emit({there.what.replace(" ", "_"): {"total": there.total, "due": there.due} for there in found})

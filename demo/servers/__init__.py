@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from demo.servers.machine import EmbeddedError, Programs
+from demo.servers.machine import EmbeddedError, Programs, programs
 from demo.servers.server import Server, Site, not_started, opened, spawn
 
 __all__ = ["EmbeddedError", "Servers", "servers"]
 
 PORT = "5432"  # a part of the socket's name
-CREATE_TIMEOUT = 120.0
 # UTF-8 text in code point order: the same order on every machine, whatever locales it has.
 INITDB_OPTIONS = (
     "--username=forgekeeper",
@@ -63,17 +62,17 @@ def servers(folder: Path | None = None, *, postgres_options: Mapping[str, str] |
     With *folder* the data stays for the next start; a folder that is in use is refused.  *postgres_options* are server
     settings such as `fsync`.
     """
-    programs = Programs.found()
     with ExitStack() as stack:
-        yield _started(stack, folder, programs, postgres_options or {})
+        yield _started(stack, folder, postgres_options or {})
 
 
-def _started(stack: ExitStack, folder: Path | None, programs: Programs, options: Mapping[str, str]) -> Servers:
+def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str]) -> Servers:
+    found = programs()
     try:
         site = stack.enter_context(opened(folder))
-        redis = _start_redis(site, programs.redis)
+        redis = _start_redis(site, found.redis)
         stack.callback(redis.stop)
-        postgres = start_postgres(site, programs, options)
+        postgres = start_postgres(site, found, options)
         stack.callback(postgres.stop)
         redis.wait_until_ready()
         postgres.wait_until_ready()
@@ -148,11 +147,8 @@ def _create(data: Path, settings: Mapping[str, str], site: Site, programs: Progr
     ):
         command = [f"{programs.postgres}/{program}", *arguments]
         process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGKILL, stdin=subprocess.PIPE)
-        try:
-            process.communicate(given, CREATE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        if process.wait() != 0:
+        process.communicate(given)
+        if process.returncode != 0:
             raise not_started("PostgreSQL", log)
     unfinished.rename(data)
 

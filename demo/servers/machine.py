@@ -35,14 +35,13 @@ class Programs:
     prefix: list[str]
     owner: int | None
 
-    @classmethod
-    def found(cls) -> Programs:
-        """Look for them; raise `EmbeddedError` where something is missing."""
-        if shutil.which("setpriv") is None:
-            raise EmbeddedError("The embedded servers need Linux and the command setpriv: install util-linux.")
-        postgres = postgres_folder()
-        prefix, owner = _identity(postgres)
-        return cls(str(postgres), redis_binary(), prefix, owner)
+
+def programs() -> Programs:
+    """Look for them; raise `EmbeddedError` where something is missing."""
+    if shutil.which("setpriv") is None:
+        raise EmbeddedError("The embedded servers need Linux and the command setpriv: install util-linux.")
+    postgres = postgres_folder()
+    return Programs(str(postgres), redis_binary(), *_identity(postgres))
 
 
 def postgres_folder() -> Path:

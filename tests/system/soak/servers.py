@@ -12,7 +12,7 @@ from pathlib import Path
 import redis
 
 from demo.servers import database_url, redis_url, start_postgres
-from demo.servers.machine import Programs
+from demo.servers.machine import programs
 from demo.servers.server import Server, opened, spawn
 from tests.harness.waiting import wait_until
 from tests.system.service import LIMIT
@@ -33,7 +33,7 @@ class Servers:
             "max_wal_size": "64MB",
             "min_wal_size": "32MB",
         }
-        self._programs = Programs.found()
+        self._programs = programs()
         self.site = stack.enter_context(opened(None))
         self.redis_url = redis_url(self.site)
         self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)

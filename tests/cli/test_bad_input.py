@@ -20,6 +20,13 @@ SENTENCES = {
     f"pause {NAME} --until 2020-01-01": "2020-01-01 00:00:00 has passed; give a time to come, in UTC",
     f"why {NAME} 25:00": "'25:00' is not a time: write it as 08:30, 2h or 2026-11-20T08:30, in UTC",
     "psql": 'there is no command `psql` any more: run `psql "$FORGEKEEPER_DATABASE_URL"`',
+    "refs rejected": "there is no command `refs rejected` any more: run `forgekeeper quarantine list --kind ref`",
+    **{
+        f"{command}{given} --reason R": "name the batches, or say --all"
+        for command in ("pause", "stop", "resume", "release")
+        for given in ("", f" {NAME} --all")
+    },
+    f"stop {NAME}": "say why: a stop needs a --reason, for anyone who finds it",
 }
 NAMED = {
     f"runs {NAME}": "runs",
@@ -30,6 +37,16 @@ NAMED = {
     "worker --threads 0": "--threads",
     f"flags onn {FLAG}": "onn",
     "flags on bulk_delete": FLAG,
+    f"stop {NAME} nonsense --reason R": "'nonsense'",
+    f"release {NAME}": "--reason",
+    **dict.fromkeys(("quarantine retry", "quarantine retry 1 --all", "quarantine discard"), "--all"),
+    "quarantine list --kind nothing": "'nothing'",
+    "uploads reconcile": "Missing argument",
+    "uploads reconcile artifacts": "--prefix",
+    **dict.fromkeys(("uploads forget", "uploads forget artifacts:a --all"), "--all"),
+    **dict.fromkeys(("objects hold", "objects unhold", "objects hold --project 7 --run 1"), "--project"),
+    **dict.fromkeys(("check --moved --reason r", "check --init --moved", "check --reason r"), "--init"),
+    "check --init --moved --copied --reason r": "not both",
 }
 
 
@@ -98,7 +115,7 @@ def test_wrong_use_is_refused_with_a_sentence(main, database, command):
 
 
 @every("command", NAMED)
-def test_wrong_use_is_refused_with_a_sentence_that_names_it(main, settings, command):
+def test_wrong_use_is_refused_with_a_sentence_that_names_it(main, database, command):
     result = main(*command.split())
 
     assert (result.status, NAMED[command] in result.complaint) == (2, True)
@@ -109,6 +126,18 @@ def test_an_unknown_setting_is_refused_with_the_name_that_was_meant(forgekeeper,
 
     assert result.status == 2
     assert result.complaint.startswith("unknown setting FORGEKEEPER_CRON_PRUNES (did you mean FORGEKEEPER_CRON_PRUNE?)")
+
+
+@every("command", [f"{command} {NAME}" for command in ("stop", "release")])
+def test_a_reason_of_blanks_is_none(main, database, command):
+    assert main(*command.split(), "--reason", " ").complaint.startswith("say why")
+
+
+def test_a_run_that_the_ledger_does_not_have_is_none(main, database):
+    result = main("cancel", "17")
+
+    assert result.status == 1
+    assert result.complaint == "the ledger has no run 17; `forgekeeper ticks BATCH` lists those that it has"
 
 
 def test_help_is_there_whatever_the_settings_say(main):

@@ -135,8 +135,3 @@ def test_to_hold_and_to_let_go_are_acts_of_a_person(main, store):
         ("objects hold", "project:7", {"count": 1, "first": [number]}),
         ("objects unhold", f"run:{RUN}", {"let_go": 1}),
     ]
-
-
-@pytest.mark.parametrize("words", [["hold"], ["unhold"], ["hold", "--project", "7", "--run", "1"]])
-def test_whoever_does_not_say_whose_objects_is_refused(main, words):
-    assert main("objects", *words).status == 2

@@ -74,14 +74,6 @@ def test_a_pause_that_begins_now_is_a_stop(main, database):
     assert abs(hold().until - now() - timedelta(hours=2)) < timedelta(minutes=1)
 
 
-@pytest.mark.parametrize("command", ["pause", "stop", "resume"])
-@pytest.mark.parametrize("given", [(), (NAME, "--all")])
-def test_batches_are_named_or_all_are_meant(main, database, command, given):
-    result = main(command, *given, *WHY)
-
-    assert (result.status, result.complaint) == (2, "name the batches, or say --all")
-
-
 def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
     main("pause", NAME)
     client.flushall()
@@ -92,14 +84,6 @@ def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
 
 
 # stop
-
-
-@pytest.mark.parametrize("words", [[NAME], [NAME, "--reason", " "], [NAME, "nonsense", *WHY]])
-def test_a_stop_needs_a_reason_and_batches_that_there_are(main, database, words):
-    result = main("stop", *words)
-
-    assert (result.status, stopped()) == (2, set())
-    assert result.complaint.startswith(("say why: a stop needs a --reason", "there is no batch 'nonsense'"))
 
 
 def test_all_batches_are_stopped_also_those_that_only_others_have_declared(main, database):
@@ -257,13 +241,6 @@ def test_of_a_run_that_has_ended_its_children_are_cancelled_once(main, database)
     assert first.stdout.startswith(f"run {run.id} of {NAME} had ended already (succeeded); any child of it ")
     assert second.stdout.startswith(f"run {run.id} of {NAME} was cancelled already, at ")
     assert JobRun.get_by_id(run.id).cancelled_reason == "not now"
-
-
-def test_a_run_that_the_ledger_does_not_have_cannot_be_cancelled(main, database):
-    result = main("cancel", "17")
-
-    assert result.status == 1
-    assert result.complaint == "the ledger has no run 17; `forgekeeper ticks BATCH` lists those that it has"
 
 
 # the audit

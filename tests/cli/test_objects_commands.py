@@ -208,19 +208,3 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, store
 
     assert (one.status, one.complaint) == (1, "artifacts:a is being deleted just now")
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["reconcile"],
-        ["reconcile", "artifacts"],
-        ["forget"],
-        ["forget", "artifacts:a", "--all"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_use_is_refused_with_a_sentence(main, arguments):
-    result = main("uploads", *arguments)
-
-    assert (result.status, bool(result.complaint)) == (2, True)

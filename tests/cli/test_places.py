@@ -11,7 +11,6 @@ from demo.servers import servers
 from demo.servers.machine import postgres_folder
 from forgekeeper.installation import INSTALLATION
 from forgekeeper.storage import sentinel
-from tests.harness.every import every
 
 ACTS = "select act, reason, before->>'installation', after->>'installation' from audit_acts where act like 'check --init --%'"
 
@@ -139,11 +138,6 @@ def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it
     main("check", "--init", "--copied", "--reason", "a base backup beside it", **production)
 
     assert identity(query, production) != number
-
-
-@every("words", ["--moved --reason r", "--init --moved", "--init --moved --copied --reason r", "--reason r"])
-def test_what_is_said_of_a_copy_has_to_be_whole(main, settings, words):
-    assert main("check", *words.split()).status == 2
 
 
 def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, new_role):

@@ -167,22 +167,3 @@ def test_what_does_not_lie_there_is_named(main, bad, kept, number):
 
 def test_a_message_that_nothing_can_read_cannot_be_tried_again(main, bad):
     assert main("quarantine", "retry", id_of(main, "message")).status == 1
-
-
-@pytest.mark.parametrize("arguments", [["retry"], ["retry", "1", "--all"], ["discard"], ["list", "--kind", "nothing"]])
-def test_wrong_use_is_refused(main, arguments):
-    assert main("quarantine", *arguments).status == 2
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (["dead", "replay", "--all"], "forgekeeper quarantine list --kind child"),
-        (["objects", "retry", "--all"], "forgekeeper quarantine retry"),
-        (["refs", "rejected"], "forgekeeper quarantine list --kind ref"),
-    ],
-)
-def test_a_command_that_has_been_renamed_names_the_new_one(main, old, new):
-    result = main(*old)
-
-    assert (result.status, result.complaint.endswith(f": run `{new}`")) == (2, True)

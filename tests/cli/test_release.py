@@ -78,13 +78,6 @@ def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(
     assert Hold.why(uploads) is None
 
 
-@pytest.mark.parametrize(
-    "words", [[NAME], [NAME, "--reason", " "], ["--reason", "x"], [NAME, "--all", "--reason", "x"]]
-)
-def test_release_wants_a_reason_and_batches_or_all(main, database, words):
-    assert main("release", *words).status == 2
-
-
 def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
     sample.user_statuses(100)
     Hold.add(NAME, "new", by="migrate", reason="nobody has looked")

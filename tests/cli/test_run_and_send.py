@@ -7,9 +7,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.messages import deliver
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
@@ -32,11 +30,6 @@ def due():
 
 def messages():
     return depth(client, "cron")["ready"]
-
-
-def claim_this_minute():
-    tick = now().replace(second=0, microsecond=0)
-    return JobRun.claim(NAME, tick, by="scheduler-1:7", reason=None)
 
 
 def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, database):
@@ -67,16 +60,6 @@ def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, databas
     since = last_run().started_at.strftime("%Y-%m-%d %H:%M:%S")
     assert result.status == 0
     assert result.sentences == [f"{NAME} is running on elsewhere:42 since {since}; wait until it ends"]
-
-
-def test_a_run_takes_over_a_tick_that_waits_in_the_queue(main, database):
-    run_id = claim_this_minute()
-    reconcile.send(NAME, deliver)
-
-    result = main("run", NAME)
-
-    assert result.status == 0
-    assert (last_run().id, last_run().state, last_run().attempt) == (run_id, "succeeded", 1)
 
 
 def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_database, query):

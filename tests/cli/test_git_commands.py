@@ -1,4 +1,4 @@
-"""Ref deletions and leases from the command line."""
+"""Runs by hand that delete refs, their children, also those that fail, and leases."""
 
 from datetime import timedelta
 
@@ -7,9 +7,16 @@ import pytest
 from demo import git_repositories
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import LeaseLost, lease
+from forgekeeper.runs.quarantine import Quarantined
 from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness.performing import ended, recorded, runner_of
+from tests.harness.settings import settings_with
+from workers.git_ref_cleanup import clean_project_refs
+from workers.git_ref_cleanup import git_ref_cleanup as batch
 
 MINUTE = timedelta(minutes=1)
+NAME = "git_ref_cleanup"
+CHILD = "clean_project_refs:1"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -18,6 +25,19 @@ pytestmark = pytest.mark.usefixtures("database")
 def held():
     with lease(client, "clean_project_refs:7", ttl=MINUTE, holder="forge-2:77") as held:
         yield held
+
+
+@pytest.fixture
+def fix(root):
+    """Two projects with a ref to delete; git fails in the repository of the first until this is called."""
+    for number in (1, 2):
+        git_repositories.create(root, f"{number}.git", ["refs/go"])
+        Project.create(id=number, disk_path=f"{number}.git")
+        GitRefDeletion.create(project_id=number, ref="refs/go")
+    packed = root / "1.git" / "packed-refs"
+    whole = packed.read_text()
+    packed.write_text("nonsense\n")
+    return lambda: packed.write_text(whole)
 
 
 def statuses():
@@ -34,20 +54,14 @@ def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
         Project.create(id=number, disk_path=disk_path)
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
-    result = main("run", "git_ref_cleanup", "--json")
+    result = main("run", NAME, "--json")
 
     assert (result.status, result.json["total_projects"], git_repositories.count_refs(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
 
 
-def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root):
-    for number in (1, 2):
-        git_repositories.create(root, f"{number}.git", ["refs/go"])
-        Project.create(id=number, disk_path=f"{number}.git")
-        GitRefDeletion.create(project_id=number, ref="refs/go")
-    (root / "1.git" / "packed-refs").write_text("nonsense\n")
-
-    result = main("run", "git_ref_cleanup")
+def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, fix):
+    result = main("run", NAME)
 
     assert result.status == 1
     assert "1 of 2 children failed, the first clean_project_refs:1" in result.sentences[-1]
@@ -60,18 +74,72 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
-    result = main("run", "git_ref_cleanup")
+    result = main("run", NAME)
 
     assert (result.status, statuses()) == (1, [DeletionStatus.PROCESSED, *[DeletionStatus.PENDING] * 3])
     assert "3 of 4 projects have no repository" in result.sentences[-1]
 
 
+# children that fail
+
+
+@pytest.fixture
+def failed(fix):
+    """A run that has sent both children, of which the first has failed."""
+    run = recorded(batch, settings_with())
+    assert work_on(run.id).error is not None
+    return run
+
+
+def work_on(run):
+    with runner_of(settings_with()) as runner:
+        return ended(runner.child(clean_project_refs, CHILD, run=run), 1)
+
+
+def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed):
+    first = Quarantined.get()
+    work_on(failed.id)
+
+    row = Quarantined.get()
+    assert (row.batch, row.record, row.key, row.run) == (NAME, "clean_project_refs", CHILD, failed.id)
+    assert (row.reason, row.failures, row.since) == ("child_failed", 2, first.since)
+    assert "nonsense" in row.error or "RepositoryFailed" in row.error
+
+
+def test_a_child_that_ends_well_is_forgotten(failed, fix):
+    fix()
+    assert work_on(failed.id).error is None
+
+    assert Quarantined.select().count() == 0
+
+
+def test_a_child_whose_batch_was_stopped_has_not_shown_that_it_works(failed, fix, main):
+    fix()
+    main("stop", NAME, "--reason", "a test")
+    work_on(failed.id)
+
+    assert Quarantined.select().count() == 1
+
+
+def test_status_and_why_say_at_once_that_a_child_fails_also_when_redis_was_emptied(failed, main):
+    client.flushdb()
+
+    facts, shown = main("status", "--json").json, main("status").stdout
+    why, story = main("why", str(failed.id), "--json").json, main("why", NAME).stdout
+
+    said = f"{NAME}: 1 child is failing; "
+    assert (facts["batches"][NAME]["children_failing"], why["children_failing"]) == (1, 1)
+    assert facts["warnings"][0].startswith(said)
+    assert f"\n{said}" in story
+    line = next(line for line in shown.partition("last run of")[2].splitlines() if line.startswith(NAME))
+    assert (" failing " in line, " succeeded " in line) == (True, False)
+
+
 # leases
 
 
-@pytest.mark.parametrize("command", [["leases"], ["leases", "list"]])
-def test_leases_are_listed_with_their_holders(main, held, command):
-    result = main(*command)
+def test_leases_are_listed_with_their_holders(main, held):
+    result = main("leases")
 
     assert result.status == 0
     assert "clean_project_refs:7" in result.stdout

@@ -1,3 +1,5 @@
+"""`run`, with and without --dry-run, and `send`."""
+
 import json
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import pytest
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
@@ -18,6 +21,8 @@ NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}
 CLOSED_REDIS = "redis://127.0.0.1:1/0"
 LIMIT = 60.0
+
+pytestmark = pytest.mark.usefixtures("database")
 
 
 def last_run():
@@ -32,7 +37,7 @@ def messages():
     return depth(client, "cron")["ready"]
 
 
-def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, database):
+def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper):
     sample.user_statuses(5)
 
     result = forgekeeper("run", NAME, "--json")
@@ -41,7 +46,7 @@ def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, dat
     assert [json.loads(line)["message"] for line in result.stderr.splitlines()] == ["run started", "run finished"]
 
 
-def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database):
+def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main):
     sample.user_statuses(5)
     Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
@@ -52,7 +57,7 @@ def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database
 
 
 @pytest.mark.parametrize("command", ["run", "send"])
-def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, database, command):
+def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, command):
     JobRun.start_here(NAME, by="elsewhere:42")
 
     result = main(command, NAME)
@@ -87,7 +92,7 @@ def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database,
     assert query(own_database, "select state, failures from job_runs") == [("enqueued", 1)]
 
 
-def test_ctrl_c_ends_a_run_at_the_next_chunk(environment, database):
+def test_ctrl_c_ends_a_run_at_the_next_chunk(environment):
     sample.user_statuses(1_000)
     running = subprocess.Popen(
         [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"],
@@ -104,7 +109,7 @@ def test_ctrl_c_ends_a_run_at_the_next_chunk(environment, database):
     assert (due(), last_run().state) == (300, "succeeded")
 
 
-def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper, database):
+def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper):
     result = forgekeeper("send", NAME)
 
     run_id = last_run().id
@@ -113,7 +118,7 @@ def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper, database):
     assert (last_run().state, messages()) == ("enqueued", 1)
 
 
-def test_send_twice_queues_once_and_says_since_when(main, database):
+def test_send_twice_queues_once_and_says_since_when(main):
     main("send", NAME)
 
     second = main("send", NAME)
@@ -123,7 +128,70 @@ def test_send_twice_queues_once_and_says_since_when(main, database):
     assert (JobRun.select().count(), messages()) == (1, 1)
 
 
-def test_send_opens_no_run_while_redis_is_away(main, database):
+def test_send_opens_no_run_while_redis_is_away(main):
     result = main("send", NAME, REDIS_URL=CLOSED_REDIS)
 
     assert (result.status, last_run()) == (1, None)
+
+
+# --dry-run
+
+
+def preview(main, *options, batch=NAME, **settings):
+    result = main("run", batch, "--dry-run", "--json", *options, **settings)
+    assert result.status == 0, result.stderr
+    return result.json
+
+
+def test_a_preview_says_how_many_would_go_to_people_and_programs(main):
+    sample.user_statuses(5)
+
+    said, found = main("run", NAME, "--dry-run"), preview(main)
+
+    assert f"\n  user_status of {NAME}: 2 would be deleted\n" in said.stdout
+    assert (found["batch"], found["dry_run"], found["notes"]) == (NAME, True, [])
+    assert (found["parts"][0]["records"], found["parts"][0]["estimate"]) == (2, False)
+
+
+def test_a_preview_names_as_many_records_as_it_is_told(main):
+    sample.user_statuses(100)
+
+    assert len(preview(main, "--sample", "3")["parts"][0]["sample"]) == 3
+
+
+def test_a_preview_of_artifacts_says_how_much_whose_and_what_stays(main):
+    sample.job_artifacts(10)
+
+    (part,) = preview(main, batch="expired_job_artifacts")["parts"]
+
+    assert (part["records"], part["bytes"], sum(part["projects"].values())) == (6, 615, 6)
+    assert part["kept"] == {"locked": 1, "unknown": 1, "trace": 1}
+
+
+def test_a_preview_says_that_the_breaker_would_hold_it(main):
+    sample.user_statuses(100)
+
+    found = preview(main, BREAKER_SHARE="0.3", BREAKER_LEAST="30")
+
+    assert found["notes"] == [
+        "the breaker would hold it: it would delete 40 of about 100 records (40%), and no run of it has deleted any yet"
+    ]
+
+
+def test_a_paused_batch_can_be_previewed(main):
+    sample.user_statuses(5)
+    Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
+
+    found = preview(main)
+
+    (note,) = found["notes"]
+    assert found["parts"][0]["records"] == 2
+    assert note.startswith(f"{NAME} is paused without an end by ops:1 since ")
+
+
+def test_a_preview_says_of_another_s_redis_that_a_run_would_be_blocked(main):
+    client.set(INSTALLATION, "another")
+
+    (note,) = preview(main)["notes"]
+
+    assert note.startswith("a run would be blocked: the database is of installation ")

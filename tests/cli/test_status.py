@@ -1,11 +1,13 @@
-"""`status` and `processes`: what schedulers keep, who serves, what is at work, what ended how, and what is wrong."""
+"""`status` and `processes`: what is kept, served, at work and wrong; and what PostgreSQL alone answers within two seconds."""
 
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 
 import pytest
@@ -13,11 +15,17 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
+from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from tests.harness import installation
 from tests.harness import samples as sample
+from tests.harness.waiting import patient
 
 NAME = "user_status_cleanup"
+WITHIN = 2.0
+"""Seconds that `status` may take; the look itself has to leave room for a crowded machine."""
 DEAD_AFTER = timedelta(minutes=5)
 EVERY_DAY = dict.fromkeys(BATCHES, "30 4 * * *")
 ALL_QUEUES = sorted(broker.get_declared_queues())
@@ -189,3 +197,75 @@ def test_a_worker_that_fell_silent_works_on_nothing_and_is_counted_as_silent(mai
     assert "silent since" in line_of("forge-1:2", shown, "process")
     assert "draining" in line_of("forge-1:3", shown, "process")
     assert "Schedulers: 0. Workers: 1. Silent: 1, see `forgekeeper processes`." in main("status").stdout
+
+
+# Without Redis
+
+
+@contextmanager
+def frozen(server):
+    """Stop the Redis's process: its kernel accepts connections, and it does not answer."""
+    pid = server.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def full(server):
+    server.config_set("maxmemory", "1")
+    try:
+        yield
+    finally:
+        server.config_set("maxmemory", "0")
+
+
+@contextmanager
+def of_another(server):
+    server.set(INSTALLATION, "3f0b4f0e-0000-4000-8000-000000000000")
+    yield
+    server.delete(INSTALLATION)
+
+
+@pytest.mark.parametrize("spoil", [frozen, of_another])
+def test_status_answers_from_postgresql_alone_within_two_seconds(main, server, spoil):
+    JobRun.succeed(JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 7})
+
+    with spoil(server):
+        began = time.monotonic()
+        result = main("status", "--json")
+        lasted = time.monotonic() - began
+
+    shown = result.json
+    assert (result.status, lasted < patient(WITHIN)) == (0, True), lasted
+    assert shown["batches"][NAME]["last"]["result"] == {"deleted": 7}
+    assert (shown["batches"]["stale_direct_uploads"]["backlog"], shown["leases"], shown["buckets"]) == (None,) * 3
+    assert (shown["queues"]["cron"]["ready"], shown["queues"]["cron"]["workers"]) == (None, 0)
+    assert shown["warnings"][0] == shown["redis"]["trouble"]
+
+
+def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main, server):
+    with frozen(server):
+        result = main("status")
+
+    assert (result.status, "Leases held: ?." in result.stdout) == (0, True)
+    assert "warning: cannot use Redis: " in result.stdout
+
+
+def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_that_it_is_full(main, server):
+    server.set(INSTALLATION, installation.INSTALLATION)
+
+    with full(server):
+        shown, checked = main("status", "--json").json, main("check", "--json")
+
+    assert shown["queues"]["cron"]["ready"] == 0
+    said = [message for _level, message in checked.findings("redis") if "it is full: give it more memory" in message]
+    assert (checked.status, len(said)) == (1, 1)
+
+
+def test_a_check_of_a_redis_that_takes_writes_changes_nothing_in_it(main, server):
+    main("check")
+
+    assert server.get(INSTALLATION) is None

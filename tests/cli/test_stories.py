@@ -1,5 +1,6 @@
-"""`why`: what became of one tick."""
+"""`why` and `ticks`: what became of ticks and runs."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,10 @@ from tests.harness.ledger import start_run
 
 NAME = "user_status_cleanup"
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+ERROR = "RuntimeError: something went quite wrong in here"
+BEGUN = {"deleted": 7, "batches": 1, "stopped": "drained"}
+
+pytestmark = pytest.mark.usefixtures("database")
 
 
 def written(instant):
@@ -50,6 +55,10 @@ def brake():
     Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
 
 
+def begun():
+    return JobRun.start_here(NAME, by="worker-1:9")
+
+
 def fell_silent():
     """Let a minute pass since the last heartbeat, and a scheduler take note of it."""
     JobRun.update(alive_at=JobRun.alive_at - MINUTE).where(JobRun.state == "started").execute()
@@ -63,7 +72,7 @@ def only(state):
 
 
 @pytest.fixture
-def story(main, database):
+def story(main):
     """Ask why, at a tick if one is given, and return the answer's lines."""
 
     def ask(tick=None):
@@ -160,7 +169,7 @@ def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
 
 
 def test_a_run_that_was_cut_short_says_why(story):
-    JobRun.succeed(JobRun.start_here(NAME, by="a"), {"deleted": 100, "stopped": "stopped", "braked": "stopped"})
+    JobRun.succeed(begun(), {"deleted": 100, "stopped": "stopped", "braked": "stopped"})
 
     told = story()[-1]
 
@@ -169,7 +178,7 @@ def test_a_run_that_was_cut_short_says_why(story):
 
 
 def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_holds_it(story):
-    run = JobRun.start_here(NAME, by="worker-1:9")
+    run = begun()
     sentence = "900 of 1,000 statuses would go"
     JobRun.hold(run, {"skipped": "held", "held": sentence}, kind="breaker", sentence=sentence, by="a worker")
 
@@ -220,3 +229,76 @@ def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
         f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time had come, because "
         "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
     )
+
+
+def fail(**options):
+    JobRun.fail(run := begun(), ERROR, BEGUN, delay=timedelta(0), **({"retries": 0} | options))
+    return run.id
+
+
+def kill_thrice():
+    """Let a run's worker fall silent three times: then it is given up."""
+    run = begun()
+    JobRun.update(result=BEGUN, losses=2).where(JobRun.id == run.id).execute()
+    JobRun.reopen_lost(NAME, dead_after=timedelta(0))
+
+
+def cancel():
+    run = begun()
+    by_hand.cancel(run.id, reason="a test", by="test")
+    JobRun.fail(run, ERROR, BEGUN, delay=timedelta(0), retries=0)
+
+
+def cut_short(why):
+    JobRun.succeed(begun(), BEGUN | {"stopped": why, "braked": why})
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [
+        (fail, ERROR),
+        (kill_thrice, "killed; the worker was lost: "),
+        (cancel, "cancelled; "),
+        (lambda: cut_short("stopped"), "stopped; "),
+        (begun, "deleted=7"),
+    ],
+    ids=["failed", "killed", "cancelled", "stopped", "running"],
+)
+def test_a_run_that_did_not_come_to_its_end_is_not_drained(main, end, word):
+    end()
+    JobRun.update(result=BEGUN).where(JobRun.batch == NAME, JobRun.result.is_null()).execute()
+
+    shown, (tick,) = main("ticks", NAME).stdout, main("ticks", NAME, "--json").json["ticks"]
+
+    assert (word in shown, "drained" in shown + str(tick["result"])) == (True, False)
+
+
+def test_an_earlier_attempt_that_failed_is_not_drained_either(main):
+    number = fail(retries=25)
+    JobRun.succeed(begun(), BEGUN | {"deleted": 9})
+
+    (tick,) = main("ticks", NAME, "--json").json["ticks"]
+
+    result = tick["result"]
+    assert (tick["id"], result["stopped"], result["earlier"]) == (number, "drained", [{"deleted": 7, "batches": 1}])
+
+
+@pytest.mark.parametrize("command", [["ticks", NAME], ["why", NAME], ["status"]])
+def test_no_answer_is_written_as_python_writes_it(main, command):
+    JobRun.succeed(begun(), {"deleted": 7, "flag": None, "on": True, "off": False, "kept": [{"why": "it's"}]})
+
+    shown = " ".join(main(*command).stdout.split())
+
+    assert not re.search(r"None|True|False|\[\{'", shown)
+    assert 'kept=[{"why":"it\'s"}]' in shown
+
+
+def test_why_tells_the_story_of_a_run_by_its_number(main):
+    main("run", "prune")
+    number = main("run", NAME, "--json").json["run"]
+    main("run", NAME)
+
+    told = main("why", str(number), "--json").json
+
+    assert (told["batch"], told["run"]["id"]) == (NAME, number)
+    assert told["story"][0].startswith(f"Run {number} was asked for by hand")

@@ -20,7 +20,6 @@ LOCKED = "55P03"
 # As in the function of migration 0015.
 KEPT = "select coalesce((select audit_keep from installation), 400)"
 
-
 log = structlog.get_logger(__name__)
 
 

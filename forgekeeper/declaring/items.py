@@ -154,11 +154,8 @@ class Items(Answer, ABC, Generic[One]):
         """
 
     @abstractmethod
-    def delete(self, items: Sequence[One], until: float, tell: Tell[One] | None) -> Deleted[One]:
-        """Delete the items, until an instant of the monotonic clock.
-
-        What learns only now what the audit is to keep of an item calls *tell* before that goes, if it is not None.
-        """
+    def delete(self, items: Sequence[One], until: float, tell: Tell[One]) -> Deleted[One]:
+        """Delete the items, until an instant of the monotonic clock; *tell* first what `mark` could not say of one."""
 
     @abstractmethod
     def settle(self, states: Mapping[One, State]) -> Counts:

@@ -131,9 +131,8 @@ class _Pass(Generic[One]):
             self._settle(lot, {})
             return None
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        matters = self._run.audit.on or self._run.brakes.limited
         with engine():
-            found = self._items.delete(lot.going, until, lot.intended.begin if matters else None)
+            found = self._items.delete(lot.going, until, lot.intended.begin)
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:

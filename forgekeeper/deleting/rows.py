@@ -207,18 +207,18 @@ def execute(
     changes: Changes[Any], now: datetime, ids: Sequence[int], audit: Audit, brakes: Brakes, *, of: int | None = None
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are due still; return a row for each."""
-    due = condition(changes.model, changes.due)
+    due, named = condition(changes.model, changes.due)
     audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
     recorded = audited + brakes.settled("changed", part=of is not None)
-    values = {"ids": list(ids), "now": now} | due.values | brakes.values(of) | audit.values
-    text = write_first() + changes.statement.format(due=due.text, recorded=recorded)
+    values = {"ids": list(ids), "now": now} | named | brakes.values(of) | audit.values
+    text = write_first() + changes.statement.format(due=due, recorded=recorded)
     rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
     return rows
 
 
 def part_of(rows: Rows[Any], look: Look) -> Part:
     """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
-    due = condition(rows.model, rows.due)
+    due, values = condition(rows.model, rows.due)
     columns = {"name": rows.name, "project": rows.project}
     named = {name: column(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
@@ -227,6 +227,6 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {held(table)})"
     since, key = column(rows.since), column(rows.model._meta.primary_key)
-    where = f"{due.text} and {since} is not null"
-    found = Found(rows.model._meta.table_name, where, due.values, due=since, key=key, **named)
+    where = f"{due} and {since} is not null"
+    found = Found(rows.model._meta.table_name, where, values, due=since, key=key, **named)
     return look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import peewee as pw
 
@@ -107,15 +107,8 @@ PLACE = re.compile(r"%s|%%")
 """Where a value of peewee's goes."""
 
 
-class Condition(NamedTuple):
-    """SQL over one table's columns, and the values that it names."""
-
-    text: str
-    values: dict[str, Any]
-
-
-def condition(model: type[Base], expression: pw.Node) -> Condition:
-    """Write *expression* over the model's columns; its values are named: all runs prepare the same statement."""
+def condition(model: type[Base], expression: pw.Node) -> tuple[str, dict[str, Any]]:
+    """Return *expression* over the model's columns in SQL, with its values by name: all runs prepare one statement."""
     context = database.get_sql_context()
     context.alias_manager[model._meta.table] = model._meta.table_name
     with context.scope_normal():
@@ -123,14 +116,14 @@ def condition(model: type[Base], expression: pw.Node) -> Condition:
     return named(text, values, name="due")
 
 
-def named(text: str, values: Sequence[Any], *, name: str) -> Condition:
-    """Return SQL with its values called *name* and a number."""
+def named(text: str, values: Sequence[Any], *, name: str) -> tuple[str, dict[str, Any]]:
+    """Return SQL with its values called *name* and a number, and these."""
     numbers = iter(range(len(values)))
 
     def call(found: re.Match[str]) -> str:
         return found[0] if found[0] == "%%" else f"%({name}_{next(numbers)})s"
 
-    return Condition(PLACE.sub(call, text), {f"{name}_{number}": value for number, value in enumerate(values)})
+    return PLACE.sub(call, text), {f"{name}_{number}": value for number, value in enumerate(values)}
 
 
 def column(field: pw.Field[Any]) -> str:
@@ -143,8 +136,8 @@ class Composed:
 
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
-        due = condition(rows.model, rows.due)
-        self.values, self._also = due.values, dict[str, str]()
+        due, self.values = condition(rows.model, rows.due)
+        self._also = dict[str, str]()
         for number, each in enumerate(rows.also):
             name = f"also_{number}"
             self._also[name], values = named(each.sql, each.params or (), name=name)
@@ -154,7 +147,7 @@ class Composed:
             "since": column(rows.since),
             "key": self._key,
             "table": rows.model._meta.table_name,
-            "due": due.text,
+            "due": due,
             "row": row_of(rows),
         }
 

@@ -202,14 +202,13 @@ class _ProjectRefs(Items[Pending]):
         # Only at the deletion git says what each ref was.
         return {row: kept.get(row) for row in items}
 
-    def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending] | None) -> Deleted[Pending]:
+    def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending]) -> Deleted[Pending]:
         doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
 
         def before(going: Mapping[git_refs.Doomed, str]) -> None:
             nonlocal begun
             begun = True
-            if tell is not None:
-                tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
+            tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
 
         try:
             outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=before)

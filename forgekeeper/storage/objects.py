@@ -289,10 +289,11 @@ class _Deletion:
 
     async def _one(self, path: str) -> Outcome:
         if self._root is not None:
-            real = _real(self._root, path)
-            if real is None:
+            folder, _, name = path.rpartition("/")
+            real = (self._root / folder).resolve()
+            if not real.is_relative_to(self._root):
                 return Outcome("failed", "a symbolic link leads out of the store")
-            if not self._objects.may_delete(real):
+            if not self._objects.may_delete(str((real / name).relative_to(self._root))):
                 return Outcome("failed", f"a symbolic link leads {OUTSIDE}")
         try:
             await _asked("delete", obstore.delete_async(self._objects.store, path))
@@ -324,10 +325,3 @@ async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
             seconds = time.monotonic() - began
             WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
             WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failures)
-
-
-def _real(root: Path, path: str) -> str | None:
-    """Return the path of the object that *path* leads to, None when that is not below *root*."""
-    folder, _, name = path.rpartition("/")
-    real = (root / folder).resolve()
-    return str((real / name).relative_to(root)) if real.is_relative_to(root) else None

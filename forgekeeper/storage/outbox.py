@@ -31,11 +31,11 @@ CLAIM_DUE = """
     returning {columns}
 """
 # A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
-NAMED = """
-    select asked.path
+LYING = """
+    select asked.path, object.id, object.pick_up_at = 'infinity'
     from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
-        select from ci_deleted_objects where store_dir = asked.folder and file = asked.file limit 1
-    ) as found
+        select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
+    ) as object
 """
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
 STILL_OURS = f"select id from ci_deleted_objects where {OURS} for no key update skip locked"
@@ -97,11 +97,17 @@ class DeletedObject(Base):
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
 
     @classmethod
-    def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that lie in the outbox."""
+    def lying(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
+        """Return those of *paths* that lie in the outbox, with the object's id and whether it is held."""
         folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
         values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
-        return {path for (path,) in database.execute_sql(NAMED, values).fetchall()}
+        found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
+        return found
+
+    @classmethod
+    def named(cls, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that lie in the outbox."""
+        return {path for path, *_ in cls.lying(paths)}
 
     @classmethod
     def due(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:

@@ -22,7 +22,7 @@ from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out,
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.queries import pages
-from forgekeeper.storage.outbox import DeletedObject, parted
+from forgekeeper.storage.outbox import DeletedObject
 from models import UNLOCKED
 from workers.expired_job_artifacts import RECORD
 from workers.expired_job_artifacts.buckets import states
@@ -55,12 +55,6 @@ OF_PROJECT = """detail->'project_id' @> to_jsonb(%(project)s::bigint) and at >= 
     )"""
 DESTROYED = f"""
     select ids, detail from audit_deletions where record = '{RECORD}' and phase = 'done' and {{which}} order by id desc
-"""
-LYING = """
-    select asked.path, object.id, object.pick_up_at = 'infinity'
-    from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
-        select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
-    ) as object
 """
 # Where an attempt died between the store and the outbox, the next one closes its intents: the row is there, and held,
 # and the object is gone.
@@ -260,8 +254,4 @@ def _back(which: Which) -> Iterator[tuple[list[Row], int]]:
 
 def _lying(rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
     """Return of those whose objects lie in the outbox the path, the object's id, and whether it is held."""
-    paths = [row["file_final_path"] for row in rows if row["file_final_path"]]
-    folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
-    values = {"folders": list(folders), "files": list(files), "paths": paths}
-    found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
-    return found
+    return DeletedObject.lying([row["file_final_path"] for row in rows if row["file_final_path"]])

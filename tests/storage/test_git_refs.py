@@ -1,15 +1,19 @@
 """Refs are deleted in bulk: exactly those that may go, as they were told to be, whatever else is among them."""
 
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from forgekeeper.storage import git_command, git_repository
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import CHANGES, DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
@@ -312,3 +316,45 @@ def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
     assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
     assert len(told.each) == CHANGES
     assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
+
+
+# Our rules for names of refs are git's, and git sees no other name
+
+LETTERS = st.one_of(
+    st.sampled_from(list("ab.@{/-~^:?*[\\ \x7f\x1f\n")),
+    st.sampled_from([".lock", "..", "@{", "//", "/.", "ü", "refs"]),
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+)
+
+
+def git_takes(name):
+    command = ["git", "check-ref-format", name]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+@settings(max_examples=examples(700))
+@given(st.lists(LETTERS, max_size=12).map(lambda parts: "refs/" + "".join(parts)))
+@example("refs/x\n")
+@example("refs/x.lock/y")
+@example("refs/../HEAD")
+def test_git_takes_exactly_the_names_that_we_do(name):
+    assert (git_repository.refusal(name) is None) == git_takes(name)
+
+
+def test_a_name_may_be_as_long_as_the_column_and_no_longer():
+    assert git_repository.refusal("refs/".ljust(1_024, "ü")) is None
+    assert git_repository.refusal("refs/".ljust(1_025, "ü")) == "too_long"
+
+
+OUTSIDE = ["", "HEAD", "FETCH_HEAD", "main", "refs", "Refs/x", "/refs/x", " refs/x", "\ud800"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_git_sees_no_name_outside_refs(name):
+    assert git_repository.refusal(name) == "not_under_refs"
+
+
+@pytest.mark.parametrize("name", ["refs/heads/x\0refs/heads/main", "refs/heads/\udcff"])
+def test_git_sees_no_name_that_is_no_text_for_it(repository, name):
+    assert repository.delete(name) == {Doomed(name): Outcome("rejected", "invalid_name")}
+    assert repository.refs() == {"refs/heads/main": repository.one}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,6 +60,29 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
     assert str(caught.value).startswith(f"{lock} is held, 2:00:")
     assert [path.name for path in repository.locks()] == [lock]
     assert repository.refs() == before
+
+
+def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
+    repository = Bare(root)
+    names = [f"refs/mr/{number}" for number in range(300)]
+    pushed = [f"refs/pushed/{number}" for number in range(20)]
+    repository.packed(*names)
+    rows = [Doomed(name, repository.one) for name in names]
+
+    def push():
+        for name in [name for pair in zip(pushed, names, strict=False) for name in pair]:
+            patience = ["-c", "core.packedRefsTimeout=10000", "-c", "core.filesRefLockTimeout=10000"]
+            repository.git(*patience, "update-ref", name, repository.two)
+
+    with ThreadPoolExecutor() as thread:
+        pushing = thread.submit(push)
+        while not pushing.done():
+            repository.delete(*rows)
+    pushing.result()
+    repository.delete(*rows)
+
+    kept = dict.fromkeys([*pushed, *names[: len(pushed)]], repository.two)
+    assert repository.refs() == {"refs/heads/main": repository.one, **kept}
 
 
 HANGING = """

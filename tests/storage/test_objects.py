@@ -1,4 +1,4 @@
-"""Deletion on S3: in few requests, whatever fails, nothing believed without the sentinel; and which paths are normal."""
+"""Deletion on S3: in few requests, whatever fails, nothing believed without the sentinel; which paths and URLs it takes."""
 
 import time
 
@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import DELETED, Outcome, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import DELETED, Objects, Outcome, StoreUnavailable, is_normal
+from forgekeeper.storage.opening import reason
+from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import examples
 from tests.harness.waiting import patient
 
@@ -98,12 +100,12 @@ def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
     said = str(unavailable(objects(s3), [path]))
     s3.proxy.answer(200, "", times=0)
     s3.proxy.refuse_key(path, "AccessDenied")
-    reason = objects(s3).delete([path])[path].reason
+    why = objects(s3).delete([path])[path].reason
 
-    assert len(reason) <= 200
-    assert "\n" not in said + reason
-    assert s3.secret not in said + reason
-    assert "AccessDenied" in reason
+    assert len(why) <= 200
+    assert "\n" not in said + why
+    assert s3.secret not in said + why
+    assert "AccessDenied" in why
 
 
 # Paths that are normal, and mean the same object everywhere
@@ -148,3 +150,52 @@ def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
 
     assert outcomes == dict.fromkeys(NOT_NORMAL, Outcome("failed", "invalid path"))
     assert s3.proxy.counts.total() == 0
+
+
+# How URLs of stores are read
+
+
+def refusal(url):
+    with pytest.raises(StoreUnavailable) as caught:
+        Objects("artifacts", url, installation=INSTALLATION)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_an_unknown_option_is_refused_by_its_name_and_without_its_value(scheme):
+    said = refusal(f"{scheme}://bucket?secret_acces_key=hush&allow_http=true")
+
+    assert "unknown option secret_acces_key" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:hush@bucket/prefix", "s3://bucket?secret_access_key=hu#sh"])
+def test_a_key_in_the_wrong_place_is_refused_without_repeating_it(url):
+    said = refusal(url)
+
+    assert "percent-encoded" in said
+    assert "hu" not in said
+
+
+def test_a_key_may_contain_plus_and_slash_and_percent_encoded_letters():
+    opened = Objects(
+        "artifacts", "s3://bucket?access_key_id=AKIA&secret_access_key=a+b/c=%23%26", installation=INSTALLATION
+    )
+
+    assert opened.store.config["secret_access_key"] == "a+b/c=#&"
+
+
+def test_a_prefix_keeps_to_itself(s3):
+    s3.put("inside/a", "a")
+    inside = s3.url.replace("?", "/inside?")
+    sentinel.Store("artifacts", inside).create_sentinel(INSTALLATION)
+
+    Objects("artifacts", inside, installation=INSTALLATION).delete(["a"])
+
+    assert s3.keys() == {"a", "inside/.forgekeeper-root"}
+
+
+def test_a_reason_leaves_out_what_an_address_carries_behind_its_question_mark():
+    said = reason(ValueError("Error performing DELETE https://host/c/b?sv=1&sig=hush in 3.1ms - denied\nDebug source"))
+
+    assert said == "Error performing DELETE https://host/c/b - denied"

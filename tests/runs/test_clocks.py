@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
-from forgekeeper.runs.preconditions import Blocked, Difference
+from forgekeeper.runs.preconditions import Difference
 from forgekeeper.settings import PREFIX
 
 NAME = "user_status_cleanup"
+ROOT = str(Path(__file__).parents[2])
 MINUTE = timedelta(minutes=1)
 
 
@@ -29,46 +29,20 @@ def test_what_the_way_to_the_servers_may_have_cost_does_not_count_against_a_cloc
 # Batches that delete
 
 
-@pytest.fixture
-def expired(database):
-    """A status that expires in a minute."""
+def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings, ahead):
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() + interval '1 minute')")
-    return lambda: database.execute_sql("select count(*) from user_statuses").fetchone()[0]
+    own = {f"{PREFIX}DATABASE_URL": ahead(timedelta(days=1)), f"{PREFIX}CLOCK_TOLERANCE": "60"}
+    command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"]
 
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT, **own}, capture_output=True, check=False)
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_no_batch_runs_while_the_clocks_of_postgresql_and_redis_are_apart(settings, ahead, batch):
-    ahead(timedelta(days=1))
-    db.database.execute_sql("set search_path = public, shifted, pg_catalog")
-
-    with pytest.raises(Blocked) as blocked:
-        preconditions.require(batch, settings)
-    db.database.execute_sql("reset search_path")
-
-    assert blocked.value.reason == "clocks"
-    assert "set right the one that is wrong (FORGEKEEPER_CLOCK_TOLERANCE allows 60 s)" in str(blocked.value)
-
-
-def test_a_status_lives_that_only_a_wrong_clock_calls_expired(settings, ahead, expired):
-    url = ahead(timedelta(days=1))
-
-    result = forgekeeper("run", NAME, "--json", url=url)
-
-    assert (result.returncode, json.loads(result.stdout)["skipped"], expired()) == (3, "clocks", 1)
+    found = json.loads(result.stdout)
+    left = database.execute_sql("select count(*) from user_statuses").fetchone()[0]
+    assert (result.returncode, found["skipped"], left) == (3, "clocks", 1)
+    assert "set right the one that is wrong (FORGEKEEPER_CLOCK_TOLERANCE allows 60 s)" in found["blocked"]
 
 
 def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):
     monkeypatch.setattr(client, "connection_pool", redis.ConnectionPool(port=1))
 
     preconditions.require(BATCHES[NAME], settings)
-
-
-def forgekeeper(*arguments, url, tolerance="60"):
-    environment = {**os.environ, f"{PREFIX}DATABASE_URL": url, f"{PREFIX}CLOCK_TOLERANCE": tolerance}
-    return subprocess.run(
-        [sys.executable, "-m", "forgekeeper.cli", *arguments],
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )

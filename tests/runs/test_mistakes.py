@@ -8,9 +8,7 @@ import pytest
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.database.sessions import writing
 from forgekeeper.installation import agree
-from forgekeeper.runs.counting import Growth
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
@@ -20,7 +18,7 @@ from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import FLAG
 
 STATUSES, ARTIFACTS = BATCHES["user_status_cleanup"], BATCHES["expired_job_artifacts"]
-MANY, FEW, CAP = 10_000, 2_000, 1_000
+MANY, FEW = 10_000, 2_000
 DAY = timedelta(days=1)
 
 STATUS_ROWS = """
@@ -66,22 +64,3 @@ def test_a_retention_is_changed_from_ninety_days_to_nine(database):
 
     assert (row.reason, row.result["children_enqueued"]) == ("held", 0)
     assert Hold.why(ARTIFACTS.name) == "held"
-
-
-def test_a_bad_import_while_a_run_is_at_work_costs_one_cap(database, monkeypatch):
-    fill(STATUSES, STATUS_ROWS, MANY)
-    UserStatus.update(clear_status_at=now() - DAY).where(UserStatus.user_id <= 100).execute()
-    given = settings_with(max_per_run_user_status_cleanup=CAP, max_per_day_user_status_cleanup=CAP)
-    expired = []
-
-    def count(growth, real=Growth.count):
-        real(growth)
-        if UserStatus.select().count() < MANY and not expired:
-            with writing():
-                expired.append(UserStatus.update(clear_status_at=now() - DAY / 2).execute())
-
-    monkeypatch.setattr(Growth, "count", count)
-    recorded(STATUSES, given)
-
-    assert expired == [MANY - 100]
-    assert MANY - UserStatus.select().count() <= CAP

@@ -72,17 +72,6 @@ def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database)
     assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
 
 
-def test_a_release_beside_a_breaker_that_is_about_to_hold_releases_nothing(database):
-    run = JobRun.start_here(STATUSES.name, by=identity())
-    with db.atomic():
-        assert JobRun.hold(run, {}, kind="breaker", sentence="too much", by="a worker")
-        thread, answers = beside(give)
-        ended(thread)
-
-    assert answers == [[]]
-    assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
-
-
 def test_of_two_releases_at_once_one_counts_and_the_other_knows(database):
     recorded(STATUSES, settings_with())
     with db.atomic():

@@ -58,22 +58,13 @@ ASK = f"""
 class Brakes:
     """The brakes of one attempt at a run, or at a child of it."""
 
-    def __init__(
-        self,
-        declared: Declared,
-        settings: Settings,
-        outcome: object,
-        run: int | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, declared: Declared, settings: Settings, outcome: object, run: int | None) -> None:
         self._declared = declared
         self._batch = declared.batch.name
         self._outcome = outcome
         self._sender = self._run = run or 0
         self._child = isinstance(declared, ChildSpec)
         self._limits = Limits(*settings.limits(self._batch))
-        self._clock = clock
         self._asked = -INTERVAL
         self._reserved = NONE
         self._of_row: dict[str, Any] = {}
@@ -87,10 +78,10 @@ class Brakes:
 
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
-        if self.reason is None and (now or self._clock() - self._asked >= INTERVAL):
+        if self.reason is None and (now or time.monotonic() - self._asked >= INTERVAL):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
             self.reason, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
-            self._asked = self._clock()
+            self._asked = time.monotonic()
             self._bound = bound and self._declared.batch.deletes
             if run != self._run:
                 self.end()

@@ -5,13 +5,12 @@ changes nothing, and its return value says so.  All times are the database's, so
 nothing early and repeats nothing.  `docs/architecture/ticks.md` draws the states.
 
 A database that is restored gives the numbers of its lost runs out again.  So each run has a token, which is in its
-message, and each attempt another, which is in every change that it makes: a process that comes from the lost time
-learns that the run is not its own.
+message, and each attempt another, in every change that it makes: what comes from the lost time learns that it is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,8 +107,7 @@ class JobRun(Base):
     @classmethod
     def last_ended(cls, batch: str) -> JobRun | None:
         """Return the newest run of the batch that was started and has ended."""
-        ended = cls.started_at.is_null(False) & cls.finished_at.is_null(False)
-        row: JobRun | None = cls.of(batch).where(ended).first()
+        row: JobRun | None = cls.of(batch).where(cls.started_at.is_null(False), cls.finished_at.is_null(False)).first()
         return row
 
     @classmethod
@@ -148,8 +146,7 @@ class JobRun(Base):
     def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
         """Record ticks that will not run; return how many had no row yet."""
         values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
-        count: int = database.execute_sql(transitions.RECORD, values).rowcount
-        return count
+        return int(database.execute_sql(transitions.RECORD, values).rowcount)
 
     @classmethod
     def claim_manual(cls, batch: str, *, by: str) -> int | None:
@@ -173,9 +170,8 @@ class JobRun(Base):
 
         Another run has the number, and another *token*, if the database is older than the message: it was restored.
         """
-        row = database.execute_sql(
-            transitions.START, {"id": run_id, "batch": batch, "token": str(token), "by": by}
-        ).fetchone()
+        values = {"id": run_id, "batch": batch, "token": str(token), "by": by}
+        row = database.execute_sql(transitions.START, values).fetchone()
         return Started(*row) if row else None
 
     @classmethod
@@ -191,9 +187,8 @@ class JobRun(Base):
         return started
 
     @classmethod
-    def keep_alive(cls, runs: Iterable[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
+    def keep_alive(cls, runs: Sequence[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
         """Say that the runs are alive, and what they have come to so far; return the ids of those still ours."""
-        runs = list(runs)
         values = {
             "ids": [run.id for run in runs],
             "tokens": [run.token for run in runs],
@@ -269,8 +264,7 @@ def _close(
         if row is None:
             return None
         note()
-    state: str = row[0]
-    return state
+    return str(row[0])
 
 
 def _json(result: dict[str, Any]) -> str:

@@ -19,9 +19,9 @@ CHILDREN_AT_ONCE = 10
 ALL = "expired_job_artifacts"
 
 
-def brakes_of(declared, outcome, run=1, clock=None, **limits):
+def brakes_of(declared, outcome, run=1, **limits):
     given = settings_with(**{f"{name}_{declared.batch.name}": value for name, value in limits.items()})
-    return Brakes(declared, given, outcome, run, **({"clock": clock} if clock else {}))
+    return Brakes(declared, given, outcome, run)
 
 
 def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
@@ -129,14 +129,12 @@ def test_children_that_earlier_runs_have_left_have_one_budget_with_those_of_the_
 
 
 def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
-    first, at = began(), [0.0]
-    outcome = CHILD.outcome()
-    brakes = brakes_of(CHILD, outcome, run=first, clock=lambda: at[0], max_per_run=10_000)
-    brakes.why()
+    first, outcome = began(), CHILD.outcome()
+    brakes = brakes_of(CHILD, outcome, run=first, max_per_run=10_000)
+    brakes.why(now=True)
     destroyed_by((brakes, outcome), chunks=3)
     second = began()
-    at[0] += 1
-    brakes.why()
+    brakes.why(now=True)
     destroyed_by((brakes, outcome), chunks=2)
     brakes.end()
 

@@ -155,6 +155,7 @@ class Uploads(Stored):
         "named": False,
         "completed": False,
         "outside": False,
+        "adopted, and written since": False,
     }
     locking = (
         "select pg_advisory_xact_lock(hashtextextended('artifacts:objects/' || key, 1801807216))"
@@ -183,6 +184,8 @@ class Uploads(Stored):
         place, shift = self.places.get(way, (register.PENDING, -60 - self.stale))
         path = f"forbidden/{key}" if way == "outside" else f"objects/{key}"
         client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})
+        if way.startswith("adopted"):
+            client.zadd(register.ADOPTED, {f"artifacts:{path}": client.time()[0] - 2 * 86_400})
 
     def key(self, _part, _number, name):
         return int(name.rpartition("/")[2])

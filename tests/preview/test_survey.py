@@ -7,20 +7,16 @@ import peewee as pw
 import pytest
 
 from forgekeeper.batches import BATCHES, Record
-from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.survey import Rows, survey
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.previewing import preview
-from forgekeeper.storage import sentinel
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness import samples as sample
 from tests.harness.git_samples import Bare, put_root
-from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
-from workers.stale_direct_uploads import register
 
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
 FAST = "clear_status_at <= clock_timestamp()"
@@ -133,18 +129,3 @@ def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
     GitRefDeletion.create(project_id=2, ref="refs/mr/1")
 
     assert the_part(of_refs(root), "gone_ref_deletion").records == 1
-
-
-# Uploads
-
-
-def test_what_was_adopted_and_has_been_written_since_stays(tmp_path):
-    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
-    seconds, _ = client.time()
-    client.zadd(register.ADOPTED, {"artifacts:a": seconds - 2 * 86_400})
-    client.zadd(register.PENDING, {"artifacts:a": seconds - 86_400 + 0.5})
-    (tmp_path / "a").touch()
-
-    found = previewed("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
-
-    assert the_part(found).kept == {"changed": 1}

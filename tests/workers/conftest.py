@@ -2,25 +2,8 @@ import pytest
 
 from forgekeeper.storage import sentinel, stores
 from tests.harness.installation import INSTALLATION
-from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small
-from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store
-
-__all__ = [
-    "child",
-    "clean",
-    "configured",
-    "empty_s3",
-    "folder",
-    "moto",
-    "objects",
-    "parent",
-    "repository",
-    "root",
-    "s3",
-    "s3_client",
-    "small",
-    "store",
-]
+from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small  # noqa: F401
+from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store  # noqa: F401
 
 
 @pytest.fixture

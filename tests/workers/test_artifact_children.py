@@ -69,23 +69,19 @@ def test_a_child_that_finds_no_bucket_does_nothing():
     assert (outcome, len(ids())) == (BucketOutcome(None, 0, 0, "no_bucket"), 3)
 
 
-def test_a_child_ends_at_its_deadline_and_frees_its_bucket():
-    turn_on()
-    due_artifacts(BATCH_SIZE + 1)
-
-    outcome = run(clock=clock(MAX_RUNTIME.total_seconds()))
-
-    assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
-
-
-def test_a_child_ends_at_its_loop_limit_and_frees_its_bucket(monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "batches", "stopped"),
+    [({"clock": clock(MAX_RUNTIME.total_seconds())}, 1, "deadline"), ({}, 3, "loop_limit")],
+    ids=["deadline", "loop limit"],
+)
+def test_a_child_ends_at_its_limit_and_frees_its_bucket(options, batches, stopped, monkeypatch):
     monkeypatch.setattr(expired_job_artifacts, "LOOP_LIMIT", 3)
     turn_on()
     due_artifacts(3 * BATCH_SIZE + 1)
 
-    outcome = run()
+    outcome = run(**options)
 
-    assert (outcome.destroyed, outcome.stopped, all_free()) == (3 * BATCH_SIZE, "loop_limit", True)
+    assert (outcome.destroyed, outcome.stopped, all_free()) == (batches * BATCH_SIZE, stopped, True)
 
 
 def test_a_child_whose_bucket_was_scaled_away_ends_at_its_next_safe_point():

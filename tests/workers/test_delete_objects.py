@@ -20,7 +20,6 @@ from workers import delete_objects
 from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
 
 SECOND = timedelta(seconds=1)
-HOUR = timedelta(hours=1)
 VISIBILITY = timedelta(minutes=10)
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -87,15 +86,6 @@ def test_what_is_due_is_deleted_with_its_row(store):
     outcome = run(store.url)
 
     assert (outcome, store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), {"bystander"}, {})
-
-
-def test_what_has_a_grace_stays_until_that_is_over(store):
-    deleted_artifact(store, "due")
-    deleted_artifact(store, "kept a while", age=-HOUR)
-
-    outcome = run(store.url)
-
-    assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"kept a while"}, {"kept a while": 0})
 
 
 # Artifacts that are alive

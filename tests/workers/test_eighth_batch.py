@@ -30,7 +30,6 @@ PIPELINES = f"""
     select now() - case when n <= {OLD} then interval '2 years' else interval '1 day' end
     from generate_series(1, {OLD + YOUNG}) as n
 """
-DUE = "updated_at < now() - interval '1 year'"
 ADD = "insert into pipelines (updated_at) select now() - interval '2 years' from generate_series(1, {}) returning id"
 LIMIT = 60
 
@@ -191,23 +190,6 @@ def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
 
 def idle(world):
     return not world.rows("select count(*) from job_runs where state = 'started'")
-
-
-def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
-    # At the pace of this batch they take much longer than a command takes to begin.
-    add(world, 2_400)
-    assert wait_until(lambda: left(world) < YOUNG + 2_400, LIMIT)
-
-    assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
-    assert wait_until(lambda: idle(world), LIMIT)
-    stopped = left(world)
-    skips = f"select count(*) from job_runs where batch = '{NAME}' and reason = 'stopped'"
-    assert wait_until(lambda: world.rows(skips) > 1, LIMIT)
-
-    assert YOUNG < left(world) == stopped
-    run(world, "resume", NAME)
-    assert wait_until(lambda: left(world) < stopped, LIMIT)
-    world.rows(f"with gone as (delete from pipelines where {DUE} returning id) select count(*) from gone")
 
 
 def test_a_mistake_is_held_by_the_breaker_and_a_release_lets_exactly_so_many_go(world):

@@ -147,12 +147,6 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, elsewhe
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
 
 
-def test_while_a_store_is_away_each_attempt_fails(store):
-    begin(store, "a", "b")
-
-    assert [fail(artifacts=away(store))[0] for _ in range(2)] == [Outcome(2, 0, False, 0)] * 2
-
-
 def test_without_its_sentinel_a_store_loses_nothing(store):
     begin(store, "a", "b")
     store.remove_sentinel()

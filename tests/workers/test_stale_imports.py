@@ -1,12 +1,8 @@
 """Batch 65 against a real PostgreSQL, with imports that are being finished meanwhile."""
 
-import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +12,6 @@ from tests.harness.bulk_imports import (
     ADD_ENTITIES,
     ADD_IMPORTS,
     ADD_TRACKERS,
-    ENTITIES,
     add_stale,
     ago,
     both_kinds,
@@ -30,25 +25,13 @@ from tests.harness.bulk_imports import (
 )
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.tables import wait_for_locks
-from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
 
-DAY = timedelta(hours=24)
 UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
-FINISHES = examples(2_000)
 LIMIT = 60.0
 
-# One that the run will come to next, or is at.
-FINISH_ANY = """
-    update {table} set status = 2, updated_at = now()
-    where id = (
-        select id from {table} where status in (0, 1) and updated_at < now() - interval '1 day'
-        order by updated_at, id offset %s limit 1
-    ) and status in (0, 1)
-    returning id
-"""
 WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -227,51 +210,6 @@ def test_a_run_counts_a_record_that_finished_after_it_was_found_as_skipped(kind,
     assert waited
     assert (outcome.imports + outcome.entities, outcome.skipped, outcome.failed) == (2, 1, 0)
     assert status_of(kind.model, 2) == ImportStatus.FINISHED
-
-
-@both_kinds
-def test_records_finished_in_thousands_of_interleavings_all_stay_finished(kind, table, seed, urls):
-    finished, too_late = set(), []
-    running, ended = threading.Event(), threading.Event()
-    added = timed_out = 0
-
-    def finish():
-        with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            while not ended.is_set():
-                running.wait(1)
-                cursor.execute(FINISH_ANY.format(table=table), (random.randrange(2 * PAGE_SIZE),))
-                row = cursor.fetchone()
-                if row is None:
-                    too_late.append(1)
-                else:
-                    finished.add(row[0])
-
-    with capture_logs(), ThreadPoolExecutor(2) as pool:
-        users = [pool.submit(finish) for _ in range(2)]
-        try:
-            while len(finished) < FINISHES and not any(user.done() for user in users):
-                add_stale(seed, 5_000, first=added + 1)
-                if kind is ENTITIES:
-                    add_stale(ADD_TRACKERS, 5_000, first=added + 1, each=1)
-                added += 5_000
-                running.set()
-                outcome = run()
-                running.clear()
-                timed_out += outcome.imports + outcome.entities
-        finally:
-            ended.set()
-            running.set()
-        for user in users:
-            user.result()
-        last = run()
-        timed_out += last.imports + last.entities
-
-    statuses = dict(database.execute_sql(f"select id, status from {table}").fetchall())
-    assert len(finished) >= FINISHES
-    assert too_late, "nobody ever came too late: the run and the users were not at the same rows"
-    assert {record for record, status in statuses.items() if status == ImportStatus.FINISHED} == finished
-    assert sum(status == ImportStatus.TIMEOUT for status in statuses.values()) == timed_out == added - len(finished)
 
 
 # Must not happen: half an entity

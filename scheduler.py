@@ -1,7 +1,7 @@
 """The timetable, and the process that keeps it.
 
-Any number of schedulers run side by side, without a leader.  APScheduler only says
-*now*, and wakes the batch's loop; what is due is decided by `forgekeeper.runs.reconcile`.
+Any number of schedulers run side by side, without a leader.  APScheduler only says *now*, and wakes the batch's loop;
+what is due is decided by `forgekeeper.runs.reconcile`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ log = structlog.get_logger(__name__)
 class Loop(Vital):
     """Reconciles one batch: when it is woken, and every few seconds without.
 
-    The pause between two turns is measured by the monotonic clock, so that a wall clock
-    that is set back by an hour, which silences APScheduler for as long, costs seconds.
+    The pause between two turns is measured by the monotonic clock, so that a wall clock that is set back by an hour,
+    which silences APScheduler for as long, costs seconds.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Loop(Vital):
 def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], None]) -> int:
     """Keep the timetable until a signal is *asked*; return the exit status.  *ready* is called once it is kept.
 
-    A loop that breaks ends the process with status 1, for its supervisor to restart:
-    a scheduler that lives on without one of its batches is the worst of all.
+    A loop that breaks ends the process with status 1, for its supervisor to restart: a scheduler that lives on without
+    one of its batches is the worst of all.
     """
     COUNT.know(table(all_declared())).zero()
     arm(settings.failpoints)
@@ -139,23 +139,22 @@ def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], N
         asked.get()
         clock.shutdown(wait=False)
 
-    # Once it runs: before, it could not be shut down.
-    clock.add_listener(lambda _event: threading.Thread(target=stop, daemon=True).start(), EVENT_SCHEDULER_STARTED)
+    def started(_event: object) -> None:
+        # Before, it could not be shut down.
+        threading.Thread(target=stop, daemon=True).start()
+        ready()
+        tell_supervisor("READY=1", "STATUS=keeps the timetable")
+        log.info("scheduler ready", scheduler=identity())
+
     timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
     heartbeat = Heartbeat("scheduler", dead_after=settings.dead_after, facts=lambda: {"timetable": timetable})
     heartbeat.start()
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
-    clock.add_listener(lambda _event: _tell_ready(ready), EVENT_SCHEDULER_STARTED)
+    clock.add_listener(started, EVENT_SCHEDULER_STARTED)
     clock.start()
     _end(loops, heartbeat, within=min(TURN_CUT, settings.shutdown_timeout).total_seconds())
     log.info("scheduler stopped", scheduler=identity())
     return 1 if broken.is_set() or ended_itself() else 0
-
-
-def _tell_ready(ready: Callable[[], None]) -> None:
-    ready()
-    tell_supervisor("READY=1", "STATUS=keeps the timetable")
-    log.info("scheduler ready", scheduler=identity())
 
 
 def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +17,8 @@ import peewee as pw
 from forgekeeper.database import database, sqlstate
 from forgekeeper.database.queries import chosen
 
+SNAPSHOT = "repeatable read, read only"
+"""How a transaction begins in which all statements see one snapshot, and PostgreSQL refuses whatever would write."""
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05
 """Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
@@ -79,12 +80,6 @@ class Survey(NamedTuple):
     groups: Sequence[Group]
     first: Sequence[First] | None
     expected: int | None = None
-
-
-def reading() -> AbstractContextManager[Any]:
-    """Let everything within see one snapshot, and PostgreSQL refuse whatever would write."""
-    snapshot: AbstractContextManager[Any] = database.atomic("repeatable read, read only")
-    return snapshot
 
 
 @dataclass(frozen=True)

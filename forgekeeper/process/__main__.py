@@ -25,8 +25,8 @@ from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import Watch
 
-READY_TIMEOUT = timedelta(seconds=5)
-"""How long the master waits for a process to say that it is ready, and hears nothing else: not that it has died."""
+READY_TIMEOUT = "5000"
+"""For so many milliseconds the master waits for a process to be ready, and hears nothing else: not that it has died."""
 LOOK = 0.5
 
 log = structlog.get_logger("forgekeeper.process")
@@ -48,14 +48,8 @@ def run(arguments: list[str]) -> int:
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
-    ready_timeout = str(round(READY_TIMEOUT.total_seconds() * 1000))
-    ours = [
-        "forgekeeper.delivery.broker:load_batches",
-        "--path",
-        "--skip-logging",
-        "--worker-fork-timeout",
-        ready_timeout,
-    ]
+    ours = ["forgekeeper.delivery.broker:load_batches", "--path", "--skip-logging"]
+    ours += ["--worker-fork-timeout", READY_TIMEOUT]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 

@@ -77,9 +77,9 @@ def end_with_parent() -> None:
 def follow() -> None:
     """Drain at the first SIGTERM, whatever comes after it; end with the master, at once if it is dead already.
 
-    Dramatiq takes a second signal for "drop everything".  But a terminal, systemd and the
-    kernel say it more than once: to the group and by the master, or for each thread of a
-    master that was killed.  Call it in the main thread of a process that Dramatiq forked.
+    Dramatiq takes a second signal for "drop everything".  But a terminal, systemd and the kernel say it more than once:
+    to the group and by the master, or for each thread of a master that was killed.  Call it in the main thread of a
+    process that Dramatiq forked.
     """
     master = multiprocessing.parent_process()
     if master is None:

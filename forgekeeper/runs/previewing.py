@@ -11,8 +11,8 @@ from typing import Any
 import redis
 
 from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
-from forgekeeper.database import now
-from forgekeeper.database.survey import reading
+from forgekeeper.database import database, now
+from forgekeeper.database.survey import SNAPSHOT
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.runs import breaker, holds, preconditions, quarantine
 from forgekeeper.runs.preconditions import Blocked
@@ -64,7 +64,7 @@ def preview(
     Needs a connection, and no transaction.  Raises what the servers raise when they are away.
     """
     notes = [] if (said := _disagreement(batch, settings)) is None else [said]
-    with reading():
+    with database.atomic(SNAPSHOT):
         instant = at or now()
         notes += _states(batch, settings)
         due = breaker.amount(batch, instant)
@@ -105,7 +105,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
 def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
     """Say for which reason a run would be blocked before it began."""
     try:
-        with reading():
+        with database.atomic(SNAPSHOT):
             preconditions.require(batch, settings, claims=False)
     except redis.RedisError as error:
         return f"Redis is away, and a run may need it: {error}"

@@ -1,9 +1,8 @@
 """Every setting: its name, type, default and sentence.
 
-Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a
-``.env`` file where the command runs; the environment wins.  A name that is not
-declared, or a value that does not fit, stops the start (`forgekeeper.settings.reading`).
-What belongs to one batch comes from its declaration (`settings_of`).
+Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file where the command runs;
+the environment wins.  A name that is not declared, or a value that does not fit, stops the start
+(`forgekeeper.settings.reading`).  What belongs to one batch comes from its declaration (`settings_of`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def unverified(settings: Settings) -> Iterator[str]:
 
     Anyone on the way to it can pose as that server: it learns the password, and says what to delete.
     """
-    for kind, place in (*_of_redis(settings), *_of_stores(settings)):
+    for kind, place in _unverified(settings):
         if settings.tls_unverified not in {kind, "everything"}:
             yield (
                 f"{place}, and so anybody on the way could be that server: leave it out, and give this machine the "
@@ -102,14 +102,11 @@ def unverified(settings: Settings) -> Iterator[str]:
             )
 
 
-def _of_redis(settings: Settings) -> Iterator[tuple[Unverified, str]]:
+def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     url = settings.redis_url.get_secret_value() if settings.redis_url else ""
     for name, value in parse_qsl(urlsplit(url).query):
         if (name == "ssl_cert_reqs" and value != "required") or (name == "ssl_check_hostname" and value.lower() in NO):
             yield "redis", f"FORGEKEEPER_REDIS_URL sets {name}"
-
-
-def _of_stores(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     urls = {location: url.get_secret_value() for location, url in settings.object_stores.items()}
     for location, url in urls.items():
         options = dict(parse_qsl(url.partition("?")[2]))

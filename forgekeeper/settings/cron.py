@@ -1,7 +1,4 @@
-"""Read cron expressions the way crontab(5) does, in UTC.
-
-Five fields, or six with the seconds first, or ``off``.  CronSim computes the times.
-"""
+"""Read cron expressions as crontab(5) does, in UTC: five fields, or six with the seconds first, or ``off``."""
 
 from __future__ import annotations
 
@@ -69,11 +66,9 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
 
     @cached_property
     def period(self) -> timedelta:
-        """The longest gap between two neighbouring times.
-
-        Gaps repeat within a day, and from day to day only where days are restricted:
-        a hundred neighbours and the nights of a year show the longest.
-        """
+        """The longest gap between two neighbouring times."""
+        # Gaps repeat within a day, and from day to day only where days are restricted: a hundred neighbours and the
+        # nights of a year show the longest.
         gaps = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 101))]
         for night in range(1 if self._every_day else 366):
             midnight = EPOCH + timedelta(days=night + 1) - MICROSECOND

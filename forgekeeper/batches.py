@@ -41,7 +41,7 @@ class NotSent(Exception):
 
 
 class Threshold(NamedTuple):
-    """A number of the document beyond which it counts as crossed: *name* is the label, *above* its limit.
+    """A number of the document, *name*d by its label, that is crossed *above* its limit.
 
     A backlog is what a run has left: the *found* fields of its outcome less those *done*; without any, what is due.
     """
@@ -138,10 +138,7 @@ class Declared(Shown, Actor[..., None]):
 
 @dataclass(kw_only=True, eq=False)
 class BatchSpec(Declared):
-    """The declaration of a batch; its row in the database is `forgekeeper.runs.holds.Batch`.
-
-    *commands* is a module of the command line's.
-    """
+    """The declaration of a batch; its row in the database is `forgekeeper.runs.holds.Batch`."""
 
     cron: str
     flag: str | None = None
@@ -160,8 +157,7 @@ class BatchSpec(Declared):
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
         """Send a run by hand, through the ledger, or again the one that is open; return its message.
 
-        A run takes no arguments, options or delay: raises `TypeError` for any, `NotSent` where no run may start, and
-        `RuntimeError` in a process that has no broker.
+        Raises `TypeError` for arguments and options, `NotSent` where no run may start, `RuntimeError` without a broker.
         """
         if args or any(options.values()):
             raise TypeError(f"{self.name} is a batch: send() takes nothing, as the ledger has one run of it at a time")

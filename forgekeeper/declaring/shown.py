@@ -31,8 +31,8 @@ Readings = Callable[[Settings], Iterator[Reading]]
 class Part:
     """What a run would do to one kind of record; it grows while it is counted.
 
-    *estimate* says that the time was up before all were counted; *verb* is what becomes of them.  *kept* says how
-    many look due and stay, and why; None where there was no time to count them.
+    *verb* is what becomes of them; with *estimate* the time was up before all were counted.  *kept* says how many look
+    due and stay, and why; None where there was no time to count them.
     """
 
     batch: str

@@ -11,11 +11,9 @@ import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database, sqlstate
+from forgekeeper.database import database, sqlstate, survey
 from forgekeeper.database.queries import IN_ORDER, START, Position, positions
 from forgekeeper.database.sessions import execute_prepared, write_first
-from forgekeeper.database.survey import Rows as Found
-from forgekeeper.database.survey import held
 from forgekeeper.declaring.answers import Changes, Rows
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
@@ -225,8 +223,8 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
         named["size"] = f"coalesce({column(rows.size)}, 0)"
     if rows.total is not None:
         table, key = rows.total.table, rows.total.key
-        named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {held(table)})"
+        named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
     since, key = column(rows.since), column(rows.model._meta.primary_key)
     where = f"{due} and {since} is not null"
-    found = Found(rows.model._meta.table_name, where, values, due=since, key=key, **named)
+    found = survey.Rows(rows.model._meta.table_name, where, values, due=since, key=key, **named)
     return look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)

@@ -16,7 +16,7 @@ import peewee as pw
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.database import now, queries, survey
 from forgekeeper.database.queries import START, Backlog, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected

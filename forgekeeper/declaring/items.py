@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.declaring.answers import Answer
 
 One = TypeVar("One", bound=Hashable)

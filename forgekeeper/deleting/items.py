@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 
 import structlog
 
-from forgekeeper.audit.intents import Intended, Item, close_earlier
+from forgekeeper.audit.deletions import Intended, Item, close_earlier
 from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Items, One, Page, State
 from forgekeeper.runs.run import BadRecords, Run

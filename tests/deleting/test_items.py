@@ -7,7 +7,7 @@ from peewee import TextField
 from structlog.testing import capture_logs
 
 from forgekeeper import Items, Kept, Table, batch
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.declaring.items import Deleted

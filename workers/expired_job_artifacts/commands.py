@@ -15,8 +15,7 @@ import typer
 from peewee import chunked
 
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import each_of
-from forgekeeper.audit.intents import at_work
+from forgekeeper.audit.deletions import at_work, each_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.connections import client

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Blocked, Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
 from forgekeeper.database.queries import Backlog, Stake, among
 from forgekeeper.declaring.items import Deleted, Page, State, Tell

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey

@@ -23,7 +23,7 @@ from forgekeeper.database import database
 from forgekeeper.database.queries import pages
 from forgekeeper.storage.outbox import DeletedObject
 from models import UNLOCKED
-from workers.expired_job_artifacts import RECORD
+from workers.expired_job_artifacts import AUDITED, RECORD
 from workers.expired_job_artifacts.buckets import states
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
@@ -37,14 +37,7 @@ LINES = 50
 """So many rows of the audit are read at once, each of a hundred artifacts."""
 STATEMENT = 500
 """So many artifacts are in a statement of the script."""
-COLUMNS = {
-    **{name: name for name in ("id", "project_id", "job_id", "partition_id", "file_type", "file_store", "file")},
-    "file_final_path": "path",
-    "size": "bytes",
-    "expire_at": "due",
-    "locked": "locked",
-    **{name: name for name in ("created_at", "updated_at")},
-}
+COLUMNS = {"id": "id", "expire_at": "due", "locked": "locked", **{column: name for name, column in AUDITED.items()}}
 """The columns of an artifact, and what the audit calls them."""
 
 OF_RUN = "run = %(run)s"

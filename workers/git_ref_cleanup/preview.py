@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +45,10 @@ def _look_into_all(root: Path, look: Look, bad: Collection[int], part: Part, gon
             return False
         where |= dict.fromkeys(found) | paths(found)
         missing |= missing_of(root, found)
-    believed = _are_believed(root, missing, len(where), look)
+    believed = False
+    with suppress(RepositoriesMissing):
+        believe(root, missing, len(where), look.settings.missing_repositories)
+        believed = True
     for project, path in where.items():
         after = 0
         while rows := pending_of(project, Page(REFS, after, without=bad)):
@@ -61,14 +64,6 @@ def _look_into_all(root: Path, look: Look, bad: Collection[int], part: Part, gon
             after = rows[-1].id
             look.told(part)
     return True
-
-
-def _are_believed(root: Path, missing: Mapping[int, str], total: int, look: Look) -> bool:
-    """Return whether a run would take those that are missing for gone."""
-    with suppress(RepositoriesMissing):
-        believe(root, missing, total, look.settings.missing_repositories)
-        return True
-    return False
 
 
 def _look_at(root: Path, path: str, rows: Sequence[Pending], look: Look, part: Part) -> bool:

@@ -43,20 +43,14 @@ class Entry:
         """What stands after the first colon; it may contain more of them."""
         return self.member.partition(":")[2]
 
-    @property
-    def malformed(self) -> bool:
-        """Whether no object can be meant; any program may write to the register."""
-        parts = self.path.split("/")
-        return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
-
 
 UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
 """Why nothing of an entry may be deleted, by what becomes of it."""
 
 
 def is_malformed(entry: Entry) -> bool:
-    """Return whether the entry can name no object at any store."""
-    return entry.malformed or not is_normal(entry.path)
+    """Return whether the entry can name no object at any store; any program may write to the register."""
+    return not entry.location or bool(_NO_TEXT.search(entry.location)) or not is_normal(entry.path)
 
 
 def unfit(entry: Entry, settings: Settings) -> str | None:
@@ -77,7 +71,7 @@ class Claim(NamedTuple):
 
 def member(location: str, path: str) -> str:
     """Return the register's member of an upload; raise `MalformedUpload` unless an object may have that name."""
-    entry = Entry(f"{location}:{path}", 0)
-    if entry.location != location or entry.malformed:
+    name, parts = f"{location}:{path}", path.split("/")
+    if not location or ":" in location or {"", ".", ".."}.intersection(parts) or _NO_TEXT.search(name):
         raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
-    return entry.member
+    return name

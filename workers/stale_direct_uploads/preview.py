@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from operator import attrgetter
 
 from forgekeeper.connections import client
 from forgekeeper.declaring.shown import BUSY, Look, Part
@@ -15,13 +16,15 @@ from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import Entry, unfit
 from workers.stale_direct_uploads.register import Due
 
+LOCATION = attrgetter("entry.location")
+
 
 def uploads(look: Look) -> Iterator[Part]:
     """Count the uploads whose objects would be deleted; what is kept is kept for the reasons of a run."""
     part, read = look.part("stale_upload"), 0
     for page in register.due(client):
         read += len(page)
-        for location, found in groupby(sorted(page, key=_location), key=_location):
+        for location, found in groupby(sorted(page, key=LOCATION), key=LOCATION):
             some = list(found)
             try:
                 reasons = _reasons(location, some, look)
@@ -38,10 +41,6 @@ def uploads(look: Look) -> Iterator[Part]:
             part.guess(round(part.records * due_in_all / read) if read else due_in_all)
             break
     yield part
-
-
-def _location(due: Due) -> str:
-    return due.entry.location
 
 
 def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:

@@ -130,9 +130,8 @@ def census(client: redis.Redis) -> Census:
         _count_waiting(pipe, seconds)
         pending, stale_now, again, first, first_again, failed, claimed, waiting = pipe.execute()
     since = [score + stale for _, score in first] + [score for _, score in first_again]
-    due_since = min((instant for instant in since if instant <= seconds), default=None)
-    first_due = None if due_since is None else moment(due_since)
-    return Census(max(0, pending - waiting) + claimed, stale_now + again, first_due, failed)
+    due_since = min((moment(instant) for instant in since if instant <= seconds), default=None)
+    return Census(max(0, pending - waiting) + claimed, stale_now + again, due_since, failed)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:

@@ -75,17 +75,6 @@ def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, 
         assert redis(second.redis_url, "get", "kept") == b"1"
 
 
-def test_a_folder_in_use_is_refused_in_one_sentence_and_its_servers_go_on(folder, query):
-    with servers(folder) as started:
-        with pytest.raises(EmbeddedError) as refusal, servers(folder):
-            pass
-
-        assert str(refusal.value) == (
-            f"{folder} is in use by other embedded servers; stop those, or use another folder."
-        )
-        assert query(started.database_url, "select 1") == [(1,)]
-
-
 @pytest.mark.usefixtures("patiently")
 def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_again(folder, host, query):
     parent = host(folder)
@@ -142,15 +131,6 @@ def test_no_server_outlives_its_killed_parent(host, deadly):
     assert servers_of(parent)
 
     parent.ends(deadly)
-
-    assert parent.leaves_no_process(), parent.process_table()
-
-
-def test_no_server_outlives_a_parent_that_is_killed_during_the_start(host):
-    parent = host(ready=False)
-    assert wait_until(lambda: any(parent.temporary.glob("*/postgres*")), LIMIT)
-
-    parent.ends(signal.SIGKILL)
 
     assert parent.leaves_no_process(), parent.process_table()
 

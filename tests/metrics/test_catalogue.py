@@ -1,15 +1,32 @@
-"""One table says everything about metrics; it follows from what is declared."""
+"""One table says everything about metrics; it follows from what is declared, and so does what is shown."""
 
 import re
 from datetime import timedelta
 
+import pytest
+
 from forgekeeper import child
 from forgekeeper.batches import FLAGS, Record, Threshold, all_declared, queues
-from metrics.catalogue import Counter, Gauge, table
+from forgekeeper.cli.status import gather
+from forgekeeper.database import now
+from forgekeeper.database.queries import Backlog
+from forgekeeper.declaring.shown import Refused
+from metrics.catalogue import Counter, Gauge, Reading, table
 from metrics.exporter import all_collectors
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
+
+SINCE = timedelta(minutes=7)
+REFUSED = Refused(
+    kind="toy",
+    record="broken_toy",
+    count=lambda: 2,
+    entries=lambda _settings, _limit: [],
+    retry=lambda _keys: 0,
+    discard=lambda _keys: 0,
+)
+BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
 
 every_metric = every("metric", METRICS.values())
 
@@ -93,3 +110,49 @@ def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
         known = table(all_declared())
 
     assert known["forgekeeper_missing_repositories_total"].children == (("git_ref_cleanup",), ("toys",))
+
+
+@pytest.fixture
+def shelf():
+    """Let three toys be due, and two be broken."""
+    with declaring():
+        toys = toy(records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", refused=True)])
+        toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
+        toys.quarantines(REFUSED)
+        yield toys
+
+
+def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):
+    page = look()
+
+    since = page.value("backlog_oldest_timestamp_seconds", batch="toys", record="toy")
+    assert page.value("exporter_collector_success", collector="toys") == 1
+    assert page.value("backlog_records", batch="toys", record="toy") == 3
+    assert since == pytest.approx((now() - SINCE).timestamp(), abs=20)
+    assert page.value("quarantine_records", batch="toys", record="broken_toy") == 2
+    assert page.value("schedule_interval_seconds", batch="toys") == 60
+
+
+def test_the_exporter_asks_what_a_batch_brings_and_one_that_fails_takes_no_other_away(shelf, look):
+    shelf.collector("shelf", gauges=[BOXES], database=False)(lambda _settings: iter([Reading("boxes", 4, ("full",))]))
+
+    @shelf.collector("cellar", gauges=[BOXES])
+    def fail(_settings):
+        yield Reading("boxes", 4, ("empty",))
+        raise KeyError("no cellar")
+
+    page = look()
+
+    assert page.series("boxes") == {("full",): 4}
+    assert page.value("exporter_collector_success", collector="shelf") == 1
+    assert page.value("exporter_collector_success", collector="cellar") == 0
+    assert page.value("backlog_records", batch="toys", record="toy") == 3
+
+
+def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, settings):
+    shelf.status("shelves", lambda: 5, lambda found: f"Shelves: {found}.")
+
+    found = gather(settings.model_copy(update={"cron_toys": None}))
+
+    assert found["batches"]["toys"]["backlog"] == 3
+    assert found["shelves"] == 5

@@ -40,10 +40,6 @@ class Counted:
         key = (metric.name, *sorted(zip(metric.labels, labels, strict=True)))
         return self._all().get(key, 0) - self._before.get(key, 0)
 
-    @property
-    def names(self):
-        return {key[0] for key, value in self._all().items() if value != self._before.get(key, 0)}
-
     def _all(self):
         return {
             (sample.name, *sorted(sample.labels.items())): sample.value
@@ -96,18 +92,6 @@ def test_an_outcome_is_counted_as_it_grows(counted):
     growth.count()
 
     assert counted("records_processed_total", "user_status_cleanup", "user_status") == 5
-
-
-def test_a_run_that_ends_well_is_a_run_and_no_failure(database, counted):
-    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(7, 1, "drained"))
-
-    assert counted("runs_total", "user_status_cleanup") == 1
-    assert counted.names == {
-        "forgekeeper_runs_total",
-        "forgekeeper_records_processed_total",
-        "forgekeeper_records_examined_total",
-        *(f"forgekeeper_run_duration_seconds_{part}" for part in ("bucket", "count", "sum")),
-    }
 
 
 @pytest.mark.parametrize(("state", "retries"), [("enqueued", 1), ("failed", 0)])

@@ -3,9 +3,8 @@
 import io
 import logging
 import urllib.request
-from contextlib import closing, suppress
+from contextlib import suppress
 
-import psycopg2
 import pytest
 import structlog
 from prometheus_client import generate_latest
@@ -130,11 +129,10 @@ def send(settings):
 
 
 @pytest.fixture
-def table_lock(urls):
-    """Keep every run of the batch waiting, until closed."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        cursor.execute("lock table user_statuses in access exclusive mode")
-        yield connection
+def table_lock(database, other):
+    """Keep every run of the batch waiting, until rolled back."""
+    other.execute("lock table user_statuses in access exclusive mode")
+    return other.connection
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 import json
 import socket
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 
-import psycopg2
 import pytest
 
 from forgekeeper.database import database
@@ -70,15 +69,14 @@ def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(
     assert wait_until(in_time, LIMIT)
 
 
-def test_a_table_that_is_locked_or_missing_takes_one_collector_away(urls, look):
+def test_a_table_that_is_locked_or_missing_takes_one_collector_away(look, other):
     database.execute_sql("alter table bulk_imports rename to elsewhere")
+    other.execute("lock table user_statuses in access exclusive mode")
     try:
-        with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
-            cursor.execute("lock table user_statuses in access exclusive mode")
-
-            # The statement is given up after two seconds.
-            page = look()
+        # The statement is given up after two seconds.
+        page = look()
     finally:
+        other.connection.rollback()
         database.execute_sql("alter table elsewhere rename to bulk_imports")
 
     assert away(page) == {"user_statuses", "imports"}

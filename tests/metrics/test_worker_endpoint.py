@@ -150,7 +150,7 @@ def test_it_serves_while_the_worker_drains_and_ends_with_it(start_worker, send, 
     worker.process.terminate()
     assert wait_until(lambda: "worker draining" in worker.log.read_text(), LIMIT)
     draining = scrape(worker.url)
-    table_lock.close()
+    table_lock.rollback()
     status = worker.process.wait(LIMIT)
 
     assert draining.value("runs_in_progress", batch=NAME) == 1
@@ -212,4 +212,4 @@ def test_a_killed_master_frees_the_port_at_once(start_worker, send, counts, tabl
     worker.process.kill()
 
     assert wait_until(lambda: not worker.listens(), LIMIT)
-    table_lock.close()
+    table_lock.rollback()

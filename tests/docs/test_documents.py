@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -22,25 +22,10 @@ from forgekeeper.runs import counting, reconcile, retry
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import SERIES
 from tests.harness.every import every
-from tests.harness.performing import attempting
+from tests.harness.performing import attempt_at, runner_of
 from tests.harness.settings import settings_with
-from workers import (
-    expired_job_artifacts,
-    git_ref_cleanup,
-    stale_direct_uploads,
-    user_status_cleanup,
-)
+from workers import expired_job_artifacts, git_ref_cleanup, stale_direct_uploads, user_status_cleanup
 from workers.expired_job_artifacts import buckets
-
-
-class Number(NamedTuple):
-    """A number of a document: *used* tells what the product has for it."""
-
-    name: str
-    words: str
-    is_: Any
-    used: Callable[[], Any]
-
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -64,23 +49,23 @@ def default(function: Callable[..., Any], name: str) -> Any:
 
 RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
-    Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
-    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: counting.LATE),
-    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: reconcile.MISFIRE_GRACE),
-    Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
-    Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
-    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
-    Number("alert: left by a run", "10000件超過", 10_000, lambda: threshold("user_status_cleanup", "backlog")),
+    ("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
+    ("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: counting.LATE),
+    ("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: reconcile.MISFIRE_GRACE),
+    ("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
+    ("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
+    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
+    ("alert: left by a run", "10000件超過", 10_000, lambda: threshold("user_status_cleanup", "backlog")),
 ]
 DOCUMENT_58 = [
-    Number("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
-    Number("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
-    Number("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
-    Number("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
-    Number("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
-    Number("retries", "リトライ対象エラー すべての例外", 25, lambda: retry.MAX_RETRIES),
-    Number(
+    ("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
+    ("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
+    ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
+    ("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
+    ("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
+    ("retries", "リトライ対象エラー すべての例外", 25, lambda: retry.MAX_RETRIES),
+    (
         "alert: batches with dead letters",
         "Sidekiq失敗キュー",
         {"git_ref_cleanup", "clean_project_refs"},
@@ -88,65 +73,59 @@ DOCUMENT_58 = [
     ),
 ]
 DOCUMENT_100 = [
-    Number("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
-    Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
-    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
-    Number("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
-    Number("alert: failures counted", "連続失敗", 2, lambda: threshold("stale_direct_uploads", "consecutive_failures")),
-    Number("alert: left by a run", "大量蓄積", 10_000, lambda: threshold("stale_direct_uploads", "backlog")),
+    ("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
+    ("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
+    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
+    ("alert: failures counted", "連続失敗", 2, lambda: threshold("stale_direct_uploads", "consecutive_failures")),
+    ("alert: left by a run", "大量蓄積", 10_000, lambda: threshold("stale_direct_uploads", "backlog")),
 ]
 DOCUMENT_65 = [
-    Number("cron", "実行時刻 0 */4 * * *", "0 */4 * * *", lambda: cron("stale_imports")),
-    Number("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: STALE_AFTER),
-    Number("stale statuses", "status IN (0, 1)", (0, 1), lambda: UNFINISHED),
-    Number("created", "created(0)", 0, lambda: ImportStatus.CREATED),
-    Number("started", "started(1)", 1, lambda: ImportStatus.STARTED),
-    Number("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
-    Number("tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
-    Number("tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
-    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("cron", "実行時刻 0 */4 * * *", "0 */4 * * *", lambda: cron("stale_imports")),
+    ("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: STALE_AFTER),
+    ("stale statuses", "status IN (0, 1)", (0, 1), lambda: UNFINISHED),
+    ("created", "created(0)", 0, lambda: ImportStatus.CREATED),
+    ("started", "started(1)", 1, lambda: ImportStatus.STARTED),
+    ("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
+    ("tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
+    ("tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
+    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
 ]
 DOCUMENT_11 = [
-    Number("cron", "通常は数分間隔", "*/5 * * * *", lambda: cron("expired_job_artifacts")),
-    Number("buckets", "並列度（max_buckets）を5から10に", 5, lambda: expired_job_artifacts.MAX_BUCKETS),
-    Number(
+    ("cron", "通常は数分間隔", "*/5 * * * *", lambda: cron("expired_job_artifacts")),
+    ("buckets", "並列度（max_buckets）を5から10に", 5, lambda: expired_job_artifacts.MAX_BUCKETS),
+    (
         "buckets, many",
         "並列度（max_buckets）を5から10に",
         10,
         lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
     ),
-    Number("classes", "バケット数分（最大10）", 10, lambda: models.CLASSES),
-    Number(
-        "silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after
-    ),
-    Number("silent after, else", "10分後に再利用可能", 10 * MINUTE, lambda: default(buckets.tidy, "silent_for")),
-    Number("unlocked", "locked = 0", 0, lambda: models.UNLOCKED),
-    Number("trace", "file_type <> 3", 3, lambda: models.TRACE),
-    Number("flag", "bulk_delete_job_artifacts", "bulk_delete_job_artifacts", lambda: expired_job_artifacts.FLAG),
-    Number(
+    ("classes", "バケット数分（最大10）", 10, lambda: models.CLASSES),
+    ("silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after),
+    ("silent after, else", "10分後に再利用可能", 10 * MINUTE, lambda: default(buckets.tidy, "silent_for")),
+    ("unlocked", "locked = 0", 0, lambda: models.UNLOCKED),
+    ("trace", "file_type <> 3", 3, lambda: models.TRACE),
+    ("flag", "bulk_delete_job_artifacts", "bulk_delete_job_artifacts", lambda: expired_job_artifacts.FLAG),
+    (
         "flag, many",
         "bulk_delete_job_artifacts_high_concurrency",
         "bulk_delete_job_artifacts_high_concurrency",
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
-    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
-    Number(
-        "alert: failures counted", "連続3回失敗", 3, lambda: threshold("expired_job_artifacts", "consecutive_failures")
-    ),
+    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
+    ("alert: failures counted", "連続3回失敗", 3, lambda: threshold("expired_job_artifacts", "consecutive_failures")),
 ]
 TABLES = {"48": DOCUMENT_48, "58": DOCUMENT_58, "100": DOCUMENT_100, "65": DOCUMENT_65, "11": DOCUMENT_11}
 """By document."""
 
 
-ROWS = [(document, number) for document, table in TABLES.items() for number in table]
+ROWS = [(document, *number) for document, table in TABLES.items() for number in table]
 
 
-@every("document, number", ROWS, name=lambda row: f"{row[0]}: {row[1].name}")
-def test_each_number_of_the_documents_is_the_one_in_use(document, number):
-    used = number.used()
-
-    assert used == number.is_, f"the document says: {number.words}"
+@every("document, name, words, number, used", ROWS, name=lambda row: f"{row[0]}: {row[1]}")
+def test_each_number_of_the_documents_is_the_one_in_use(document, name, words, number, used):
+    assert used() == number, f"the document says: {words}"
 
 
 @pytest.mark.parametrize("document", list(TABLES))
@@ -161,7 +140,7 @@ def test_each_document_has_its_batch(document):
     ("batch", "seconds"), [("user_status_cleanup", 30), ("stale_imports", 600), ("expired_job_artifacts", 60)]
 )
 def test_a_run_gets_the_time_of_its_document(batch, seconds, settings):
-    with attempting(BATCHES[batch], settings) as made:
+    with runner_of(settings) as runner, attempt_at(runner, BATCHES[batch]) as made:
         made.work()
         left = made.run.deadline.left()
 

@@ -43,20 +43,12 @@ def ended(attempt, *ids):
     return attempt
 
 
-@contextmanager
-def attempting(declared, settings):
-    """Make an attempt at the batch for the caller to work in, and close it; raise what was raised within."""
-    with runner_of(settings) as runner:
-        with attempt_at(runner, declared) as attempt:
-            yield attempt
-        if attempt.error is not None:
-            raise attempt.error
-
-
 def recorded(declared, settings):
-    """Run the batch as a worker does; return the row of its run."""
-    with attempting(declared, settings) as attempt:
-        attempt.work()
+    """Run the batch as a worker does; return the row of its run, or raise what was raised within."""
+    with runner_of(settings) as runner:
+        attempt = ended(attempt_at(runner, declared))
+    if attempt.error is not None:
+        raise attempt.error
     return JobRun.get_by_id(attempt.run.number)
 
 

@@ -78,7 +78,7 @@ class World:
             self._live()
             instant = now()  # which the run asks for in any case
             began = monotonic()
-            breaker.ask(BATCHES[BATCH], settings, 0, instant, room=None)
+            breaker.ask(BATCHES[BATCH], settings, 0, instant)
             asked = monotonic() - began
             began = monotonic()
             self._run(settings)

@@ -31,7 +31,6 @@ from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row, identity
 from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
-from forgekeeper.runs.totals import room_of
 from forgekeeper.settings import Settings
 from metrics.logs import clean, describe
 
@@ -157,8 +156,7 @@ class Attempt:
         if self._brakes.released:
             breaker.begin_release(batch.name, number)
         released = self._brakes.released and breaker.released(batch.name, number)
-        room = room_of(batch.name, self._settings, number, released=released)
-        self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, room=room, released=released)
+        self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, released=released)
         # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
         if self._brakes.released and not released:
             breaker.end_release(batch.name)

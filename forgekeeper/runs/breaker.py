@@ -28,7 +28,7 @@ from forgekeeper.batches import BatchSpec, FeatureFlag
 from forgekeeper.database import database
 from forgekeeper.database.survey import within
 from forgekeeper.runs.holds import BRAKES, Batch, Held, Hold
-from forgekeeper.runs.totals import USED_OF_RELEASE
+from forgekeeper.runs.totals import USED_OF_RELEASE, Limits, RunTotal
 from forgekeeper.settings import Settings
 from metrics.logs import one_line
 
@@ -99,15 +99,12 @@ class Verdict(NamedTuple):
     sentence: str | None = None
 
 
-def ask(
-    batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None, released: bool = False
-) -> bool | None:
+def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool = False) -> bool | None:
     """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
 
-    None where the batch does not say what is at stake, or the settings let all begin.
-    *room* is what limits leave to the run, None where there are none; what was *released* is not held.
+    None where the batch does not say what is at stake, or the settings let all begin.  What was *released* is not held.
     """
-    verdict = judge(batch, settings, run, instant, room=room)
+    verdict = judge(batch, settings, run, instant, released=released)
     if verdict is None or verdict.sentence is None:
         return verdict and verdict.ordinary
     if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
@@ -116,8 +113,11 @@ def ask(
     raise Held("breaker", f"{verdict.sentence}: `{shown}` shows what, `{let_go}` lets it go")
 
 
-def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> Verdict | None:
-    """Weigh what a run would delete against its table, and against what the runs before it have deleted."""
+def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict | None:
+    """Weigh what a run would delete against its table, and against what the runs before it have deleted.
+
+    It would delete no more than limits leave to it today, and what was *released*.
+    """
     if batch.stake is None or settings.breaker_share >= 1:
         return None
     stake, least = batch.stake(instant), settings.breaker_least
@@ -134,6 +134,9 @@ def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, 
     bound = math.floor(max(most, settings.breaker_share * (size or 0), TIMES * (largest + _grown(values))))
     if due is not None:
         due = _in_time(lambda: stake.due(bound + 1))
+    used = RunTotal.used(batch.name, run)
+    left = Limits(*settings.limits(batch.name)).records(used if released else used._replace(released=None))
+    room = None if left.why is None else left.amount
     would = room if due is None else due if room is None else min(due, room)
     if would is not None and would <= bound:
         return Verdict(ordinary=False)

@@ -16,7 +16,7 @@ from forgekeeper.database.survey import SNAPSHOT
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.runs import breaker, holds, preconditions, quarantine
 from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.runs.totals import RunTotal, room_of
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 
 WITHIN = timedelta(seconds=10)
@@ -63,7 +63,7 @@ def preview(
     What the databases hold of it is read in one snapshot, which others may change meanwhile: a run sees that.
     Needs a connection, and no transaction.  Raises what the servers raise when they are away.
     """
-    notes = [] if (said := _disagreement(batch, settings)) is None else [said]
+    notes = [*_disagreement(batch, settings)]
     with database.atomic(SNAPSHOT):
         instant = at or now()
         notes += _states(batch, settings)
@@ -82,9 +82,8 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
     released = breaker.released(batch.name)
     if released and (left := RunTotal.used(batch.name, breaker.NEXT).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
-    room = room_of(batch.name, settings, breaker.NEXT, released=released)
     try:
-        verdict = breaker.judge(batch, settings, breaker.NEXT, instant, room=room)
+        verdict = breaker.judge(batch, settings, breaker.NEXT, instant, released=released)
     except redis.RedisError:
         return
     if verdict is not None and verdict.sentence is not None and not released:
@@ -102,16 +101,15 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
         yield from ask(look)
 
 
-def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
+def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Say for which reason a run would be blocked before it began."""
     try:
         with database.atomic(SNAPSHOT):
             preconditions.require(batch, settings, claims=False)
     except redis.RedisError as error:
-        return f"Redis is away, and a run may need it: {error}"
+        yield f"Redis is away, and a run may need it: {error}"
     except Blocked as error:
-        return f"a run would be blocked: {error}"
-    return None
+        yield f"a run would be blocked: {error}"
 
 
 def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:

@@ -9,7 +9,6 @@ import peewee as pw
 
 from forgekeeper.database import Base, database, default
 from forgekeeper.runs.holds import Batch
-from forgekeeper.settings import Settings
 
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
 MOST = 2**62
@@ -162,13 +161,6 @@ class Limits(NamedTuple):
         return _nearest(
             ("max_per_run", self.bytes_per_run, used.run_bytes), ("max_per_day", self.bytes_per_day, used.day_bytes)
         )
-
-
-def room_of(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:
-    """Return how many records limits, and what was *released*, leave to the run today; None where there are none."""
-    used = RunTotal.used(batch, run)
-    left = Limits(*settings.limits(batch)).records(used if released else used._replace(released=None))
-    return None if left.why is None else left.amount
 
 
 def _nearest(*limits: tuple[Why, int | None, int]) -> Left:

@@ -95,7 +95,7 @@ def test_ten_times_the_largest_run_is_an_ordinary_one_and_one_more_is_held(datab
 
 
 def judged(settings):
-    return breaker.judge(STATUSES, settings, NEXT, now(), room=None)
+    return breaker.judge(STATUSES, settings, NEXT, now(), released=False)
 
 
 # Releases
@@ -159,7 +159,7 @@ def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings
     db.execute_sql("create view user_statuses as select * from real_statuses where pg_sleep(0.001) is not null")
     try:
         with pytest.raises(Held, match="more than can be counted in 0"):
-            breaker.ask(STATUSES, settings, 1, now(), room=None)
+            breaker.ask(STATUSES, settings, 1, now())
     finally:
         db.execute_sql("drop view user_statuses")
         db.execute_sql("alter table real_statuses rename to user_statuses")

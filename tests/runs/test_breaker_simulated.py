@@ -59,7 +59,7 @@ class World:
 def asked(due, of):
     stake = Stake(due=lambda bound: min(due, bound), of=lambda _bound: of)
     given = settings_with(breaker_share=0.3)
-    return breaker.ask(replace(STATUSES, stake=lambda _now: stake), given, 10**9, now(), room=None)
+    return breaker.ask(replace(STATUSES, stake=lambda _now: stake), given, 10**9, now())
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))

@@ -94,19 +94,23 @@ class Deletion(Base):
 
 
 class Audit:
-    """What one attempt writes into the audit, where that is *on*: of a *run*, or of a *child* that the run has sent."""
+    """What one attempt writes into the audit, where that is *on*: of a *run*, or of a *child* that the run has sent.
+
+    *values* are what a statement with a `clause` needs.
+    """
 
     def __init__(
         self, batch: str, *, on: bool, run: int | None = None, tick: datetime | None = None, child: str | None = None
     ) -> None:
         self.on = on
         self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
+        self.values = {f"audit_{name}": value for name, value in self._facts.items()} if on else {}
 
     def clause(self, record: str, source: str, *, id: str, name: str | None = None, **columns: str) -> str:  # noqa: A002
         """Return a further part of a statement's ``with``: it records what the part *source* returns.
 
         *id*, *name* and *columns* are expressions of SQL over *source*; the name is what a record is looked for by
-        besides its id.  The statement needs `values`.  Empty where the audit is off.
+        besides its id.  Empty where the audit is off.
         """
         if not self.on:
             return ""
@@ -121,11 +125,6 @@ class Audit:
         from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
         returning 1
     )"""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What a statement with a `clause` needs."""
-        return {f"audit_{name}": value for name, value in self._facts.items()} if self.on else {}
 
     def done(self, record: str, *, ids: Sequence[int], **columns: Any) -> None:
         """Record what this transaction has deleted."""

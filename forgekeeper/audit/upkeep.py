@@ -1,7 +1,6 @@
-"""The audit's upkeep: partitions are made a year ahead, and whole months that are past are dropped.
+"""The audit's upkeep: partitions are made a year ahead, and whole months dropped that the installation keeps no more.
 
-What workers may have dropped is bounded by how long the installation keeps the audit, as the owner of the tables has
-recorded it; their own setting may only be longer.
+How long it keeps them the owner of the tables has recorded; a worker's own setting may only be longer.
 """
 
 from __future__ import annotations

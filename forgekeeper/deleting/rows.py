@@ -129,10 +129,15 @@ class Sweep:
                 raise
             # Whatever else of that kind it may have been, this statement says it again.
             row = self._send(text(totals_first=True), values, by_itself=by_itself)
-        brakes.went(Amount(*row[:2]) if row else NONE, of=of)
+        went = Amount(*row[:2]) if row else NONE
+        brakes.went(went, of=of)
         if row is None:
             return None
-        self._grow(*row[:2])
+        self.deleted += went.records
+        self._run.add(self._rows.counted, went.records)
+        self._run.add("batches", went.records > 0)
+        if self._rows.counted_bytes is not None:
+            self._run.add(self._rows.counted_bytes, went.bytes)
         self._held_up.update(row[4])
         return Position(*row[2:4])
 
@@ -149,13 +154,6 @@ class Sweep:
             sent = execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
         row: tuple[Any, ...] | None = sent.fetchone()
         return row
-
-    def _grow(self, rows: int, size: int) -> None:
-        self.deleted += rows
-        self._run.add(self._rows.counted, rows)
-        self._run.add("batches", rows > 0)
-        if self._rows.counted_bytes is not None:
-            self._run.add(self._rows.counted_bytes, size)
 
 
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:

@@ -18,9 +18,7 @@ from forgekeeper.cli import (
     audit,
     check,
     declared,
-    flags,
     holding,
-    leases,
     migrate,
     process_list,
     quarantine,
@@ -48,11 +46,11 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
-        *(holding.release, flags.flags),
+        *(holding.release, declared.flags),
     ),
     "Look": (
         *(status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),
-        *(quarantine.quarantine, leases.leases),
+        *(quarantine.quarantine, process_list.leases),
     ),
 }
 """The commands by their panels."""

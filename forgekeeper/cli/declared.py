@@ -1,4 +1,4 @@
-"""What is declared: `settings`, `metrics` and `batches`."""
+"""What is declared: `settings`, `metrics`, `batches`, and `flags`, which hold for all processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.batches import BATCHES, BatchSpec, Declared, all_declared
+from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
 from forgekeeper.boot import load
-from forgekeeper.cli.connection import batch_named
-from forgekeeper.cli.console import Json, emit, out
+from forgekeeper.cli.connection import batch_named, connected
+from forgekeeper.cli.console import Json, answer, emit, group, out, table, wrong_use
+from forgekeeper.database import database
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import describe
-from metrics.catalogue import table
+from metrics import catalogue
 
+Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
 FROM = {"environment": ", from the environment", ".env": ", from the file .env"}
 
 
@@ -34,7 +37,7 @@ def settings(json: Json = False) -> None:
 
 def metrics(json: Json = False) -> None:
     """List every metric with its type, labels, unit and sentence."""
-    known = table(all_declared())
+    known = catalogue.table(all_declared())
     if json:
         facts = [asdict(one) | {"labels": one.values, "type": one.type, "unit": one.unit} for one in known.values()]
         emit({"metrics": facts})
@@ -88,3 +91,39 @@ def _declared(declared: Declared) -> dict[str, Any]:
         "records": [record.name for record in declared.records],
         "thresholds": {threshold.name: threshold.above for threshold in declared.thresholds},
     }
+
+
+def flags_list(json: Json = False) -> None:
+    """List the flags."""
+    with connected("flags"):
+        states = {name: FeatureFlag.is_on(name) for name in FLAGS}
+    if json:
+        emit({"flags": states})
+        return
+    rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
+    table("", ("flag", "state", "what it switches"), rows)
+
+
+flags = group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)
+
+
+@flags.command("on")
+def flags_on(name: Flag, json: Json = False) -> None:
+    """Turn a flag on; `forgekeeper run BATCH --dry-run` shows before what its batch would do."""
+    _turn(name, on=True, json=json)
+
+
+@flags.command("off")
+def flags_off(name: Flag, json: Json = False) -> None:
+    """Turn a flag off."""
+    _turn(name, on=False, json=json)
+
+
+def _turn(name: str, *, on: bool, json: bool) -> None:
+    if name not in FLAGS:
+        wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
+    word = "on" if on else "off"
+    with connected("flags"), database.atomic():
+        was_on = FeatureFlag.turn(name, on=on)
+        acts.record(f"flags {word}", name, before={"on": was_on}, after={"on": on})
+    answer({"flags": {name: on}}, f"{name} is {word}", json=json)

@@ -1,33 +1,41 @@
-"""The processes that serve: `scheduler`, `worker`, `exporter`."""
+"""The processes that serve, `scheduler`, `worker` and `exporter`, and what they wait for before they begin."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from sysconfig import get_path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import peewee as pw
+import redis
 import structlog
 import typer
 
-import scheduler as timetable
-from forgekeeper import shutdown
+from forgekeeper import migrations, shutdown
 from forgekeeper.batches import queues as declared_queues
-from forgekeeper.cli.connection import configured
+from forgekeeper.cli.connection import configured, require_redis
 from forgekeeper.cli.console import FAILED, wrong_use
-from forgekeeper.cli.waiting import Wait, server_missing
-from forgekeeper.connections import Limits, connect
-from forgekeeper.coordination.values import DECLARED
+from forgekeeper.cli.failures import STATES, sentence
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.coordination.values import DECLARED, misfits
+from forgekeeper.database import database, release
 from forgekeeper.delivery.queues import types
-from forgekeeper.process.lifetime import tell_supervisor
-from forgekeeper.runs.reconcile import COUNT
-from forgekeeper.settings import PREFIX
-from metrics import exporter as exporting
+from forgekeeper.installation import Installation, claim_by_writing, objection
+from forgekeeper.process import lifetime
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings.addresses import of_database, of_redis
 from metrics.endpoint import FOLDER, Endpoint, begin, listen
 from metrics.threads import ended_itself
+
+SHORTEST, LONGEST = 1.0, 30.0
+"""Seconds between two looks at what is missing: at first, and at most."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +45,9 @@ def scheduler() -> None:
 
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
+    import scheduler as timetable
+    from forgekeeper.runs.reconcile import COUNT
+
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
@@ -121,6 +132,8 @@ def exporter() -> None:
 
     PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
     """
+    from metrics import exporter as exporting
+
     settings = configured()
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
@@ -128,9 +141,91 @@ def exporter() -> None:
     page = Endpoint(listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
     asked = shutdown.requests()
     page.start()
-    tell_supervisor("READY=1", f"STATUS=serves {page.url}")
+    lifetime.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
     if ended_itself():
         raise typer.Exit(FAILED)
+
+
+class Missing(NamedTuple):
+    """What is not there yet, where it should be, and why not, with what to do about it."""
+
+    what: str
+    where: str
+    why: str
+
+
+class Wait:
+    """Waits until something is there, or the process is asked to end."""
+
+    def __init__(self, asked: SimpleQueue[None], *, said: str) -> None:
+        self._asked, self._said = asked, said
+
+    def until_there(self, look: Callable[[], Missing | None]) -> None:
+        """Return when *look* misses nothing.
+
+        Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
+        """
+        pause, before = SHORTEST, ""
+        while (missing := look()) is not None:
+            release()
+            pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
+            before = missing.what
+            # Spread, as many processes may wait for one server.
+            seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
+            facts = {"missing": missing.what, "where": missing.where, "reason": missing.why, "next_try_in": seconds}
+            log.warning("not ready, waiting", process=self._said, **facts)
+            lifetime.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
+            self._sleep(seconds)
+        release()
+        self.end_if_asked()
+
+    def end_if_asked(self) -> None:
+        """Raise `typer.Exit` if a signal has come by now."""
+        self._sleep(0)
+
+    def _sleep(self, seconds: float) -> None:
+        try:
+            self._asked.get(block=seconds > 0, timeout=seconds)
+        except Empty:
+            return
+        log.info("asked to end before it was ready", process=self._said)
+        raise typer.Exit(0)
+
+
+def database_missing(settings: Settings) -> Missing | None:
+    """Look for PostgreSQL."""
+    where = of_database(settings.require_database())
+    try:
+        database.connect(reuse_if_open=True)
+        (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
+    except pw.PeeweeException as error:
+        return _refused("PostgreSQL", where, error)
+    return Missing("PostgreSQL", where, f"it takes no writes; {STATES['25006']}") if read_only else None
+
+
+def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | None:
+    """Look for PostgreSQL, its schema, and a Redis that takes writes and whose *keys* are of the types they must be."""
+    if (missing := database_missing(settings)) is not None:
+        return missing
+    what, where = "the schema", of_database(settings.require_database())
+    try:
+        if pending := migrations.pending(database.obj):
+            return Missing(what, where, f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
+        what, where = "Redis", of_redis(settings.require_redis())
+        require_redis()
+        if objection() is None:
+            claim_by_writing(client, Installation.ensure())
+        misfit = next(misfits(client, keys), None)
+    except (redis.RedisError, pw.PeeweeException) as error:
+        return _refused(what, where, error)
+    return None if misfit is None else Missing(what, where, misfit)
+
+
+def _refused(what: str, where: str, error: Exception) -> Missing:
+    said = sentence(error)
+    if said is None:
+        raise error
+    return Missing(what, where, said)

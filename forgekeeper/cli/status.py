@@ -12,11 +12,10 @@ import redis
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import process_list, story
+from forgekeeper.cli import process_list, ticks
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, facts, lasting, out, relative, say, table, warning
 from forgekeeper.cli.failures import sentence
-from forgekeeper.cli.leases import held
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
@@ -115,13 +114,13 @@ def gather(settings: Settings) -> dict[str, Any]:
         "timetable_of": whose,
         "queues": {queue: _queue(queue, known, instant, looks) for queue in queues()},
         **{name: looks.ask(look) for name, look in shown.items()},
-        "leases": looks.ask(held),
+        "leases": looks.ask(process_list.held),
         "processes": process_list.facts_of(known, instant),
         "redis": {"trouble": looks.trouble},
     }
     warnings = [
         *([looks.trouble] if looks.trouble else []),
-        *(said for name, one in batches.items() for said in story.of_children(name, one["children_failing"])),
+        *(said for name, one in batches.items() for said in ticks.of_children(name, one["children_failing"])),
         *process_list.warnings(known, instant),
         *holds.warnings(),
     ]
@@ -161,7 +160,7 @@ def _fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:
 
 
 def _run(run: JobRun, *more: str) -> dict[str, Any]:
-    return _fields(run, *RUN, *more) | {"result": story.result_of(run)}
+    return _fields(run, *RUN, *more) | {"result": ticks.result_of(run)}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime, looks: Looks) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""Runs in the ledger: `ticks` lists those of a batch, `why` says what became of one."""
+"""`ticks` lists a batch's runs, `why` says what became of one: who claimed it and ran it, with what result."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.cli import story, times
+from forgekeeper.cli import times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
+from forgekeeper.cli.console import Json, emit, facts, lasting, moment, say, table, wrong_use
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
@@ -18,6 +19,27 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import Cron
+
+WHY = {
+    "overlap": "an earlier run was still open",
+    "paused": "the batch was paused",
+    "stopped": "the batch was stopped",
+    "held": "the batch was held",
+    "cancelled": "the run was cancelled",
+    "flag_off": "the batch is switched off by its flag",
+    "max_per_run": "it had deleted as much as one run may (MAX_PER_RUN)",
+    "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
+}
+"""Why a tick was skipped, or a run did nothing or ended before its work was done."""
+UNRUN = {
+    ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
+    ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
+    ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
+    ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
+}
+ENDED = ("succeeded", "blocked", "skipped")
+"""States of runs whose last attempt came to its end."""
 
 
 def ticks(
@@ -62,9 +84,9 @@ def why(
         else:
             run = JobRun.at(name, tick)
         name = name or (run.batch if run else "")
-        sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
+        sentences = _absent(name, tick, settings) if run is None else list(_tell(run))
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*holds.sentences(name), *story.of_children(name, failing)]
+        sentences += [*holds.sentences(name), *of_children(name, failing)]
     if json:
         emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
     else:
@@ -75,14 +97,137 @@ def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
     written, _whose = schedules(Process.known(), now(), settings)
-    return story.tell_absent(tick, cron(written[name]))
+    return _tell_absent(tick, cron(written[name]))
 
 
 def _facts(run: JobRun) -> dict[str, Any]:
-    return {**run.__data__, "result": story.result_of(run)}
+    return {**run.__data__, "result": result_of(run)}
 
 
 def _row(run: JobRun) -> tuple[object, ...]:
-    aside = story.set_aside(run)
+    aside = _set_aside(run)
     tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
-    return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, story.outcome(run)
+    return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, _outcome(run)
+
+
+def _tell(run: JobRun) -> Iterator[str]:
+    """Say what became of the row."""
+    yield _claim(run)
+    if unrun := UNRUN.get((run.state, run.reason)):
+        yield unrun
+    elif run.state == "skipped" and run.reason in WHY:
+        yield f"It was skipped, because {WHY[run.reason]}."
+    if run.enqueued_at:
+        yield f"It was sent to the workers at {moment(run.enqueued_at)}."
+    if run.losses:
+        times = "once" if run.losses == 1 else f"{run.losses} times"
+        yield f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
+    if run.started_at:
+        who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
+        since = f", {lasting(run.started_at - run.tick)} after it was due" if run.tick else ""
+        yield f"{who} was started by worker {run.started_by} at {moment(run.started_at)}{since}."
+    if ending := _ending(run):
+        yield ending
+    if run.cancelled_at is not None:
+        because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
+        yield f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
+    if held := (run.result or {}).get("held"):
+        yield f"A brake has held it back: {str(held).rstrip('. ')}."
+
+
+def result_of(run: JobRun) -> dict[str, Any] | None:
+    """Return the row's result, without the reason why it ended where no attempt came to its end.
+
+    Until then `stopped` has the value with which every outcome begins, such as ``drained``.
+    """
+    if run.result is None:
+        return None
+    result = dict(run.result) if run.state in ENDED else _unended(run.result)
+    earlier = result.get("earlier")
+    return result | {"earlier": list(map(_unended, earlier))} if isinstance(earlier, list) else result
+
+
+def _unended(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    return {name: value for name, value in result.items() if name != "stopped" or "braked" in result}
+
+
+def _outcome(run: JobRun) -> str:
+    """Say in a line how the run ended, its error, and its result."""
+    ended = (result_of(run) or {}).get("braked")
+    if run.reason in ("worker_lost", "poison"):
+        ended = "killed"
+    elif run.cancelled_at is not None:
+        ended = "cancelled"
+    return "; ".join(str(part) for part in (ended, run.error, facts(result_of(run))) if part)
+
+
+def _set_aside(run: JobRun) -> str | None:
+    """Return the tick that was taken from the row, because its time had not come."""
+    return (run.result or {}).get("set_aside")
+
+
+def _tell_absent(tick: datetime, schedule: Cron | None) -> list[str]:
+    """Say why there is no row for *tick*."""
+    if schedule is None:
+        return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
+    near = schedule.newest(tick)
+    if near != tick:
+        return [
+            f"The batch was not due at {moment(tick)}.",
+            f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
+        ]
+    why = "no scheduler has looked at it yet, or its row was so old that it has been removed"
+    return [f"The ledger has nothing of {moment(tick)}: {why}."]
+
+
+def _claim(run: JobRun) -> str:
+    aside = _set_aside(run)
+    if aside is not None:
+        return (
+            f"The tick of {aside} was claimed by scheduler {run.claimed_by} before its time had come, because "
+            "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
+        )
+    if run.tick is None:
+        return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {moment(run.claimed_at)}."
+    late = (run.claimed_at or run.tick) - run.tick
+    claimed = run.state not in ("skipped", "coalesced", "missed")
+    by = f"{'claimed' if claimed else 'found'} by scheduler {run.claimed_by}, {lasting(late)} after it was due"
+    return f"The tick of {moment(run.tick)} was {by}."
+
+
+def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
+    error = f" The last error was: {run.error.rstrip('. ')}." if run.error else ""
+    if run.state in ("succeeded", "blocked"):
+        return _ended(run)
+    if run.reason == "superseded":
+        return f"It waited for a retry when a newer tick came and took over its work.{error}"
+    if run.reason == "poison":
+        return f"It was given up as poison: it has taken {run.losses} workers down with it.{error}"
+    if run.state == "failed":
+        return f"It failed for good after {run.failures} failure(s).{error}"
+    if run.state == "enqueued" and run.retry_at:
+        return f"It has failed {run.failures} time(s), and waits for its retry at {moment(run.retry_at)}.{error}"
+    if run.state in ("claimed", "enqueued"):
+        return "It waits for a worker."
+    return f"It is running; its last heartbeat was at {moment(run.alive_at)}." if run.state == "started" else ""
+
+
+def _ended(run: JobRun) -> str:
+    result = run.result or {}
+    if run.state == "blocked":
+        return f"It was blocked ({run.reason}): {result.get('blocked')}."
+    if result.get("skipped") in WHY:
+        return f"It did nothing, because {WHY[result['skipped']]}."
+    after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+    if result.get("braked") in WHY:
+        return f"It ended before its work was done{after}, because {WHY[result['braked']]}: {facts(result_of(run))}."
+    return f"It ended well{after}: {facts(result_of(run))}."
+
+
+def of_children(batch: str, failing: int) -> list[str]:
+    """Say how many of the batch's children are failing, where there are any."""
+    which = "child is" if failing == 1 else "children are"
+    hint = f"`forgekeeper quarantine list --kind child --batch {batch}` lists them"
+    return [f"{batch}: {failing:,} {which} failing; {hint}"] if failing else []

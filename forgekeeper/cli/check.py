@@ -160,7 +160,7 @@ def _postgresql() -> Iterator[Finding]:
         return
     if not lacking:
         yield ok("privileges", "everything that the batches do is granted")
-    found, misreadings = list(schema.differences(tables)), list(schema.misread(tables))
+    found, misreadings = list(schema.differences(tables)), list(preconditions.misread(tables))
     for one in found:
         yield (warning if one.harmless else error)("schema", one.sentence)
     yield from (error("schema", said) for said in misreadings)

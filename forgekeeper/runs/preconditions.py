@@ -3,12 +3,15 @@
 What is due is decided by PostgreSQL's clock in some batches and by Redis's in others; one that is a day ahead deletes
 what should live.  A question takes time: a clock is taken to have answered in the middle of it, and half of it is
 doubt, which never counts against the clock.
+
+The forge owns the tables.  A view is welcome, and so is a table that is partitioned.  But one partition of it alone,
+also behind a view, hides the others: an object that a row there names would look as if no row named it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -19,8 +22,7 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import now
-from forgekeeper.database.schema import misread
+from forgekeeper.database import Base, database, now
 from forgekeeper.installation import Disagreement, Installation, agree, conflict, objection, owner
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
@@ -30,6 +32,42 @@ Reason = Literal["no_store", "no_repositories", "flag_unreadable", "installation
 REASONS: tuple[str, ...] = get_args(Reason)
 """A closed set: labels of metrics and entries of the ledger are made of it."""
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
+
+# Each table, and what lies below it where it is a view.
+RELATIONS = """
+    with recursive reached (name, oid) as (
+        select name, to_regclass(name)::oid from unnest(%s::text[]) as name
+      union
+        select reached.name, below.refobjid
+        from reached
+            join pg_class as view on view.oid = reached.oid and view.relkind in ('v', 'm')
+            join pg_rewrite as rule on rule.ev_class = view.oid
+            join pg_depend as below on below.classid = 'pg_rewrite'::regclass and below.objid = rule.oid
+                and below.refclassid = 'pg_class'::regclass and below.refobjid <> view.oid
+    )
+    select name, c.oid::bigint, c.oid::regclass::text, c.relkind::text, c.oid = to_regclass(name)::oid,
+        (select inhparent::regclass::text from pg_inherits where inhrelid = c.oid limit 1),
+        array(
+            select relid::oid::bigint from pg_partition_tree(pg_partition_root(c.oid)) where c.relispartition and isleaf
+          union all
+            select inhparent::bigint from pg_inherits where inhrelid = c.oid and not c.relispartition
+        ),
+        row_security_active(c.oid)
+    from reached join pg_class as c on c.oid = reached.oid
+    where c.relkind in ('r', 'p', 'v', 'm', 'f')
+"""
+# PostgreSQL knows it of a table, not of a view; a valid check says it as well.
+NULLABLE = """
+    select wanted.name, wanted.key
+    from unnest(%s::text[], %s::text[]) as wanted (name, key)
+        join pg_class as c on c.oid = to_regclass(wanted.name)::oid and c.relkind in ('r', 'p')
+        join pg_attribute as a on a.attrelid = c.oid and a.attname = wanted.key and not a.attisdropped
+    where not a.attnotnull and not exists (
+        select from pg_constraint as said
+        where said.conrelid = c.oid and said.contype = 'c' and said.convalidated and said.conkey = array[a.attnum]
+          and pg_get_constraintdef(said.oid) ~* '^check \\(\\(+\\S+ is not null\\)+$'
+    )
+"""
 
 
 class Blocked(Exception):
@@ -153,3 +191,46 @@ def _read(clock: str) -> tuple[float, float]:
         said = time.time()
     ended = time.monotonic()
     return said - (began + ended) / 2, (ended - began) / 2
+
+
+class _Relation(NamedTuple):
+    name: str
+    oid: int
+    called: str
+    kind: str
+    itself: bool
+    parent: str | None
+    whole: list[int]
+    filtered: bool
+
+
+def misread(models: Sequence[type[Base]]) -> Iterator[str]:
+    """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
+    tables = [model._meta.table_name for model in models]
+    relations = [_Relation(*row) for row in database.execute_sql(RELATIONS, (tables,)).fetchall()]
+    for relation in relations:
+        reached = {other.oid for other in relations if other.name == relation.name}
+        if said := _objection(relation, reached):
+            yield said
+    keys = [(model._meta.table_name, key) for model in models for key in model.found_by]
+    nullable = [[name for name, _ in keys], [key for _, key in keys]]
+    for name, key in database.execute_sql(NULLABLE, nullable).fetchall():
+        yield (
+            f"column {name}.{key} may be NULL, and rows in which it is are never found: "
+            f"`alter table {name} alter column {key} set not null`"
+        )
+
+
+def _objection(relation: _Relation, reached: set[int]) -> str | None:
+    table = relation.name
+    below = table if relation.itself else f"view {table} is made of {relation.called}, which"
+    if not reached.issuperset(relation.whole):
+        parent = relation.parent
+        return f"{below} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
+    if relation.kind == "m":
+        return f"{below} is a materialized view, in which rows stand as they once were: put a plain view in its place"
+    if relation.kind == "f":
+        return f"{below} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
+    if relation.filtered:
+        return f"row security hides rows of {relation.called} from this role: grant it bypassrls"
+    return None

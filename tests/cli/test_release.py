@@ -3,13 +3,13 @@
 import peewee as pw
 import pytest
 
+from demo import sample_data as sample
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Hold
 from models import UserStatus
-from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"
 DELETING = [name for name in BATCHES if name != "prune"]
@@ -30,7 +30,7 @@ def test_a_batch_that_is_held_is_not_run_or_sent_by_hand(main, database, command
 
 
 def test_release_lets_as_many_go_as_are_due_and_says_and_records_it(main, database):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
     hold()
 
     result = main("release", NAME, "--reason", "I looked")
@@ -79,12 +79,12 @@ def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(
 
 
 def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
-    sample.user_statuses(100)
+    sample.add_statuses(100)
     Hold.add(NAME, "new", by="migrate", reason="nobody has looked")
     main("release", "--all", "--reason", "I have looked")
     given = {"BREAKER_SHARE": "0.3"}
     assert [main("run", NAME, "--json", **given).json["deleted"] for _ in range(3)] == [40, 0, 0]
-    sample.user_statuses(19_950)
+    sample.add_statuses(19_950)
     UserStatus.update(clear_status_at=now()).where(pw.fn.mod(UserStatus.user_id, 20) != 0).execute()
 
     assert main("run", NAME, "--json", **given).json["skipped"] == "held"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from demo import sample_data as sample
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
@@ -14,7 +15,6 @@ from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
-from tests.harness import samples as sample
 from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
@@ -38,7 +38,7 @@ def messages():
 
 
 def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
 
     result = forgekeeper("run", NAME, "--json")
 
@@ -47,7 +47,7 @@ def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper):
 
 
 def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
     Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
     result = main("run", NAME, "--json")
@@ -93,7 +93,7 @@ def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database,
 
 
 def test_ctrl_c_ends_a_run_at_the_next_chunk(environment):
-    sample.user_statuses(1_000)
+    sample.add_statuses(1_000)
     running = subprocess.Popen(
         [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"],
         env=environment(PACE_USER_STATUS_CLEANUP="1"),
@@ -144,7 +144,7 @@ def preview(main, *options, batch=NAME, **settings):
 
 
 def test_a_preview_says_how_many_would_go_to_people_and_programs(main):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
 
     said, found = main("run", NAME, "--dry-run"), preview(main)
 
@@ -154,13 +154,13 @@ def test_a_preview_says_how_many_would_go_to_people_and_programs(main):
 
 
 def test_a_preview_names_as_many_records_as_it_is_told(main):
-    sample.user_statuses(100)
+    sample.add_statuses(100)
 
     assert len(preview(main, "--sample", "3")["parts"][0]["sample"]) == 3
 
 
 def test_a_preview_of_artifacts_says_how_much_whose_and_what_stays(main):
-    sample.job_artifacts(10)
+    sample.add_artifacts(10)
 
     (part,) = preview(main, batch="expired_job_artifacts")["parts"]
 
@@ -169,7 +169,7 @@ def test_a_preview_of_artifacts_says_how_much_whose_and_what_stays(main):
 
 
 def test_a_preview_says_that_the_breaker_would_hold_it(main):
-    sample.user_statuses(100)
+    sample.add_statuses(100)
 
     found = preview(main, BREAKER_SHARE="0.3", BREAKER_LEAST="30")
 
@@ -179,7 +179,7 @@ def test_a_preview_says_that_the_breaker_would_hold_it(main):
 
 
 def test_a_paused_batch_can_be_previewed(main):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
     Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
     found = preview(main)

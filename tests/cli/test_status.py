@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
@@ -20,7 +21,6 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness import installation
-from tests.harness import samples as sample
 from tests.harness.waiting import patient
 
 NAME = "user_status_cleanup"
@@ -134,7 +134,7 @@ def test_it_names_a_batch_of_which_two_schedulers_keep_different_times(status):
 
 
 def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one(main):
-    sample.user_statuses(5)
+    sample.add_statuses(5)
     main("run", NAME)
     main("send", NAME)
 

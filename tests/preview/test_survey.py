@@ -6,6 +6,7 @@ from datetime import timedelta
 import peewee as pw
 import pytest
 
+from demo import sample_data as sample
 from forgekeeper.batches import BATCHES, Record
 from forgekeeper.database import database as db
 from forgekeeper.database import now
@@ -13,7 +14,6 @@ from forgekeeper.database.survey import Rows, survey
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.previewing import preview
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
-from tests.harness import samples as sample
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
@@ -45,7 +45,7 @@ def the_part(found, record=None):
 
 
 def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
-    sample.user_statuses(5_000)
+    sample.add_statuses(5_000)
     db.execute_sql("analyze user_statuses")
     slow = toy(records=[Record("user_status")])
     slow.preview(lambda look: [look.count(look.part("user_status"), statuses(SLOW))])
@@ -60,7 +60,7 @@ def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
 
 
 def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
-    sample.job_artifacts(70)
+    sample.add_artifacts(70)
     other.execute("select from project_statistics where project_id = 3 for update")
 
     part = the_part(previewed("expired_job_artifacts"))
@@ -76,7 +76,7 @@ def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
 
 
 def test_a_bad_record_that_is_passed_over_stays():
-    sample.user_statuses(5)
+    sample.add_statuses(5)
     bad = UserStatus.select().where(UserStatus.is_due(now())).first().user_id
     for _ in range(2):
         quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")

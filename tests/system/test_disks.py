@@ -9,13 +9,13 @@ from urllib.request import urlopen
 
 import pytest
 
+from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from metrics.counting import ROOM
 from models import UserStatus
-from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
 from tests.harness.programs import ROOT
@@ -109,7 +109,7 @@ def refs_left(case):
 
 
 def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, disk, monkeypatch, outcome):
-    sample.user_statuses(1_000)
+    sample.add_statuses(1_000)
     folder, (port,) = disk(MIB), free_ports(1)
     options = OFF | {"cron_user_status_cleanup": "* * * * * *", "metrics_port_worker": str(port)}
     with monkeypatch.context() as patch:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from demo import git_repositories
-from demo.sample_data import add_artifacts as artifacts
-from demo.sample_data import add_projects
-from demo.sample_data import add_ref_deletions as ref_deletions
+from demo import sample_data as sample
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import now
@@ -21,7 +19,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
-from tests.harness import samples as sample
 from tests.harness.audited import gone, unclosed
 from tests.harness.installation import INSTALLATION
 from tests.harness.tables import empty
@@ -161,7 +158,7 @@ class UserStatusCleanup(Case):
     record = "user_status"
 
     def seed(self):
-        sample.user_statuses(2_500)
+        sample.add_statuses(2_500)
 
     def left(self):
         return self.world.count("user_statuses where clear_status_at <= now()")
@@ -171,7 +168,7 @@ class StaleImports(Case):
     total = 600
 
     def seed(self):
-        sample.imports(1_000)
+        sample.add_imports(1_000)
 
     def left(self):
         stale = "where status in (0, 1) and updated_at < now() - interval '1 day'"
@@ -224,7 +221,7 @@ class ExpiredJobArtifacts(Case):
 
     def seed(self):
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
-        artifacts(2_000)
+        sample.add_artifacts(2_000)
 
     def left(self):
         return self.world.count("ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3")
@@ -238,10 +235,10 @@ class GitRefCleanup(Case):
 
     def seed(self):
         refs = [f"refs/merge-requests/{number}/head" for number in range(self.doomed + 5)]
-        projects = add_projects(self.projects)
+        projects = sample.add_projects(self.projects)
         for disk_path in projects.values():
             git_repositories.create(self.world.repositories, disk_path, refs)
-        ref_deletions(list(projects), refs[: self.doomed])
+        sample.add_ref_deletions(list(projects), refs[: self.doomed])
 
     def left(self):
         return GitRefDeletion.pending().count()

@@ -18,13 +18,8 @@ from forgekeeper.database.sessions import Timeouts, open_pool
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)
-TIMEOUTS = Timeouts(
-    connect=timedelta(seconds=5),
-    statement=timedelta(seconds=30),
-    lock=timedelta(milliseconds=50),
-    idle_in_transaction=timedelta(seconds=30),
-    network=timedelta(seconds=30),
-)
+HALF_A_MINUTE = timedelta(seconds=30)
+TIMEOUTS = Timeouts(HALF_A_MINUTE, HALF_A_MINUTE, timedelta(milliseconds=50), HALF_A_MINUTE, HALF_A_MINUTE)
 COLUMNS = """
     select c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text,
         pg_get_expr(d.adbin, d.adrelid)

@@ -93,33 +93,33 @@ STANDS = f"""
 
 
 class Verdict(NamedTuple):
-    """What the breaker says of a run: whether it is an ordinary one, and of one that it would hold a sentence why."""
+    """What the breaker says of a run: whether it is an ordinary one, and of one that it would hold a sentence why.
 
-    ordinary: bool
+    Nothing where the batch does not say what is at stake, or the settings let all begin.
+    """
+
+    ordinary: bool | None = None
     sentence: str | None = None
 
 
 def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool = False) -> bool | None:
-    """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
-
-    None where the batch does not say what is at stake, or the settings let all begin.  What was *released* is not held.
-    """
+    """Let the run begin, as what was *released* may, or raise `Held`; say whether it is an ordinary one, as `judge`."""
     verdict = judge(batch, settings, run, instant, released=released)
-    if verdict is None or verdict.sentence is None:
-        return verdict and verdict.ordinary
+    if verdict.sentence is None:
+        return verdict.ordinary
     if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
         return False
     shown, let_go = f"forgekeeper run {batch.name} --dry-run", f"forgekeeper release {batch.name} --reason REASON"
     raise Held("breaker", f"{verdict.sentence}: `{shown}` shows what, `{let_go}` lets it go")
 
 
-def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict | None:
+def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict:
     """Weigh what a run would delete against its table, and against what the runs before it have deleted.
 
     It would delete no more than limits leave to it today, and what was *released*.
     """
     if batch.stake is None or settings.breaker_share >= 1:
-        return None
+        return Verdict()
     stake, least = batch.stake(instant), settings.breaker_least
     # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
     if stake.due(least + 1) <= least:

@@ -52,7 +52,6 @@ def cancel(number: int, *, reason: str | None, by: str) -> str | None:
     }
     query = JobRun.update(values | closed).where(JobRun.id == number, JobRun.state.in_(OPEN))
     for row in query.returning(JobRun.state).execute():
-        state: str = row.state
-        return state
+        return str(row.state)
     JobRun.update(values).where(JobRun.id == number, JobRun.cancelled_at.is_null()).execute()
     return None

@@ -86,7 +86,7 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
         verdict = breaker.judge(batch, settings, breaker.NEXT, instant, released=released)
     except redis.RedisError:
         return
-    if verdict is not None and verdict.sentence is not None and not released:
+    if verdict.sentence is not None and not released:
         yield f"the breaker would hold it: {verdict.sentence}"
 
 

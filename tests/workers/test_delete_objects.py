@@ -16,6 +16,7 @@ from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import numbered
 from workers import delete_objects
 from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
 
@@ -70,10 +71,6 @@ def test_outside_the_folders_an_object_of_the_outbox_stays_and_its_row_waits(sto
 
 def outbox():
     return {row.path: row.attempts for row in DeletedObject.select()}
-
-
-def numbered(count):
-    return [f"ab/{number:05}" for number in range(count)]
 
 
 # What it deletes

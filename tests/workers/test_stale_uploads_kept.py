@@ -1,7 +1,5 @@
 """Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
 
-import os
-import time
 from contextlib import closing
 
 import psycopg2
@@ -27,7 +25,6 @@ from tests.harness.stale_uploads import (
     begin,
     complete,
     members,
-    numbered,
     register_members,
     registered,
     run,
@@ -176,16 +173,3 @@ def test_of_the_adopted_those_that_were_written_since_are_kept(store):
     assert (outcome.failed_entries, store.keys(), registered()) == (0, {"changed"}, set())
     assert outcome.total_deleted_stale_entries == 1
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["changed"]
-
-
-def test_the_adopted_that_were_not_written_since_are_deleted(folder):
-    paths = numbered(120)
-    folder.put(*paths, "bystander")
-    days_ago = time.time() - 3 * 86_400
-    for path in paths:
-        os.utime(folder.root / path, (days_ago, days_ago))
-    adopt(*paths)
-
-    outcome = run(artifacts=folder.url)
-
-    assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())

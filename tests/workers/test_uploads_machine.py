@@ -1,4 +1,4 @@
-"""An upload that completes while it is being reaped: in every order there is, and ten thousand times at once.
+"""An upload that completes while it is being reaped: in every order there is.
 
 The scripts and Redis are real; the object store and the table of rows are the model's.
 """
@@ -15,6 +15,7 @@ from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry
 
 LOCATION, PATH, DONE = "artifacts", "a/b", "done"
 MEMBER = f"{LOCATION}:{PATH}"
+ENTRY = Entry(MEMBER, 0)
 VISIBILITY = timedelta(hours=2)
 
 
@@ -59,29 +60,17 @@ class Tally(NamedTuple):
     losing: int
 
 
-def modelled(then, **changes):
+def to(then, **changes):
     """Make a step that the model takes alone, without Redis."""
-    return lambda _client, _world, _me: {"then": then, **changes}
+    return lambda _world, _me: {"then": then, **changes}
 
 
-put, insert = modelled("insert", stored=True), modelled("complete")
-commit, roll_back = modelled(DONE, row=True), modelled(DONE)
-delete, refuse, stop_location = modelled("forget", stored=False), modelled("fail"), modelled("put back")
-
-
-def look(client, world, me):
+def look(world, me):
     return {"then": "forget" if world.row else "check"}
 
 
-def check(client, world, me):
+def check(world, me):
     return {"then": DONE if me in world.late else "delete"}
-
-
-WITHOUT_REDIS = {put, insert, commit, roll_back, look, check, delete, refuse, stop_location}
-
-
-def held_by(me):
-    return Claim(me, [Entry(MEMBER, 0)])
 
 
 def prepare(client, world, me):
@@ -97,16 +86,6 @@ def complete(client, world, me):
     return {"then": "commit" if told else "roll back", "told": told}
 
 
-PRODUCER = {
-    "prepare": [prepare],
-    "put": [put],
-    "insert": [insert],
-    "complete": [complete],
-    "commit": [commit],
-    "roll back": [roll_back],
-}
-
-
 def claim(client, world, me):
     mine = uploads.claim(client, visibility=VISIBILITY, limit=10)
     if not mine.entries:
@@ -116,25 +95,34 @@ def claim(client, world, me):
 
 
 def forget(client, world, me):
-    uploads.forget(client, held_by(me), [Entry(MEMBER, 0)])
+    uploads.forget(client, Claim(me, [ENTRY]), [ENTRY])
     return {"then": DONE}
 
 
 def fail(client, world, me):
-    uploads.fail(client, held_by(me), Entry(MEMBER, 0), backoff=VISIBILITY)
+    uploads.fail(client, Claim(me, [ENTRY]), ENTRY, backoff=VISIBILITY)
     return {"then": DONE}
 
 
 def put_back(client, world, me):
-    uploads.put_back(client, held_by(me), [Entry(MEMBER, 0)])
+    uploads.put_back(client, Claim(me, [ENTRY]), [ENTRY])
     return {"then": DONE}
 
 
+IN_REDIS = {prepare, complete, claim, forget, fail, put_back}
+PRODUCER = {
+    "prepare": [prepare],
+    "put": [to("insert", stored=True)],
+    "insert": [to("complete")],
+    "complete": [complete],
+    "commit": [to(DONE, row=True)],
+    "roll back": [to(DONE)],
+}
 REAPER = {
     "claim": [claim],
     "look": [look],
     "check": [check],
-    "delete": [delete, refuse, stop_location],
+    "delete": [to("forget", stored=False), to("fail"), to("put back")],
     "forget": [forget],
     "fail": [fail],
     "put back": [put_back],
@@ -182,15 +170,15 @@ class Explorer:
 
     def made(self, world, process, act):
         me = self.names[process]
-        if act in WITHOUT_REDIS:
-            changes = act(self.client, world, me)
-        else:
+        if act in IN_REDIS:
             # What a script does depends on the register alone, and that is written anew before each: once tells all.
             key = act, me, world.register, world.late
             if key not in self.acted:
                 self.write(world.register)
                 self.acted[key] = act(self.client, world, me) | {"register": self.read()}
             changes = dict(self.acted[key])
+        else:
+            changes = act(world, me)
         then = changes.pop("then")
         after = self.moved(replace(world, **changes), process, then)
         return replace(after, lost=after.lost or self.broken(after))

@@ -94,11 +94,8 @@ def stale_locks(settings: Settings) -> Iterator[Reading]:
     """Count stale locks; where the root cannot be read nothing is said of them."""
     root = settings.repositories_root
     waiting = paths(waiting_projects(after=0, limit=LOOKED_AT)).values() if root else ()
-    try:
-        stale = sum(_has_stale_lock(root, disk_path) for disk_path in waiting if root)
-    except RootUnavailable:
-        return
-    yield Reading("git_stale_locks", stale)
+    with suppress(RootUnavailable):
+        yield Reading("git_stale_locks", sum(_has_stale_lock(root, disk_path) for disk_path in waiting if root))
 
 
 def _has_stale_lock(root: Path, disk_path: str) -> bool:

@@ -26,7 +26,7 @@ from tests.harness.ledger import start_run
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
-FOREVER = timedelta(days=1)
+DAY = timedelta(days=1)
 NAME = "user_status_cleanup"
 ALWAYS_THERE = {
     metric.name
@@ -117,7 +117,7 @@ def test_a_batch_on_no_timetable_says_since_when_and_nothing_is_expected_of_it(l
 
 def test_a_batch_whose_flag_is_off_says_since_when(look):
     Batch.register(["expired_job_artifacts"])
-    since = now() - FOREVER
+    since = now() - DAY
     FeatureFlag.insert(name="bulk_delete_job_artifacts", enabled=False, updated_at=since).execute()
 
     page = look()
@@ -271,53 +271,35 @@ def ago(**duration):
     return now() - timedelta(**duration)
 
 
-def a_status(**duration):
-    UserStatus.create(user_id=UserStatus.select().count() + 1, clear_status_at=ago(**duration))
+def a_status(at):
+    UserStatus.create(user_id=UserStatus.select().count() + 1, clear_status_at=at)
 
 
-def an_artifact(**duration):
-    JobArtifact.create(
-        project_id=1,
-        job_id=JobArtifact.select().count(),
-        file_type=1,
-        file_final_path="x",
-        locked=0,
-        expire_at=ago(**duration),
-    )
-
-
+ARTIFACT = {"project_id": 1, "job_id": 1, "file_type": 1, "file_final_path": "x", "locked": 0}
+ENTITY = {"source_full_path": "a", "destination_name": "b", "destination_namespace": "c", "bulk_import_id": 1}
 BACKLOGS = {
     ("user_status_cleanup", "user_status"): a_status,
-    ("delete_artifact_bucket", "expired_artifact"): an_artifact,
-    ("clean_project_refs", "git_ref_deletion"): lambda **duration: GitRefDeletion.create(
-        project_id=1, ref="refs/x", updated_at=ago(**duration)
+    ("delete_artifact_bucket", "expired_artifact"): lambda at: JobArtifact.create(**ARTIFACT, expire_at=at),
+    ("clean_project_refs", "git_ref_deletion"): lambda at: GitRefDeletion.create(
+        project_id=1, ref="refs/x", updated_at=at
     ),
-    ("delete_objects", "deleted_object"): lambda **duration: DeletedObject.create(
-        store_dir="a", file="b", pick_up_at=ago(**duration)
-    ),
-    ("stale_imports", "bulk_import"): lambda **duration: BulkImport.create(
-        user_id=1, updated_at=ago(days=1, **duration)
-    ),
-    ("stale_imports", "entity"): lambda **duration: BulkImportEntity.create(
-        bulk_import_id=1,
-        source_full_path="a",
-        destination_name="b",
-        destination_namespace="c",
-        updated_at=ago(days=1, **duration),
-    ),
-    ("stale_direct_uploads", "stale_upload"): lambda **duration: client.zadd(
-        register.PENDING, {f"s:{duration}": int(ago(hours=3, **duration).timestamp())}
+    ("delete_objects", "deleted_object"): lambda at: DeletedObject.create(store_dir="a", file="b", pick_up_at=at),
+    ("stale_imports", "bulk_import"): lambda at: BulkImport.create(user_id=1, updated_at=at - DAY),
+    ("stale_imports", "entity"): lambda at: BulkImportEntity.create(**ENTITY, updated_at=at - DAY),
+    ("stale_direct_uploads", "stale_upload"): lambda at: client.zadd(
+        register.PENDING, {f"s:{at}": int((at - timedelta(hours=3)).timestamp())}
     ),
 }
+"""How a record is added that is due since an instant."""
 
 
 @pytest.mark.parametrize("kind", BACKLOGS, ids=lambda kind: kind[1])
 def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
     add = BACKLOGS[kind]
-    add(minutes=10)
-    add(minutes=30)
+    add(ago(minutes=10))
+    add(ago(minutes=30))
     if kind[1] != "git_ref_deletion":
-        add(minutes=-10)  # not due yet
+        add(ago(minutes=-10))  # not due yet
 
     page = look()
 
@@ -329,7 +311,7 @@ def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
 def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
     monkeypatch.setattr(queries, "BOUND", 3)
     for _ in range(5):
-        a_status(minutes=1)
+        a_status(ago(minutes=1))
 
     assert look().value("backlog_records", batch="user_status_cleanup", record="user_status") == 3
 
@@ -356,13 +338,11 @@ def test_what_failed_more_than_once_or_was_refused_is_in_quarantine(look):
 
 
 def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
-    due = {"project_id": 1, "job_id": 1, "file_type": 1, "expire_at": ago(hours=1)}
-    JobArtifact.create(file_final_path="", file="x.zip", locked=0, **due)
+    without_a_path = {"file_final_path": "", "file": "x.zip"}
+    others = ({"locked": 2, "expire_at": ago(hours=-1)}, {"locked": 1}, {"file": None}, {"locked": 2, "file_type": 3})
+    for facts in ({}, *others):
+        JobArtifact.create(**ARTIFACT | {"expire_at": ago(hours=1)} | without_a_path | facts)
     for _ in range(2):
-        JobArtifact.create(file_final_path="x", locked=2, **due)
-    JobArtifact.create(file_final_path="x", locked=2, **due | {"expire_at": ago(hours=-1)})
-    JobArtifact.create(file_final_path="", file="x.zip", locked=1, **due)
-    JobArtifact.create(file_final_path="", locked=0, **due)
-    JobArtifact.create(file_final_path="", file="x.zip", locked=2, **due | {"file_type": 3})
+        JobArtifact.create(**ARTIFACT | {"expire_at": ago(hours=1), "locked": 2})
 
     assert look().series("waiting_artifacts") == {("no_path",): 1, ("unknown",): 2}

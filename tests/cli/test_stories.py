@@ -11,7 +11,7 @@ from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import by_hand, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 
 NAME = "user_status_cleanup"
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

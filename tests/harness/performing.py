@@ -59,3 +59,9 @@ def as_child(declared, settings, *ids, message_id="1", run=None):
     if attempt.error is not None:
         raise attempt.error
     return attempt.run
+
+
+def start_run(batch, run_id, *, by="worker"):
+    """Start a run as a worker does: by its number, and the token that its message has."""
+    row = JobRun.get_or_none(JobRun.id == run_id)
+    return row and JobRun.start(batch, run_id, token=row.token, by=by)

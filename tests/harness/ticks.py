@@ -15,7 +15,7 @@ from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from tests.harness.settings import settings_with
 
 NAME = "user_status_cleanup"

@@ -20,7 +20,7 @@ from forgekeeper.storage import git_refs, git_repository, objects
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from workers import expired_job_artifacts as artifacts
 from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct

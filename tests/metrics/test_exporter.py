@@ -22,7 +22,7 @@ from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 

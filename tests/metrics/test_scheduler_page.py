@@ -17,7 +17,7 @@ from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.settings.cron import Cron
 from tests.harness.catalogue import of
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from tests.harness.waiting import wait_until
 
 from .pages import read

@@ -5,7 +5,7 @@ import pytest
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import ahead
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from tests.harness.ticks import (
     DAWN,
     DEAD_AFTER,

@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
-from tests.harness.ledger import start_run
+from tests.harness.performing import start_run
 from tests.harness.ticks import (
     DEAD_AFTER,
     MINUTE,

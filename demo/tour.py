@@ -120,8 +120,7 @@ def _work(log: Path, settings: Settings, before: Counts) -> Compared:
     """Run the processes until everything is done and counted; return what their metrics show of it."""
     ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in PAGES}
     urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
-    timeout, environment = settings.shutdown_timeout, {PREFIX + "LOG_FORMAT": "json"}
-    with log.open("wb") as output, Processes(environment, shutdown_timeout=timeout, output=output) as running:
+    with log.open("wb") as output, Processes(settings.shutdown_timeout, output) as running:
         running.start("scheduler")
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,11 +40,8 @@ class Processes:
     *shutdown_timeout* with SIGKILL.  If this process dies, by whatever signal, the kernel sends them a SIGTERM.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str], *, shutdown_timeout: timedelta, output: IO[bytes] | None = None
-    ) -> None:
+    def __init__(self, shutdown_timeout: timedelta, output: IO[bytes] | None = None) -> None:
         self._timeout = shutdown_timeout.total_seconds() + MARGIN
-        self._environment = {**os.environ, **environment}
         self._output = output
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -56,7 +52,7 @@ class Processes:
         """Start ``forgekeeper <arguments>``."""
         self._children[" ".join(arguments)] = subprocess.Popen(
             python("forgekeeper.cli", *arguments),
-            env={**self._environment, "PYTHONPATH": python_path()},
+            env={**os.environ, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -90,11 +86,10 @@ def up() -> None:
     """
     asked = shutdown.requests()
     with ExitStack() as stack:
-        environment = stack.enter_context(_servers(load()))
-        os.environ.update(environment)
+        own = _servers(stack, load())
         settings = configured()
-        _migrate(settings, asked, example=bool(environment))
-        running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
+        _migrate(settings, asked, example=own)
+        running = stack.enter_context(Processes(settings.shutdown_timeout))
         _start_all(running, settings)
         err.print("forgekeeper is up; Ctrl-C ends it")
         while asked.empty():
@@ -104,19 +99,18 @@ def up() -> None:
         err.print("ending: runs finish their chunk first")
 
 
-@contextmanager
-def _servers(settings: Settings) -> Iterator[dict[str, str]]:
-    """Start the servers that the settings lack; yield the environment that leads there."""
-    given = (settings.database_url is not None, settings.redis_url is not None)
-    if all(given):
-        yield {}
-        return
-    if any(given):
+def _servers(stack: ExitStack, settings: Settings) -> bool:
+    """Start servers where the settings have none, and let the environment lead there; say whether that was so."""
+    missing = [settings.database_url, settings.redis_url].count(None)
+    if missing == 0:
+        return False
+    if missing == 1:
         wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
-    with servers(folder=FOLDER) as own:
-        err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
-        err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
-        yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
+    own = stack.enter_context(servers(folder=FOLDER))
+    err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
+    err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
+    os.environ.update({PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url})
+    return True
 
 
 def _migrate(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:

@@ -223,4 +223,4 @@ def seed(
         emit({there.what.replace(" ", "_"): {"total": there.total, "due": there.due} for there in found})
     else:
         rows = ((there.what, f"{there.total:,}", f"{there.due:,}") for there in found)
-        table("", ("sample data", "total", "due"), rows)
+        table(("sample data", "total", "due"), rows)

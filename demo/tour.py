@@ -237,18 +237,18 @@ def show(before: Counts, after: Counts, compared: Compared) -> None:
     out.print("4. This is what they did:\n")
     pairs = ((was, after[name]) for name, was in before.items())
     rows = ((was.what, *(f"{n:,}" for n in (was.total, was.due, left.total, left.due))) for was, left in pairs)
-    table("", ("what", "there were", "to go", "are left", "to go"), rows)
+    table(("what", "there were", "to go", "are left", "to go"), rows)
     out.print()
     runs = {batch: [run for run in JobRun.of(batch) if run.state == "succeeded"] for batch in BATCHES}
     results = ((batch, len(of_batch), facts(max(of_batch, key=_amount).result)) for batch, of_batch in runs.items())
-    table("", ("batch", "runs", "the busiest one's result"), results)
+    table(("batch", "runs", "the busiest one's result"), results)
     ports = ", ".join(f":{Settings.model_fields[f'metrics_port_{page}'].default} ({page})" for page in PAGES)
     out.print(f"\n5. Their pages of metrics say the same; elsewhere they are at {ports}:\n")
     said = (
         (of.page, f"forgekeeper_{of.metric}", of.labels.get("record", "all"), f"{shown or 0:,.0f}", f"{of.done:,.0f}")
         for of, shown in compared
     )
-    table("", ("page", "metric", "of", "it says", "was done"), said)
+    table(("page", "metric", "of", "it says", "was done"), said)
 
 
 def check(before: Counts, after: Counts, compared: Compared) -> None:

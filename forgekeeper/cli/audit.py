@@ -14,9 +14,8 @@ from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.lookup import PATH, Found, Line, Subject
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import times
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Json, emit, moment, plain, say, table, wrong_use
+from forgekeeper.cli.console import Json, emit, moment, plain, read_time, say, table, wrong_use
 from forgekeeper.cli.console import facts as pairs
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
@@ -61,7 +60,7 @@ def audit(
     known = [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
     asked = None if what is None else _subject(what, known)
     with connected("audit", redis_needed=False) as settings:
-        begins = None if since is None else times.read(since, now(), ahead=False)
+        begins = None if since is None else read_time(since, now(), ahead=False)
         if asked is not None:
             answer = _about(*asked, known, begins, settings, limit=limit)
         elif run is not None:
@@ -74,7 +73,7 @@ def audit(
         return
     say(answer["sentences"])
     if rows:
-        table("", ("at", "by", "what was done", "to what", "why"), rows)
+        table(("at", "by", "what was done", "to what", "why"), rows)
 
 
 def _subject(text: str, known: Sequence[Subject]) -> tuple[Subject, str]:

@@ -15,9 +15,8 @@ from forgekeeper import installation, migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
-from forgekeeper.cli.connection import configured, recorded
+from forgekeeper.cli.connection import configured, recorded, sentence
 from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
-from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.holding import FIRST
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.connections import Limits, client, connect

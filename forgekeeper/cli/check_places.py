@@ -11,7 +11,7 @@ import redis
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.connection import sentence
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import is_normal

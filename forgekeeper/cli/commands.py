@@ -28,8 +28,8 @@ from forgekeeper.cli import (
     streams,
     ticks,
 )
+from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
-from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.streams import OutputLost
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs.processes import version

@@ -1,10 +1,12 @@
-"""A command's connection to the servers."""
+"""A command's connection to the servers, and what they and the machine refuse, in one sentence that says what to do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+import peewee as pw
 import redis
 
 from forgekeeper import migrations
@@ -13,10 +15,72 @@ from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
 from forgekeeper.cli.console import Problem, wrong_use
 from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, release
+from forgekeeper.database import database, release, sqlstate
 from forgekeeper.installation import Disagreement, agree
 from forgekeeper.settings import Settings
 from metrics import logs
+from metrics.endpoint import PortTaken
+from metrics.logs import clean, text_of
+
+DATABASE = "FORGEKEEPER_DATABASE_URL"
+REDIS = "FORGEKEEPER_REDIS_URL"
+OURS = frozenset({"42601"})
+"""States that only a mistake in our own statements can cause: a syntax error."""
+LOOK = "run `forgekeeper check`, and look whether the search_path leads to its schema"
+STATES = {
+    "42501": "grant that to the user of the database, or let another run this; "
+    "`forgekeeper check` lists what is missing",
+    "25006": f"point {DATABASE} at the primary, or turn default_transaction_read_only off for its user",
+    "3F000": f"create the schema that the user's search_path names, or set search_path in {DATABASE} "
+    "(?options=-csearch_path%3DNAME)",
+    "42P01": LOOK,
+    "42703": LOOK,
+    "57014": "try again when the server is less busy, or raise FORGEKEEPER_DATABASE_STATEMENT_TIMEOUT",
+    "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
+    "53100": "free space on the database's disk, then try again",
+    "53300": "wait until others have left, or raise its max_connections",
+}
+"""What to do, by PostgreSQL's code."""
+CLASSES = {
+    "08": f"check {DATABASE}",
+    "40": "another session was in the way: try again",
+    "42": "run `forgekeeper check`",
+    "53": "give the server more of what it lacks, then try again",
+    "57": "try again",
+}
+"""The same by the code's first two letters."""
+CONNECTING = {
+    "password": f"check the user and the password in {DATABASE}",
+    "too many|remaining connection slots": "wait until others have left, or raise its max_connections",
+    "starting up|shutting down|recovery mode": "try again when the server is up",
+    # What a new session of a server whose disk is full says, before it can give a code.
+    "could not write init file|no space left": "free space on the database's disk, then try again",
+    "ssl negotiation|server closed the connection": f"what listens there may not be PostgreSQL: check {DATABASE}",
+}
+"""Where no connection came about there is no code: what to do, by words that the message has."""
+REDIS_WORDS = {
+    "noauth|authentication required": f"give its password in {REDIS}, before the host",
+    "wrongpass|invalid (username-)?password|without any password": f"check the user and the password in {REDIS}",
+    "noperm|no permissions": f"grant that to its user with ACL SETUSER, or name another user in {REDIS}",
+    "readonly|read only replica": f"this is a replica: point {REDIS} at its master",
+    "maxmemory": "it is full: give it more memory (maxmemory); evict nothing (maxmemory-policy noeviction)",
+    "timeout connecting|wrong version number|record layer failure": "nothing answers there, or it speaks no TLS though"
+    f" {REDIS} begins with rediss://: check host, port and scheme",
+    "misconf": "free space on the disk of Redis, or mend what its log says",
+    "wrongtype": "another program may use the same database, and a key of ours; `forgekeeper check` names"
+    f" it: move it away, or name another database in {REDIS}",
+    "protocol error|invalid response": f"what listens there is not Redis: check {REDIS}",
+    "max number of clients": "wait until others have left, or raise its maxclients",
+    "moved |crossslot|clusterdown|hash slot": f"a Redis Cluster does not do: point {REDIS} at a single Redis",
+    "unknown command": "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed",
+    "loading|master ?(is )?down": "try again when it is ready",
+    "busy": "a script holds it up: try again, or end it with SCRIPT KILL",
+}
+"""What to do, by words that the message of Redis has."""
+# What redis-py and Redis put before what is wrong: which command of a pipeline, which line of a script.
+PREAMBLE = re.compile(
+    r"(?is)\A(?:command # \d+ \(.*\) of pipeline caused error: |error running script[^@]*(?:@user_script: ?\d+: -?)+)"
+)
 
 
 def configured() -> Settings:
@@ -75,3 +139,37 @@ def batch_named(name: str) -> BatchSpec:
     if name not in BATCHES:
         wrong_use(f"there is no batch {name!r}; there are: {', '.join(sorted(BATCHES))}")
     return BATCHES[name]
+
+
+def sentence(error: BaseException) -> str | None:
+    """Say what was refused and what to do about it; None for what is none of the operator's affairs."""
+    if isinstance(error, pw.DatabaseError | pw.InterfaceError):
+        return _postgresql(error)
+    if isinstance(error, redis.RedisError):
+        line = PREAMBLE.sub("", _line(error))
+        return f"cannot use Redis: {line}; {_by_words(line, REDIS_WORDS) or f'check {REDIS}'}"
+    if isinstance(error, PortTaken):
+        return f"{error}; stop what is there, or choose another port"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; mend that on this machine, then try again"
+    return None
+
+
+def _postgresql(error: pw.PeeweeException) -> str | None:
+    state, line = sqlstate(error), _line(error)
+    if state is None:
+        return f"cannot use PostgreSQL: {line}; {_by_words(line, CONNECTING) or f'check {DATABASE}'}"
+    if state in OURS:
+        return None
+    hint = STATES.get(state) or CLASSES.get(state[:2]) or "`forgekeeper check` looks for the cause"
+    return f"cannot use PostgreSQL: {line}; {hint}"
+
+
+def _by_words(line: str, table: dict[str, str]) -> str | None:
+    return next((hint for words, hint in table.items() if re.search(words, line, re.IGNORECASE)), None)
+
+
+def _line(error: Exception) -> str:
+    lines = text_of(error).strip().splitlines() or [type(error).__name__]
+    return clean(lines[0].rstrip("."))

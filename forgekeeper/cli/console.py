@@ -1,15 +1,13 @@
-"""What commands print: tables for people, one JSON object for programs, one sentence for errors.
-
-Answers go to standard output; progress, logs and errors go to standard error.
-"""
+"""What commands print: tables, one JSON object, one sentence for errors; and times as people write them."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -24,6 +22,13 @@ FAILED, WRONG_USE, HELD = 1, 2, 3
 All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+YEARS = range(2000, 9000)
+UNITS = ("weeks", "days", "hours", "minutes", "seconds")
+DURATION = re.compile(r"\+?(?:(\d{1,4})w)?(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?", re.ASCII)
+"""So few digits that a time from now is always one that PostgreSQL knows."""
+CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
+FORMS = "08:30, 2h or 2026-11-20T08:30"
+DAY = timedelta(days=1)
 WIDE = 10_000
 """Columns of a pipe: each row of a table is one line of it."""
 
@@ -106,9 +111,9 @@ def say(sentences: Iterable[str], console: Console = out) -> None:
         console.print(clean(sentence))
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table; None is shown as nothing.  Where a terminal is narrow, cells wrap, but not the first."""
-    drawn = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
         drawn.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
@@ -172,3 +177,24 @@ def plain(value: Any) -> str:
         with suppress(RecursionError):
             return json.dumps(value, default=text_of, ensure_ascii=False, separators=(",", ":"))
     return "none" if value is None else text_of(value)
+
+
+def read_time(text: str, now: datetime, *, ahead: bool) -> datetime:
+    """Read a time to come, such as the next 08:30, or one that has passed if not *ahead*.  Raises `Problem`."""
+    text = text.strip()
+    if (match := DURATION.fullmatch(text.lower())) and any(match.groups()):
+        duration = timedelta(**{unit: int(count or 0) for unit, count in zip(UNITS, match.groups(), strict=True)})
+        return now + (duration if ahead else -duration)
+    try:
+        if CLOCK.fullmatch(text):
+            clock = time.fromisoformat(f"0{text}" if text[1] == ":" else text)
+            today = datetime.combine(now.astimezone(UTC).date(), clock, UTC)
+            if ahead:
+                return today if today > now else today + DAY
+            return today if today <= now else today - DAY
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        wrong_use(f"{text!r} is not a time: write it as {FORMS}, in UTC")
+    if found.year not in YEARS:
+        wrong_use(f"that time is out of range: give a year from {YEARS.start} to {YEARS.stop - 1}")
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)

@@ -101,7 +101,7 @@ def flags_list(json: Json = False) -> None:
         emit({"flags": states})
         return
     rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
-    table("", ("flag", "state", "what it switches"), rows)
+    table(("flag", "state", "what it switches"), rows)
 
 
 flags = group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)

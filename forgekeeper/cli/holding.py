@@ -14,10 +14,8 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import times
-from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import FAILED, HELD, All, Json, answer, emit, err, moment, say, wrong_use
-from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.connection import batch_named, connected, sentence
+from forgekeeper.cli.console import FAILED, FORMS, HELD, All, Json, answer, emit, err, moment, read_time, say, wrong_use
 from forgekeeper.cli.running import Names, Reason
 from forgekeeper.database import database, now
 from forgekeeper.runs import breaker
@@ -30,7 +28,7 @@ FIRST = "0001_ledger"
 
 Until = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS}; never if absent."),
+    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {FORMS}; never if absent."),
 ]
 
 
@@ -153,7 +151,7 @@ def _hold(
 
     with connected(kind, migrated=migrated, redis_needed=False):
         since = now()
-        end = None if until is None else times.read(until, since, ahead=True)
+        end = None if until is None else read_time(until, since, ahead=True)
         if end is not None and end <= since:
             wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
         known = _known(names)

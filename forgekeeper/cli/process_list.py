@@ -60,10 +60,10 @@ def processes(json: Json = False) -> None:
     for sentence in wrong:
         out.print(warning(sentence))
     rows = [_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
-    table("", ("process", "kind", "version", "up for", "heard of", "queues"), rows)
+    table(("process", "kind", "version", "up for", "heard of", "queues"), rows)
     if work := [row for one in found for row in _at_work(one, instant)]:
         out.print()
-        table("", ("at work on", "for", "run", "process"), work)
+        table(("at work on", "for", "run", "process"), work)
 
 
 def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def leases_list(json: Json = False) -> None:
     if json:
         emit({"leases": found})
     else:
-        table("", ("lease", "holder", "since", "seconds left"), (one.values() for one in found))
+        table(("lease", "holder", "since", "seconds left"), (one.values() for one in found))
 
 
 leases = group("leases", "Leases: which process works on what alone, and since when.", leases_list)

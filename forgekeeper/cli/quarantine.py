@@ -11,9 +11,8 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import all_declared
-from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.connection import connected, require_redis, sentence
 from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
-from forgekeeper.cli.failures import sentence
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Refused
 from forgekeeper.runs import quarantine as rows
@@ -65,7 +64,7 @@ def quarantine_list(
     if json:
         emit({"total": total, "entries": [one._asdict() for one in found], "unknown": unknown})
         return
-    table("", ("id", "kind", "batch", "what", "failures", "since", "tried again", "error"), map(_line, found))
+    table(("id", "kind", "batch", "what", "failures", "since", "tried again", "error"), map(_line, found))
     out.print(f"{total} in all")
     say((f"what lies there of kind {name} is unknown: {why}" for name, why in unknown.items()), err)
 
@@ -87,7 +86,7 @@ def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: 
     if json:
         emit(found._asdict())
     else:
-        table("", ("", ""), (found._asdict() | {"retry_at": found.retry_at or PERSON}).items())
+        table(("", ""), (found._asdict() | {"retry_at": found.retry_at or PERSON}).items())
 
 
 @quarantine.command("retry")

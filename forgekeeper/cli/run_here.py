@@ -13,8 +13,8 @@ from typing import Any
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
+from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.console import Problem, err, progress, say
-from forgekeeper.cli.failures import sentence
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt, Runner
 from forgekeeper.runs.ledger import Started

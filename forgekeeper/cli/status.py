@@ -13,9 +13,8 @@ from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import process_list, ticks
-from forgekeeper.cli.connection import connected
+from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.console import Json, emit, facts, lasting, out, relative, say, table, warning
-from forgekeeper.cli.failures import sentence
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
@@ -176,15 +175,15 @@ def _show(found: Mapping[str, Any]) -> None:
     for wrong in found["warnings"]:
         out.print(warning(wrong))
     rows = (_batch_row(name, one, instant) for name, one in batches.items())
-    table("", ("batch", "schedule", "next", "now", "backlog", "oldest"), rows)
+    table(("batch", "schedule", "next", "now", "backlog", "oldest"), rows)
     if found["timetable_of"] == "settings":
         out.print("Schedule and next are what this shell's settings say.", style="dim")
     out.print()
     rows = (_last_run_row(name, one, instant) for name, one in batches.items())
-    table("", ("last run of", "ended", "state", "result"), rows)
+    table(("last run of", "ended", "state", "result"), rows)
     out.print()
     rows = (_queue_row(name, one, instant) for name, one in found["queues"].items())
-    table("", ("queue", "ready", "in flight", "delayed", "dead", "oldest", "workers"), rows)
+    table(("queue", "ready", "in flight", "delayed", "dead", "oldest", "workers"), rows)
     out.print()
     kinds = ["silent" if one["silent"] else one["kind"] for one in found["processes"]]
     lives = f"Schedulers: {kinds.count('scheduler')}. Workers: {kinds.count('worker')}."

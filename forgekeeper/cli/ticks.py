@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.cli import times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, emit, facts, lasting, moment, say, table, wrong_use
+from forgekeeper.cli.console import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
@@ -53,7 +52,7 @@ def ticks(
         emit({"batch": name, "ticks": list(map(_facts, runs))})
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
-    table("", columns, map(_row, runs))
+    table(columns, map(_row, runs))
 
 
 def why(
@@ -76,7 +75,7 @@ def why(
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
     name = "" if number is not None else batch_named(batch).name
     with connected("why", redis_needed=False) as settings:
-        tick = None if time is None else times.read(time, now(), ahead=False)
+        tick = None if time is None else read_time(time, now(), ahead=False)
         if number is not None:
             run: JobRun | None = numbered(number)
         elif tick is None:

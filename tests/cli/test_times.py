@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgekeeper.cli import times
-from forgekeeper.cli.console import Problem
+from forgekeeper.cli.console import Problem, read_time
 from tests.harness.every import every
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -34,24 +33,24 @@ PAST = {
 
 @every("text", TO_COME)
 def test_a_time_to_come_is_read_as_it_is_meant(text):
-    assert times.read(text, NOON, ahead=True) == TO_COME[text]
+    assert read_time(text, NOON, ahead=True) == TO_COME[text]
 
 
 @every("text", PAST)
 def test_a_time_of_day_or_an_age_has_passed(text):
-    assert times.read(text, NOON, ahead=False) == PAST[text]
+    assert read_time(text, NOON, ahead=False) == PAST[text]
 
 
 @every("text", ["", "+", "h", "25:00", "12:60", "noon", "12", "tomorrow 06:00", "0001-01-01", "9999-12-31", "9999999d"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(Problem):
-        times.read(text, NOON, ahead=True)
+        read_time(text, NOON, ahead=True)
 
 
 @given(st.text(), st.booleans())
 def test_any_text_is_a_time_or_refused(text, ahead):
     try:
-        found = times.read(text, NOON, ahead=ahead)
+        found = read_time(text, NOON, ahead=ahead)
     except Problem:
         return
     assert found.tzinfo is UTC

@@ -102,7 +102,7 @@ def buckets(json: Json = False) -> None:
         emit(found)
         return
     rows = [(one["number"], moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
-    table("", ("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])]))
+    table(("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])]))
 
 
 def objects_held(
@@ -116,7 +116,7 @@ def objects_held(
     if json:
         emit({"held": total, "entries": held})
         return
-    table("", ("id", "path", "project", "deleted"), (row.values() for row in held))
+    table(("id", "path", "project", "deleted"), (row.values() for row in held))
     out.print(f"{total} in all")
 
 

@@ -109,30 +109,23 @@ class Process(Base):
         return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
 
     @classmethod
-    def enrol(
-        cls, *, dead_after: timedelta, facts: dict[str, Any], started_at: datetime | None = None, **identity: Any
-    ) -> Process:
-        """Enter a process, or enter it again as of when it had *started_at*.
+    def beat(cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any) -> Process:
+        """Give a heartbeat; where there is no row, or none any more, enter the process as of when it had started.
 
         An older one of its name has ended, as process ids are used again.  If it lives after all, as in two containers
         that share a host's name, it enters itself again with its next heartbeat, and both stay.
         """
-        started = started_at or pw.fn.clock_timestamp()
+        instant = pw.fn.clock_timestamp()
+        facts = {"alive_at": instant, "silent_from": instant + dead_after} | facts
+        if entry is not None and cls.update(facts).where(cls.id == entry.id).execute():
+            return entry
+        # Pruned while we were frozen, or not in the backup that was restored, if it is not the first time.
+        started = instant if entry is None else entry.started_at
         same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]
         cls.delete().where(*same, cls.started_at < started).execute()
-        row = cls.insert(**identity, **cls._alive(dead_after), **facts, started_at=started)
+        row = cls.insert(identity | facts | {"started_at": started})
         entered: Process = next(iter(row.returning(cls.id, cls.started_at).execute()))
         return entered
-
-    @classmethod
-    def keep_alive(cls, entry: Process, *, dead_after: timedelta, facts: dict[str, Any]) -> bool:
-        """Give a heartbeat; return False when the row is gone, and the process has to enter itself again."""
-        return bool(cls.update(**cls._alive(dead_after), **facts).where(cls.id == entry.id).execute())
-
-    @classmethod
-    def _alive(cls, dead_after: timedelta) -> dict[str, Any]:
-        instant = pw.fn.clock_timestamp()
-        return {"alive_at": instant, "silent_from": instant + dead_after}
 
 
 class Heartbeat(Vital):
@@ -204,12 +197,8 @@ class Heartbeat(Vital):
             row.heard(ours=row.started.id in alive)
 
     def _keep_alive(self) -> None:
-        facts, entry = self._facts(), self._entry
-        if entry is not None and Process.keep_alive(entry, dead_after=self._dead_after, facts=facts):
-            return
-        # The first time, or the row is gone: pruned while we were frozen, or not in the backup that was restored.
-        started = None if entry is None else entry.started_at
-        self._entry = Process.enrol(dead_after=self._dead_after, facts=facts, started_at=started, **self._identity)
+        facts = self._facts()
+        self._entry = Process.beat(self._entry, dead_after=self._dead_after, facts=facts, **self._identity)
 
     def _reach(self, change: Callable[[], object]) -> None:
         try:

@@ -63,7 +63,7 @@ def status(main):
 
 
 def process(kind, pid=1, *, host="forge-1", dead_after=DEAD_AFTER, **facts):
-    Process.enrol(kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, facts=facts)
+    Process.beat(None, kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, facts=facts)
 
 
 def scheduler(pid=1, timetable=EVERY_DAY, **options):

@@ -165,7 +165,7 @@ def test_a_scheduler_says_which_timetable_it_keeps(start_scheduler):
 
 
 def enrol(**changes):
-    return Process.enrol(dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
+    return Process.beat(None, dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
 
 
 def test_a_process_takes_the_place_of_an_older_one_of_its_name_and_of_no_other(database):

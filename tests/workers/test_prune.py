@@ -105,7 +105,7 @@ def test_rows_that_a_batch_declares_go_when_they_are_old_and_one_that_cannot_sto
 
 def process(pid, *, silent_for):
     """A worker that has not been heard of since it counts as silent for that long."""
-    Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
+    Process.beat(None, kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
     return pid
 
 

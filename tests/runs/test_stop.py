@@ -6,9 +6,11 @@ A trigger stops the batch in the transaction of its first chunk: whoever asks be
 import threading
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 
+from forgekeeper import shutdown
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
@@ -22,6 +24,7 @@ from workers.expired_job_artifacts import BATCH_SIZE, FLAG, buckets, delete_arti
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
+HOUR = timedelta(hours=1)
 SOON = 5.0
 """Seconds in which a stop has to work."""
 ADD_STATUSES = """
@@ -143,3 +146,29 @@ def test_a_run_that_is_stopped_during_its_checks_or_before_its_first_chunk_delet
     attempt = attempted(user_status_cleanup)
 
     assert ("stopped" in attempt.result().values(), count("user_statuses")) == (True, 1)
+
+
+# How long a pace may wait
+
+
+def elapsed(act):
+    began = time.monotonic()
+    act()
+    return time.monotonic() - began
+
+
+def test_pace_waits_as_long_as_the_rows_may_take_but_not_beyond_the_budget():
+    assert 0.05 <= elapsed(lambda: brakes.Deadline(HOUR, pace=100).passed(5)) < SOON
+    assert elapsed(lambda: brakes.Deadline(timedelta(seconds=0.05), pace=100).passed(1_000)) < SOON
+
+
+def test_a_request_to_stop_ends_the_wait_for_the_pace():
+    stopper = threading.Thread(target=shutdown.requested.set)
+    deadline = brakes.Deadline(HOUR, pace=100, on_progress=stopper.start)
+    try:
+        waited = elapsed(lambda: deadline.passed(1_000))
+        stopper.join()
+    finally:
+        shutdown.requested.clear()
+
+    assert waited < SOON

@@ -30,7 +30,7 @@ from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
 from metrics.catalogue import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import deletions, preview, repositories
+from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
 
@@ -285,7 +285,7 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 
 
 git_ref_cleanup.collector("git_locks", gauges=[repositories.STALE_LOCKS])(repositories.stale_locks)
-clean_project_refs.preview(preview.refs)
+clean_project_refs.preview(repositories.previewed)
 
 
 @git_ref_cleanup.repositories

@@ -1,21 +1,28 @@
-"""Where projects' repositories lie, whether those that are missing may be gone, and locks left in them (batch 58)."""
+"""Projects' repositories as they are: where they lie, which are missing, where locks were left (batch 58).
+
+What a preview shows is found by looking into them, too.  Nothing here changes anything.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from forgekeeper.database.survey import expected, selected
+from forgekeeper.declaring.items import Page
+from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
 from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_command import GitError
+from forgekeeper.storage import git_refs, sentinel
+from forgekeeper.storage.git_command import GitError, GitTimedOut
+from forgekeeper.storage.git_refs import Doomed
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, RootUnavailable, open_repository
 from metrics.catalogue import Gauge, Reading
-from models import Project
-from workers.git_ref_cleanup.deletions import waiting_projects
+from models import GitRefDeletion, Project
+from workers.git_ref_cleanup.deletions import Pending, pending_of, waiting_projects
 
 FEW = 3
 """Fewer repositories than so many may be gone whatever share of all they are."""
@@ -27,6 +34,9 @@ STALE_LOCKS = Gauge(
     "git_stale_locks",
     "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
 )
+PROJECTS, REFS = 100, 10_000
+"""A page of projects, and one of their refs, in a preview."""
+MISSING, FAILED, UNSEEN = "repository_missing", "repository_failed", "repositories_unseen"
 
 
 class RepositoriesMissing(GitError):
@@ -64,12 +74,11 @@ def _is_missing(root: Path, disk_path: str) -> bool:
     with suppress(OSError, ValueError):
         (root / disk_path).stat()  # most are there, and need no more than that
         return False
-    try:
-        open_repository(root, disk_path)
-    except RepositoryMissing:
-        return True
-    except RepositoryFailed:
-        pass
+    with suppress(RepositoryFailed):
+        try:
+            open_repository(root, disk_path)
+        except RepositoryMissing:
+            return True
     return False
 
 
@@ -103,3 +112,70 @@ def _has_stale_lock(root: Path, disk_path: str) -> bool:
         age = open_repository(root, disk_path).age("packed-refs.lock")
         return age is not None and age > STALE_LOCK
     return False
+
+
+def previewed(look: Look) -> Iterator[Part]:
+    """Look into the repositories for what would be deleted, and what is gone, refused, moved or locked."""
+    part, gone = look.part("git_ref_deletion"), look.part("gone_ref_deletion", verb="closed, as there is no repository")
+    bad, pending = look.passed_over(part.record), selected(GitRefDeletion.pending(), GitRefDeletion.updated_at)
+    try:
+        if not _look_into_all(require_root(look.settings), look, bad, part, gone):
+            part.guess(expected(pending, bad))
+        part.keep(PASSED_OVER, pending.among(bad))
+    except RootUnavailable:
+        part.kept[UNSEEN] = None
+        look.count(part, pending)
+        part.estimate = True
+    yield part
+    yield gone
+
+
+def _look_into_all(root: Path, look: Look, bad: Collection[int], part: Part, gone: Part) -> bool:
+    """Look into one repository after another; return False where the time was up first."""
+    where, missing, after, believed = dict[int, str | None](), dict[int, str](), 0, False
+    while found := waiting_projects(after=after, limit=PROJECTS):
+        if look.over():
+            return False
+        where |= dict.fromkeys(found) | paths(found)
+        missing |= missing_of(root, found)
+        after = found[-1]
+    with suppress(RepositoriesMissing):
+        believe(root, missing, len(where), look.settings.missing_repositories)
+        believed = True
+    for project, path in where.items():
+        after = 0
+        while rows := pending_of(project, Page(REFS, after, without=bad)):
+            if look.over():
+                return False
+            if path is None or (believed and project in missing):
+                for row in rows:
+                    gone.one(str(row.id), row.ref, row.updated_at, size=look.size, project=project)
+            elif project in missing:
+                part.keep(MISSING, len(rows))
+            elif not _look_at(root, path, rows, look, part):
+                return False
+            after = rows[-1].id
+            look.told(part)
+    return True
+
+
+def _look_at(root: Path, path: str, rows: Sequence[Pending], look: Look, part: Part) -> bool:
+    doomed = {row.id: Doomed(row.ref, row.expected_oid) for row in rows}
+    try:
+        outcomes = git_refs.preview(root, path, list(doomed.values()), until=look.until, grace=1.0)
+    except GitTimedOut:
+        return False
+    except RootUnavailable:
+        raise
+    except GitError:
+        part.keep(FAILED, len(rows))
+        return True
+    for row in rows:
+        outcome = outcomes[doomed[row.id]]
+        if outcome.state == "deleted":
+            part.one(str(row.id), row.ref, row.updated_at, size=look.size, project=row.project_id)
+        else:
+            # Behind the colon of a reason stands what it is about.
+            code = str(outcome.reason).partition(":")[0]
+            part.keep(code if outcome.state == "rejected" else outcome.state, 1)
+    return True

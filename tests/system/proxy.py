@@ -16,6 +16,7 @@ from tests.harness.ports import free_ports
 
 LIMIT = 10.0
 CHUNK = 64 * 1024
+TURNS = 20
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -105,10 +106,11 @@ class Proxy:
             self._listener = None
 
     async def _cut(self):
-        for connection in self._open:
-            connection.cut()
-        # What is lost is so once the loop has turned.
-        await asyncio.sleep(0)
+        # What is lost is so once the loop has turned; one that is just being made is there some turns later.
+        for _ in range(TURNS):
+            for connection in self._open:
+                connection.cut()
+            await asyncio.sleep(0)
 
     async def _accept(self, from_client, client):
         self.connections += 1

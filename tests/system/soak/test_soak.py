@@ -10,7 +10,8 @@ from dataclasses import asdict
 from .soak import EVERYTHING, soak
 
 DURATION = float(os.environ.get("SOAK_SECONDS", "45"))
-SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))
+# As what Hypothesis draws: in CI a change is not refused for what a search happens to find in what it has not touched.
+SEED = int(os.environ.get("CHAOS_SEED", 20261125 if "CI" in os.environ else random.randrange(2**32)))
 
 
 def test_no_property_is_broken_while_everything_goes_wrong_at_once(tmp_path, say, outcome):

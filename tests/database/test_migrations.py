@@ -1,7 +1,7 @@
 """Migrations: they make what the models expect, once, completely or not at all, and touch nothing else."""
 
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import peewee as pw
@@ -96,20 +96,10 @@ def tables(database):
     return set(database.get_tables())
 
 
-class Migrating(threading.Thread):
-    """Migrates in a thread, and so through a connection, of its own."""
-
-    def __init__(self, database):
-        super().__init__()
-        self.applied, self.error, self._database = [], None, database
-        self.start()
-
-    def run(self):
-        try:
-            with self._database.connection_context():
-                self.applied = migrations.migrate(self._database)
-        except pw.PeeweeException as error:
-            self.error = error
+def migrating(database):
+    """Migrate through a connection of one's own."""
+    with database.connection_context():
+        return migrations.migrate(database)
 
 
 def waiting(database):
@@ -148,15 +138,13 @@ def test_a_schema_of_its_own_is_as_good(empty):
 def test_of_two_that_migrate_at_once_one_does_it_and_the_other_has_nothing_to_do(empty):
     names = migrations.pending(empty)
     empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
-    both = [Migrating(empty), Migrating(empty)]
-    assert wait_until(lambda: waiting(empty) == 2, 30)
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(migrating, empty) for _ in range(2)]
+        waited = wait_until(lambda: waiting(empty) == 2, 30)
+        empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
 
-    empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
-    for one in both:
-        one.join()
-
-    assert [one.error for one in both] == [None, None]
-    assert sorted(one.applied for one in both) == [[], names]
+    assert waited
+    assert sorted(one.result() for one in both) == [[], names]
 
 
 def test_the_forge_s_own_tables_are_left_alone(empty):
@@ -193,9 +181,8 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(
 
     assert catalog(empty) == before
     assert migrations.pending(empty, ours) == ["0099_broken"]
-    second = Migrating(empty)
-    second.join()
-    assert second.error is None
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(migrating, empty).result() == []
 
 
 @pytest.mark.parametrize(

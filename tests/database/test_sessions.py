@@ -1,4 +1,4 @@
-"""Sessions: what a pool hands out works, and a server that does not answer is given up in its time."""
+"""Sessions: what a pool hands out works, a server that does not answer is given up, statements are planned once."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +9,14 @@ import pytest
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.database import database, release
-from forgekeeper.database.sessions import Timeouts, open_pool
+from forgekeeper.database.sessions import Timeouts, execute_prepared, open_pool
 from tests.system.proxy import Proxy, postgres_through
 
 ME = "select pg_backend_pid()"
 SECONDS = timedelta(seconds=2)
 LIMIT = 20.0
+STATEMENT = "select %(one)s::bigint + %(other)s::bigint, '100 %%'"
+PREPARED = "select name, statement from pg_prepared_statements"
 WAITS = "select name, setting from pg_settings where name = any(%s)"
 
 
@@ -97,3 +99,48 @@ def test_a_second_host_is_reached_while_the_first_does_not_answer(opened, urls):
         opened(url.replace(f":{proxy.port}", f":{proxy.port},127.0.0.1:{living.port}"))
 
         assert living.connections == 1
+
+
+# Prepared statements
+
+
+def added(one, other):
+    return execute_prepared("add", STATEMENT, {"one": one, "other": other}).fetchone()
+
+
+def names():
+    return [name for name, _ in database.execute_sql(PREPARED).fetchall()]
+
+
+def test_a_statement_is_prepared_once_and_executed_with_each_values(database):
+    assert [added(1, 2), added(3, 4)] == [(3, "100 %"), (7, "100 %")]
+    ((name, statement),) = database.execute_sql(PREPARED).fetchall()
+    assert statement == f"prepare {name} as select $1::bigint + $2::bigint, '100 %'"
+
+
+def test_what_stands_before_it_is_of_the_same_transaction(database):
+    statement = "select current_setting('enable_bitmapscan')"
+
+    found = [execute_prepared("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
+
+    assert [cursor.fetchone() for cursor in found] == [("off",), ("off",)]
+    assert database.execute_sql(statement).fetchone() == ("on",)
+
+
+def test_a_statement_that_a_pooler_has_taken_away_is_executed_all_the_same(database):
+    added(1, 2)
+    database.execute_sql("deallocate all")
+
+    assert added(3, 4) == (7, "100 %")
+    assert (added(5, 6), names()) == ((11, "100 %"), [])
+
+
+def test_a_statement_that_fails_for_another_reason_is_not_executed_twice(database):
+    database.execute_sql("create temp sequence counted")
+    statement = "select nextval('counted') / %(by)s::bigint"
+    execute_prepared("divide", statement, {"by": 1})
+
+    with pytest.raises(Exception, match="division by zero"):
+        execute_prepared("divide", statement, {"by": 0})
+
+    assert database.execute_sql("select last_value from counted").fetchone() == (2,)

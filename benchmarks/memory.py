@@ -18,8 +18,7 @@ from typing import Any
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
-from demo import git_repositories
-from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses
+from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses, create_repository
 from demo.servers import Servers
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
@@ -73,7 +72,7 @@ class Case:
 def _refs(count: int, folder: Path) -> None:
     names = [f"refs/merge-requests/{number}/head" for number in range(count)]
     (path,) = (made := add_projects(1)).values()
-    git_repositories.create(folder, path, names)
+    create_repository(folder, path, names)
     add_ref_deletions([*made], names)
 
 

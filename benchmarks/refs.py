@@ -15,7 +15,7 @@ from time import monotonic
 from benchmarks import processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
-from demo import git_repositories
+from demo.sample_data import create_repository, refs_of
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
@@ -79,7 +79,7 @@ class World:
         place = MEMORY if self.in_memory else None
         with TemporaryDirectory(prefix="forgekeeper-benchmark-", dir=place) as folder:
             root, git_dir = Path(folder), Path(folder) / DISK_PATH
-            git_repositories.create(root, DISK_PATH, [])
+            create_repository(root, DISK_PATH, [])
             oid = subprocess.check_output(["git", f"--git-dir={git_dir}", "rev-parse", "main"], text=True).strip()
             dice = random.Random(58)
             names = [
@@ -104,7 +104,7 @@ class World:
             yield settings
 
     def _check(self, root: Path, deleted: int) -> None:
-        left = len(git_repositories.refs(root / DISK_PATH))
+        left = len(refs_of(root / DISK_PATH))
         assert left == self.refs + 1 - deleted, f"{left} refs of {self.refs} are left after {deleted} were deleted"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,6 @@ import obstore
 import peewee as pw
 import typer
 
-from demo import git_repositories
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.audit import acts
@@ -22,6 +22,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
+from forgekeeper.storage.git_command import Git, legible
 from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_stale
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import paths
@@ -33,6 +34,13 @@ REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """Entries of the register that only a bug could write: they end as failed, and stop no other."""
 
+GIT_TIMEOUT = 60.0
+HISTORY = b"""\
+commit refs/heads/main
+committer Sample <sample@example.org> 1700000000 +0000
+data 6
+sample
+"""
 ADD_STATUSES = """
     insert into user_statuses (user_id, emoji, message, clear_status_at)
     select first + n, 'palm_tree', 'Away, sample ' || n,
@@ -114,6 +122,33 @@ def add_ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> None:
     database.execute_sql(ADD_REF_DELETIONS, {"projects": list(projects), "refs": list(refs)})
 
 
+def create_repository(root: Path, disk_path: str, refs: Sequence[str]) -> None:
+    """Make a bare repository with the branch main and *refs*, all at one commit."""
+    path = root / disk_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    branches = b"".join(b"reset %s\nfrom refs/heads/main\n" % ref.encode() for ref in refs)
+    _git(path, "init", "--quiet", "--bare", "--template=", "--initial-branch=main")
+    _git(path, "fast-import", "--quiet", given=HISTORY + branches)
+    _git(path, "pack-refs", "--all")
+
+
+def count_refs(root: Path) -> int:
+    """Count the refs of all repositories below *root*."""
+    return sum(len(refs_of(head.parent)) for head in root.rglob("HEAD"))
+
+
+def refs_of(path: Path) -> set[str]:
+    """Return the refs of the repository at *path*, none where there is none."""
+    return set(_git(path, "for-each-ref", "--format=%(refname)").splitlines()) if path.exists() else set()
+
+
+def _git(path: Path, *arguments: str, given: bytes = b"") -> str:
+    answer = Git(path, until=time.monotonic() + GIT_TIMEOUT, grace=1.0).run(*arguments, given=given)
+    if answer.code != 0:
+        raise OSError(f"git {arguments[0]}: {legible(answer.complaint())}")
+    return answer.out.decode()
+
+
 def _add_refs(scale: int, settings: Settings) -> None:
     """Add projects with repositories, one of which was never created, and deletions, some of no project."""
     root = settings.repositories_root
@@ -123,7 +158,7 @@ def _add_refs(scale: int, settings: Settings) -> None:
     refs = [f"refs/merge-requests/{n}/head" for n in range(REFS)]
     _never_created, *existing = made
     for number in existing:
-        git_repositories.create(root, made[number], refs)
+        create_repository(root, made[number], refs)
     nobody = max(made) + 1_000_000
     add_ref_deletions([*made, nobody], refs[: REFS // 2])
     add_ref_deletions(existing[:1], REFUSED)
@@ -135,8 +170,8 @@ def _refs(root: Path | None) -> Sample:
     due = 0
     for number, path in paths(waiting_projects(after=0, limit=LAST)).items():
         pending = {row.ref for row in GitRefDeletion.pending().where(GitRefDeletion.project_id == number)}
-        due += len(git_repositories.refs(root / path) & pending - {*REFUSED})
-    return Sample("git refs", git_repositories.count_refs(root), due)
+        due += len(refs_of(root / path) & pending - {*REFUSED})
+    return Sample("git refs", count_refs(root), due)
 
 
 def add_imports(total: int) -> None:

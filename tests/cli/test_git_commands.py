@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from demo import git_repositories
+from demo.sample_data import count_refs, create_repository
 from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import LeaseLost, lease
@@ -36,7 +36,7 @@ def held():
 def fix(root):
     """Two projects with a ref to delete; git fails in the repository of the first until this is called."""
     for number in (1, 2):
-        git_repositories.create(root, f"{number}.git", ["refs/go"])
+        create_repository(root, f"{number}.git", ["refs/go"])
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")
     packed = root / "1.git" / "packed-refs"
@@ -55,13 +55,13 @@ def statuses():
 def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
     for number in (1, 2):
         disk_path = f"group/{number}.git"
-        git_repositories.create(root, disk_path, ["refs/keep", "refs/go"])
+        create_repository(root, disk_path, ["refs/keep", "refs/go"])
         Project.create(id=number, disk_path=disk_path)
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
     result = main("run", NAME, "--json")
 
-    assert (result.status, result.json["total_projects"], git_repositories.count_refs(root)) == (0, 2, 4)
+    assert (result.status, result.json["total_projects"], count_refs(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
 
 
@@ -74,7 +74,7 @@ def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, fix)
 
 
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
-    git_repositories.create(root, "1.git", ["refs/go"])
+    create_repository(root, "1.git", ["refs/go"])
     for number in range(1, 5):
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from demo import git_repositories
 from demo import sample_data as sample
+from demo.sample_data import create_repository
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import now
@@ -237,7 +237,7 @@ class GitRefCleanup(Case):
         refs = [f"refs/merge-requests/{number}/head" for number in range(self.doomed + 5)]
         projects = sample.add_projects(self.projects)
         for disk_path in projects.values():
-            git_repositories.create(self.world.repositories, disk_path, refs)
+            create_repository(self.world.repositories, disk_path, refs)
         sample.add_ref_deletions(list(projects), refs[: self.doomed])
 
     def left(self):

@@ -7,8 +7,8 @@ from datetime import timedelta
 import peewee as pw
 import pytest
 
-from demo import git_repositories
 from demo.sample_data import add_statuses as statuses
+from demo.sample_data import create_repository, refs_of
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
@@ -93,11 +93,11 @@ def refs(tmp_path):
     """A project with fifteen refs, of which five may go a day."""
     root = put_root(tmp_path / "repositories")
     names = [f"refs/merge-requests/{number}/head" for number in range(15)]
-    git_repositories.create(root, "7.git", names)
+    create_repository(root, "7.git", names)
     Project.create(id=7, disk_path="7.git")
     GitRefDeletion.insert_many([{"project_id": 7, "ref": name} for name in names]).execute()
     settings = settings_with(repositories_root=root, max_per_day_git_ref_cleanup=5)
-    return settings, lambda: len(git_repositories.refs(root / "7.git") & set(names))
+    return settings, lambda: len(refs_of(root / "7.git") & set(names))
 
 
 def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):

@@ -33,7 +33,6 @@ REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two
 """Refs that may not be deleted this way: they end as rejected, and stop no other."""
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """Entries of the register that only a bug could write: they end as failed, and stop no other."""
-
 GIT_TIMEOUT = 60.0
 HISTORY = b"""\
 commit refs/heads/main

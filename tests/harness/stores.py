@@ -103,8 +103,7 @@ def empty_s3(moto, s3_client, tmp_path):
     """Return an S3 store without a sentinel."""
     proxy = FaultyS3(moto)
     yield S3(s3_client, f"b-{abs(hash(tmp_path)):x}", proxy)
-    if not proxy._closing.is_set():
-        proxy.stop()
+    proxy.stop()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .spoiling import Spoilt, spoilings
 
 NO_PRODUCT = {"benchmarks", "deploy", "docs", "examples", "tests"}
-LANGUAGES = {".py", ".lua", ".sql"}
+LANGUAGES = {".py", ".lua"}
 CONTEXT = re.compile(r"(.*?)(?:\|\w+| \(\w+\))?")
 """A test's name, as pytest-cov writes it for its process and `PYTEST_CURRENT_TEST` for the processes that it starts."""
 UNLISTED = 0.01

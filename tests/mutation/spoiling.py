@@ -1,7 +1,7 @@
 """Spoil one place of a source file: which places there are, and what would stand there instead.
 
-Python is read as a tree, so that prose, annotations and assertions stay whole; SQL, in Python's strings or in a file
-of its own, and Lua are read word by word.
+Python is read as a tree, so that prose, annotations and assertions stay whole; SQL, in Python's strings, and Lua are
+read word by word.
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ def spoilings(path: str, source: bytes) -> Iterator[Spoilt]:
     """Spoil *source* in every way we know, one at a time; now and then the result is none."""
     if path.endswith(".py"):
         yield from _Python(source).spoilings()
-    elif path.endswith(".lua"):
-        yield from _words("lua", source.decode(), LUA_WORDS, IN_LUA)
     else:
-        yield from _words("sql", source.decode(), SQL_WORDS, IN_SQL)
+        yield from _words("lua", source.decode(), LUA_WORDS, IN_LUA)
 
 
 class _Python:

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.harness.waiting import patient
+
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "forgekeeper.cli.commands",
@@ -140,7 +142,7 @@ def run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(words, env=env, cwd=cwd, stdout=out, stderr=err)
         try:
-            status = process.wait(timeout)
+            status = process.wait(patient(timeout))
         finally:
             process.kill()
         out.seek(0)

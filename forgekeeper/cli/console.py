@@ -63,21 +63,17 @@ def wrong_use(sentence: str) -> NoReturn:
 
 def emit(value: Any) -> None:
     """Print *value* as JSON."""
-    write(_json(value))
-
-
-def write(line: str) -> None:
-    """Print a line without any formatting, for a program or to be copied."""
-    sys.stdout.write(line + "\n")
-
-
-def _json(value: Any) -> str:
     # In ASCII alone, as a terminal may obey what is not; JSON leaves but one such character as it is.
     try:
         text = json.dumps(value, default=_simple, indent=2)
     except RecursionError:
         text = json.dumps(redact(value), indent=2)
-    return text.replace("\x7f", "\\u007f")
+    write(text.replace("\x7f", "\\u007f"))
+
+
+def write(line: str) -> None:
+    """Print a line without any formatting, for a program or to be copied."""
+    sys.stdout.write(line + "\n")
 
 
 def _simple(value: Any) -> str:

@@ -1,7 +1,4 @@
-"""Hold batches back, and let them go again: `pause`, `stop`, `resume`, `release`.
-
-What holds a batch back is in PostgreSQL, where each run and child asks for it: Redis is not needed.
-"""
+"""Hold batches back in PostgreSQL, and let them go again, without Redis: `pause`, `stop`, `resume`, `release`."""
 
 from __future__ import annotations
 

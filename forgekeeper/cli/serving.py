@@ -100,11 +100,7 @@ def worker(
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of ours, and nothing of the current folder's.
-
-    Without `-P` that folder would come first of all: what lies there under the name of any module would be
-    run, with every password that we have.
-    """
+    """Return the command line that runs a module of ours; without `-P` it would run what lies in the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 

@@ -75,29 +75,25 @@ class Looks:
     def __init__(self) -> None:
         """Ask whether Redis answers, is this installation's, and takes writes."""
         self.trouble: str | None = None
-        ours = Installation.known()
-        try:
-            theirs = owner(client)
-            if theirs not in (None, ours):
-                self.trouble = conflict(str(ours), str(theirs))
-                client.connection_pool = Refusing()
-            elif theirs is not None:
-                claim_by_writing(client, theirs)
-        except redis.RedisError as error:
-            self._fail(error)
+        self.ask(self._whose)
+
+    def _whose(self) -> None:
+        ours, theirs = Installation.known(), owner(client)
+        if theirs not in (None, ours):
+            self.trouble = conflict(str(ours), str(theirs))
+            client.connection_pool = Refusing()
+        elif theirs is not None:
+            claim_by_writing(client, theirs)
 
     def ask(self, look: Callable[[], Answer]) -> Answer | None:
         """Return what *look* finds; None where that needs Redis, and Redis fails."""
         try:
             return look()
         except redis.RedisError as error:
-            self._fail(error)
+            self.trouble = self.trouble or sentence(error)
+            if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                client.connection_pool = Refusing()
             return None
-
-    def _fail(self, error: redis.RedisError) -> None:
-        self.trouble = self.trouble or sentence(error)
-        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-            client.connection_pool = Refusing()
 
 
 def gather(settings: Settings) -> dict[str, Any]:

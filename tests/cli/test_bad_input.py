@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.runs.ledger import JobRun
 from tests.harness.every import every
 
 NAME = "user_status_cleanup"
@@ -77,10 +78,12 @@ def test_where_there_is_no_server_a_command_names_it_and_the_setting(main, setti
         assert "hunter2" not in result.complaint
 
 
-def test_where_redis_does_not_listen_a_command_names_server_port_and_setting(main, database, closed_port):
+def test_where_redis_does_not_listen_it_is_named_with_its_port_and_setting_and_nothing_is_sent(
+    main, database, closed_port
+):
     result = main("send", NAME, REDIS_URL=f"redis://forge:hunter2@127.0.0.1:{closed_port}/0")
 
-    assert result.status == 1
+    assert (result.status, JobRun.select().count()) == (1, 0)
     assert result.complaint.startswith("cannot use Redis: ")
     assert str(closed_port) in result.complaint
     assert result.complaint.endswith("; check FORGEKEEPER_REDIS_URL")

@@ -6,18 +6,10 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.batches import BATCHES, FeatureFlag
+from forgekeeper.storage import sentinel
 from tests.harness.catalogue import METRICS
 
 FLAG = "bulk_delete_job_artifacts"
-
-
-@pytest.fixture
-def places(tmp_path):
-    """A folder of repositories and a store of objects, new and empty, and the settings that lead there."""
-    repositories, objects = tmp_path / "repositories", tmp_path / "objects"
-    for folder in (repositories, objects):
-        folder.mkdir()
-    return {"REPOSITORIES_ROOT": str(repositories), "OBJECT_STORES": f'{{"artifacts": "file://{objects}"}}'}
 
 
 def test_settings_with_json_lists_them_all(main, settings):
@@ -63,10 +55,13 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
     )
 
 
-def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main, database, places):
-    missing = main("check", "--json", **places)
-    made = main("check", "--init", "--json", **places)
-    found = forgekeeper("check", "--json", **places)
+def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main, database, root, store):
+    for place in (root, store):
+        (place / sentinel.NAME).unlink()
+
+    missing = main("check", "--json")
+    made = main("check", "--init", "--json")
+    found = forgekeeper("check", "--json")
 
     for result, levels, end in (
         (missing, ["error"], "has no .forgekeeper-root; `forgekeeper check --init` creates it"),

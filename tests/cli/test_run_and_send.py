@@ -19,7 +19,6 @@ from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}
-CLOSED_REDIS = "redis://127.0.0.1:1/0"
 LIMIT = 60.0
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -126,12 +125,6 @@ def test_send_twice_queues_once_and_says_since_when(main):
     since = last_run().claimed_at.strftime("%Y-%m-%d %H:%M:%S")
     assert (second.status, second.sentences) == (0, [f"{NAME} is queued already, since {since}"])
     assert (JobRun.select().count(), messages()) == (1, 1)
-
-
-def test_send_opens_no_run_while_redis_is_away(main):
-    result = main("send", NAME, REDIS_URL=CLOSED_REDIS)
-
-    assert (result.status, last_run()) == (1, None)
 
 
 # --dry-run

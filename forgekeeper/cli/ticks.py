@@ -18,7 +18,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings import Settings
-from forgekeeper.settings.cron import Cron
 
 WHY = {
     "overlap": "an earlier run was still open",
@@ -93,10 +92,21 @@ def why(
 
 
 def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
+    """Say why there is no row for *tick*."""
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
     written, _whose = schedules(Process.known(), now(), settings)
-    return _tell_absent(tick, cron(written[name]))
+    schedule = cron(written[name])
+    if schedule is None:
+        return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
+    near = schedule.newest(tick)
+    if near != tick:
+        return [
+            f"The batch was not due at {moment(tick)}.",
+            f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
+        ]
+    because = "no scheduler has looked at it yet, or its row was so old that it has been removed"
+    return [f"The ledger has nothing of {moment(tick)}: {because}."]
 
 
 def _facts(run: JobRun) -> dict[str, Any]:
@@ -154,31 +164,18 @@ def _unended(result: Any) -> Any:
 
 def _outcome(run: JobRun) -> str:
     """Say in a line how the run ended, its error, and its result."""
-    ended = (result_of(run) or {}).get("braked")
+    result = result_of(run) or {}
+    ended = result.get("braked")
     if run.reason in ("worker_lost", "poison"):
         ended = "killed"
     elif run.cancelled_at is not None:
         ended = "cancelled"
-    return "; ".join(str(part) for part in (ended, run.error, facts(result_of(run))) if part)
+    return "; ".join(str(part) for part in (ended, run.error, facts(result)) if part)
 
 
 def _set_aside(run: JobRun) -> str | None:
     """Return the tick that was taken from the row, because its time had not come."""
     return (run.result or {}).get("set_aside")
-
-
-def _tell_absent(tick: datetime, schedule: Cron | None) -> list[str]:
-    """Say why there is no row for *tick*."""
-    if schedule is None:
-        return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
-    near = schedule.newest(tick)
-    if near != tick:
-        return [
-            f"The batch was not due at {moment(tick)}.",
-            f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
-        ]
-    why = "no scheduler has looked at it yet, or its row was so old that it has been removed"
-    return [f"The ledger has nothing of {moment(tick)}: {why}."]
 
 
 def _claim(run: JobRun) -> str:

@@ -61,7 +61,7 @@ def folder(temporary_root):
 @pytest.fixture
 def patiently(monkeypatch):
     """Wait longer for the servers of a process that was killed: they end when the machine lets them."""
-    monkeypatch.setattr("demo.servers.folder.LOCK_TIMEOUT", LIMIT)
+    monkeypatch.setattr("demo.servers.server.LOCK_TIMEOUT", LIMIT)
 
 
 def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis):

@@ -23,7 +23,7 @@ from demo.servers import Servers
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.installation import Installation
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
 from workers.stale_direct_uploads import register

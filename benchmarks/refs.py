@@ -20,10 +20,10 @@ from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.installation import Installation
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.installation import Installation
 from workers.git_ref_cleanup import MAX_DELETES, clean_project_refs
 from workers.git_ref_cleanup.deletions import waiting_projects
 

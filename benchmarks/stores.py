@@ -18,8 +18,8 @@ from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.objects import BULK
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import Store

@@ -14,11 +14,11 @@ from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.installation import Installation
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import identity
 from forgekeeper.settings import Settings
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
 from workers.stale_direct_uploads import register

@@ -30,9 +30,9 @@ from forgekeeper.batches import BATCHES, FeatureFlag, all_declared
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, facts, out, table
 from forgekeeper.database import database, now
-from forgekeeper.installation import Installation
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME, Folder
 from metrics.catalogue import series

@@ -29,12 +29,12 @@ from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.installation import Installation
 from forgekeeper.runs import holds, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.installation import Installation
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
 from metrics.logs import describe
 

@@ -29,8 +29,8 @@ from forgekeeper import migrations
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.installation import Installation
 from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.storage.installation import Installation
 from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION

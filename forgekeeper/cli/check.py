@@ -11,7 +11,7 @@ import redis
 import typer
 from redis.exceptions import NoPermissionError
 
-from forgekeeper import installation, migrations
+from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
@@ -23,11 +23,12 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, release, schema, sqlstate
 from forgekeeper.delivery.queues import types
-from forgekeeper.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
+from forgekeeper.storage import installation
+from forgekeeper.storage.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
 from metrics.logs import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)

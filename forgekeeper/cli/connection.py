@@ -16,8 +16,8 @@ from forgekeeper.boot import load
 from forgekeeper.cli.console import Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
-from forgekeeper.installation import Disagreement, agree
 from forgekeeper.settings import Settings
+from forgekeeper.storage.installation import Disagreement, agree
 from metrics import logs
 from metrics.endpoint import PortTaken
 from metrics.logs import clean, text_of

@@ -8,7 +8,7 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper import installation, migrations
+from forgekeeper import migrations
 from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
@@ -17,12 +17,13 @@ from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.database import Base, database, sqlstate
-from forgekeeper.installation import Disagreement, Installation, agree
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage import installation
+from forgekeeper.storage.installation import Disagreement, Installation, agree
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.logs import clean, text_of

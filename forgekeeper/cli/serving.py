@@ -26,10 +26,10 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, release
 from forgekeeper.delivery.queues import types
-from forgekeeper.installation import Installation, claim_by_writing, objection
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.addresses import of_database, of_redis
+from forgekeeper.storage.installation import Installation, claim_by_writing, objection
 from metrics.endpoint import FOLDER, Endpoint, begin, listen
 from metrics.threads import ended_itself
 

@@ -20,7 +20,6 @@ from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.installation import Installation, claim_by_writing, conflict, owner
 from forgekeeper.runs import holds
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.holds import Batch as BatchRow
@@ -28,6 +27,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings import Settings
+from forgekeeper.storage.installation import Installation, claim_by_writing, conflict, owner
 
 TIMEOUT = timedelta(seconds=0.7)
 """How long one question waits for Redis: a command has to answer within two seconds."""

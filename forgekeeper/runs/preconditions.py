@@ -23,9 +23,9 @@ import redis
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
-from forgekeeper.installation import Disagreement, Installation, agree, conflict, objection, owner
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
 from forgekeeper.storage.outbox import DeletedObject
 
 Reason = Literal["no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema"]

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.objects import Objects
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload

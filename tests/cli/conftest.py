@@ -19,9 +19,9 @@ import structlog
 from forgekeeper import cli
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.installation import INSTALLATION as OF_REDIS
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
 from tests.harness.forks import run
 from tests.harness.git_samples import put_root
 from tests.harness.installation import INSTALLATION

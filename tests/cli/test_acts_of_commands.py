@@ -14,10 +14,10 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
-from forgekeeper.installation import INSTALLATION as OF_REDIS
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
 from workers.stale_direct_uploads.commands import adopt

@@ -10,8 +10,8 @@ import pytest
 
 from demo.servers import servers
 from demo.servers.machine import postgres_folder
-from forgekeeper.installation import INSTALLATION
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.installation import INSTALLATION
 from tests.harness.every import every
 
 OLD = (b"", sentinel.TEXT)

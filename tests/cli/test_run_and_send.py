@@ -11,9 +11,9 @@ from demo import sample_data as sample
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
-from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.installation import INSTALLATION
 from models import UserStatus
 from tests.harness.waiting import wait_until
 

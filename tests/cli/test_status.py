@@ -16,10 +16,10 @@ from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
-from forgekeeper.installation import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.storage.installation import INSTALLATION
 from tests.harness import installation
 from tests.harness.waiting import patient
 

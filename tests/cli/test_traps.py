@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.installation import INSTALLATION
 from forgekeeper.settings import PREFIX
+from forgekeeper.storage.installation import INSTALLATION
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until

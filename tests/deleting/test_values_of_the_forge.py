@@ -11,10 +11,10 @@ from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
-from forgekeeper.installation import Installation
 from forgekeeper.runs.previewing import preview
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import stores
+from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImport, BulkImportEntity, Project
 from tests.harness.git_samples import Bare, put_root

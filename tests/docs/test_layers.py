@@ -15,7 +15,7 @@ ENGINE = (
     {"database", "failpoints", "migrations", "shutdown"},
     {"audit", "coordination", "settings"},
     {"connections", "declaring"},
-    {"batches", "installation"},
+    {"batches"},
     {"boot", "storage"},
     {"runs"},
     {"deleting", "process"},

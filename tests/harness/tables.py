@@ -3,7 +3,7 @@
 import models
 from forgekeeper import database as db
 from forgekeeper.cli.migrate import OURS
-from forgekeeper.installation import Installation
+from forgekeeper.storage.installation import Installation
 
 TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]
 

@@ -8,9 +8,9 @@ import pytest
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.installation import agree
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.installation import agree
 from models import UserStatus
 from tests.harness.lived import lived
 from tests.harness.performing import recorded

@@ -14,12 +14,12 @@ from pathlib import Path
 from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
-from forgekeeper.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_refs, sentinel
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, RootUnavailable, open_repository
+from forgekeeper.storage.installation import Installation
 from metrics.catalogue import Gauge, Reading
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup.deletions import Pending, pending_of, waiting_projects

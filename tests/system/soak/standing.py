@@ -50,7 +50,9 @@ ALL = {
     "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1"),
 }
 """Batch -> what names its work, and where it is."""
-WAITING = "select key::bigint from quarantine where record = 'clean_project_refs' and retry_at > now()"
+WAITING = """
+    select split_part(key, ':', 2)::bigint from quarantine where record = 'clean_project_refs' and retry_at > now()
+"""
 DUE = {"delete_objects": "and pick_up_at <= now()", "git_ref_cleanup": f"and project_id not in ({WAITING})"}
 """Batch -> which of it is due: the rest waits for its next try."""
 

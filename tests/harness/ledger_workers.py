@@ -116,7 +116,7 @@ class Workers(RuleBasedStateMachine):
     @rule(pick=picks)
     def a_heart_beats(self, pick):
         worker = pick(self.running)
-        if JobRun.keep_alive(iter([worker.run])) == {worker.run.id}:
+        if JobRun.keep_alive([worker.run]) == {worker.run.id}:
             self.check_ours(worker.run)
             worker.sign = self.now
         else:

@@ -31,7 +31,6 @@ from typing import Any
 import peewee as pw
 
 from forgekeeper.database import Base, database
-from forgekeeper.database.queries import chosen
 from forgekeeper.declaring.answers import Rows, Total
 
 CHUNK = """
@@ -199,7 +198,8 @@ class Composed:
         )
 
     def _chosen(self, *, only: bool = False, without: bool, held_up: bool) -> str:
-        of = chosen(self._key, only=[] if only else None, without=[0] if without else ())
+        of = f" and {self._key} = any(%(only)s)" if only else ""
+        of += f" and {self._key} <> all(%(without)s)" if without else ""
         if held_up and self.rows.total is not None:
             of += f" and ({owner(self.rows.total)} <> all(%(owners)s)) is not false"
         return of

@@ -21,11 +21,12 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
+from forgekeeper.connections import identity
 from forgekeeper.database import database, release
 from forgekeeper.delivery.messages import deliver
 from forgekeeper.failpoints import arm
 from forgekeeper.process.lifetime import tell_supervisor
-from forgekeeper.runs.processes import Heartbeat, identity
+from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.reconcile import COUNT, reconcile
 from forgekeeper.settings import Settings
 from metrics.catalogue import table

@@ -6,9 +6,9 @@ from time import monotonic
 from typing import Any
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.connections import identity
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.settings import Settings
 
 

@@ -15,13 +15,12 @@ from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import model
-from forgekeeper.connections import Limits, client, connect
+from forgekeeper.connections import Limits, client, connect, identity
 from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs import breaker
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 from models import UserStatus

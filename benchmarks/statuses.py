@@ -17,11 +17,10 @@ from benchmarks.forge import database_of
 from demo.servers import EmbeddedError, Servers
 from demo.servers.machine import postgres_folder
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
+from forgekeeper.connections import client, identity
 from forgekeeper.database import database
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.settings import Settings
 from workers.user_status_cleanup import BATCH_SIZE
 

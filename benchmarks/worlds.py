@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import SecretStr
 
 from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.connections import client
+from forgekeeper.connections import client, identity
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder

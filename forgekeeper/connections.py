@@ -6,6 +6,8 @@ run: each is one atomic step on the server.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -79,6 +81,11 @@ class Limits(Timeouts):
         """Be brief: a server that hangs must not cost the next tick."""
         brief = settings.scheduler_timeout
         return cls(brief, brief, brief, brief, brief, brief)
+
+
+def identity() -> str:
+    """Name this process as the ledger, the broker and the logs do: its host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def connect(

@@ -14,10 +14,10 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, group, lasting, out, relative, table, warning
-from forgekeeper.connections import client
+from forgekeeper.connections import client, identity
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
-from forgekeeper.runs.processes import Process, identity
+from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import BadCron, Cron, parse
 

@@ -14,7 +14,7 @@ from forgekeeper.batches import BatchSpec
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
 from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
 from forgekeeper.cli.run_here import perform
-from forgekeeper.connections import Limits
+from forgekeeper.connections import Limits, identity
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Part
 from forgekeeper.delivery.messages import deliver
@@ -22,7 +22,6 @@ from forgekeeper.runs import by_hand, holds, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
-from forgekeeper.runs.processes import identity
 from metrics.logs import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."

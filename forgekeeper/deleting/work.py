@@ -11,14 +11,13 @@ from typing import Any
 
 import structlog
 
-from forgekeeper.connections import client
+from forgekeeper.connections import client, identity
 from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.database import database
 from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.answers import Answer, Changes, Children, Mistake, Note, Removal, Rows, Skip, rows_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.deleting import items, rows
-from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 

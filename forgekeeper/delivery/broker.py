@@ -13,9 +13,9 @@ from dramatiq.middleware import TimeLimit
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.connections import client
-from forgekeeper.delivery.messages import ChildMessages, RunMessages, send, send_children
+from forgekeeper.delivery.messages import ChildMessages, Encoder, RunMessages, send, send_children
 from forgekeeper.delivery.process import Process
-from forgekeeper.delivery.queues import NAMESPACE, Encoder
+from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.settings import reading
 from metrics.catalogue import table

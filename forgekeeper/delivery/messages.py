@@ -27,20 +27,21 @@ import redis
 import structlog
 from dramatiq import Broker, Message, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.encoder import JSONEncoder
+from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware, SkipMessage
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
-from forgekeeper.connections import client
+from forgekeeper.connections import client, identity
 from forgekeeper.database import database
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.delivery.process import NotReady, Process
-from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, UNREADABLE, bodies, fetched, ready
+from forgekeeper.delivery.queues import QUEUED, STARTED, bodies, fetched, ready
 from forgekeeper.runs import by_hand, counting, quarantine
 from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.runs.retry import MAX_LOSSES
 from metrics.counting import dead_lettered
 from metrics.logs import clean
@@ -48,7 +49,33 @@ from metrics.logs import clean
 TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option in which a run's message says which run of its number it is for."""
 
+RUN = "forgekeeper_run"
+"""The option in which a child's message says which run has sent it."""
+UNREADABLE = "unreadable"
+"""The actor of a body that is no message, and the option that has the body."""
+TEXTS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
+FIELDS = TEXTS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
+
 log = structlog.get_logger(__name__)
+
+
+class Encoder(JSONEncoder):
+    """Dramatiq's JSON, which reads every body: one that is no message becomes one of an actor that does not exist.
+
+    Dramatiq rejects that.  Its consumer would start again at a body that cannot be decoded, and forget what it has
+    fetched beside it.
+    """
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """Return the fields of a message."""
+        try:
+            found: dict[str, Any] = super().decode(data)
+            types = {name: type(value) for name, value in found.items()}
+        except (DecodeError, ValueError, RecursionError, AttributeError):
+            types = {}
+        if types == FIELDS and isinstance(found["options"].get("redis_message_id"), str):
+            return found
+        return Message(UNREADABLE, UNREADABLE, (), {}, {UNREADABLE: data}, UNREADABLE, 0).asdict()
 
 
 class RunMessages(Middleware):

@@ -7,13 +7,11 @@ Nothing is asked of the broker here: it would count the asking process as a work
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
 import redis
-from dramatiq import Message
-from dramatiq.encoder import JSONEncoder
-from dramatiq.errors import DecodeError
 
 from forgekeeper.coordination.values import moment
 
@@ -23,31 +21,6 @@ QUEUED = "forgekeeper:queued"
 STARTED = "forgekeeper:started"
 """Hash, a child's key -> its starts without an end."""
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
-RUN = "forgekeeper_run"
-"""The option in which a child's message says which run has sent it."""
-UNREADABLE = "unreadable"
-"""The actor of a body that is no message, and the option that has the body."""
-TEXTS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
-FIELDS = TEXTS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
-
-
-class Encoder(JSONEncoder):
-    """Dramatiq's JSON, which reads every body: one that is no message becomes one of an actor that does not exist.
-
-    Dramatiq rejects that.  Its consumer would start again at a body that cannot be decoded, and forget what it has
-    fetched beside it.
-    """
-
-    def decode(self, data: bytes) -> dict[str, Any]:
-        """Return the fields of a message."""
-        try:
-            found: dict[str, Any] = super().decode(data)
-            types = {name: type(value) for name, value in found.items()}
-        except (DecodeError, ValueError, RecursionError, AttributeError):
-            types = {}
-        if types == FIELDS and isinstance(found["options"].get("redis_message_id"), str):
-            return found
-        return Message(UNREADABLE, UNREADABLE, (), {}, {UNREADABLE: data}, UNREADABLE, 0).asdict()
 
 
 def ready(queue: str) -> str:
@@ -97,5 +70,7 @@ def due_since(client: redis.Redis, queue: str) -> datetime | None:
     """Return when the message at the head of the queue was sent; None when the queue is empty or it cannot be read."""
     head: Any = client.lindex(ready(queue), 0)
     body: Any = client.hget(bodies(queue), head or "")
-    sent = Encoder().decode(body)["message_timestamp"] if body else 0
-    return moment(sent / 1000) if sent else None
+    try:
+        return moment(json.loads(body or "")["message_timestamp"] / 1000)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None

@@ -27,7 +27,7 @@ from dramatiq import Worker
 from dramatiq.common import q_name
 
 from forgekeeper import shutdown
-from forgekeeper.runs.processes import identity
+from forgekeeper.connections import identity
 from metrics.endpoint import FOLDER, READY
 
 SOON = 2.0

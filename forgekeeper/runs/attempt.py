@@ -19,6 +19,7 @@ import structlog
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
+from forgekeeper.connections import identity
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.sessions import reading_only
 from forgekeeper.declaring.answers import Enqueued, Keyed
@@ -28,7 +29,7 @@ from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.holds import Batch, Held
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.runs.processes import Heartbeat, LostRun, Row, identity
+from forgekeeper.runs.processes import Heartbeat, LostRun, Row
 from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings

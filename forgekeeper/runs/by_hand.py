@@ -6,11 +6,11 @@ import peewee as pw
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec, NotSent
+from forgekeeper.connections import identity
 from forgekeeper.database import database
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import OPEN, JobRun
-from forgekeeper.runs.processes import identity
 from metrics.logs import one_line
 
 

@@ -210,11 +210,6 @@ class Heartbeat(Vital):
             release()
 
 
-def identity() -> str:
-    """Name this process as the ledger, the broker and the logs do: its host and process id."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def version() -> str:
     """Return the version of forgekeeper that runs here."""
     try:

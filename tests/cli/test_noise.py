@@ -26,8 +26,7 @@ from forgekeeper.coordination import values as redis_values
 from forgekeeper.database import release
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import send_children
-from forgekeeper.delivery.queues import UNREADABLE
+from forgekeeper.delivery.messages import UNREADABLE, send_children
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from metrics.exporter import Exporter

@@ -4,7 +4,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.connections import client
-from forgekeeper.delivery import queues
+from forgekeeper.delivery import messages, queues
 from forgekeeper.delivery.broker import broker
 from tests.harness.programs import READY, ROOT, Program, eventually
 
@@ -36,7 +36,7 @@ class Sent:
     """Messages of a test, and what became of them."""
 
     def push(self, actor, *args, key=None, run=None):
-        options = {queues.RUN: run} if run else {}
+        options = {messages.RUN: run} if run else {}
         message = Message(QUEUE, actor, args, {}, options)
         return broker.enqueue(message.copy(message_id=key or message.message_id))
 

@@ -8,7 +8,7 @@ from forgekeeper.connections import client
 from forgekeeper.declaring.answers import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import send_children
+from forgekeeper.delivery.messages import RUN, send_children
 from forgekeeper.runs import quarantine
 
 CHILD = CHILDREN["clean_project_refs"]
@@ -36,7 +36,7 @@ def test_children_are_messages_of_dramatiq_in_the_order_given():
     assert [(one.actor_name, one.args, one.message_id) for one in messages] == [
         (CHILD.name, (number,), f"c:{number}") for number in (3, 1, 2)
     ]
-    assert {one.options[queues.RUN] for one in messages} == {1}
+    assert {one.options[RUN] for one in messages} == {1}
     for message in messages:
         acknowledge(message)
     assert queues.depth(client, QUEUE) == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}

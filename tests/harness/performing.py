@@ -2,11 +2,11 @@
 
 from contextlib import contextmanager
 
+from forgekeeper.connections import identity
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
 from forgekeeper.runs.attempt import Runner
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from forgekeeper.runs.run import Run
 from tests.harness.settings import settings_with
 

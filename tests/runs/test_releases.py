@@ -7,11 +7,11 @@ import pytest
 
 from demo.sample_data import add_statuses as sample
 from forgekeeper.batches import BATCHES
+from forgekeeper.connections import identity
 from forgekeeper.database import database as db
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import identity
 from models import UserStatus
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually

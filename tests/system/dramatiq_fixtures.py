@@ -17,7 +17,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.encoder import JSONEncoder
 
-from forgekeeper.delivery.queues import Encoder
+from forgekeeper.delivery.messages import Encoder
 
 
 @contextmanager

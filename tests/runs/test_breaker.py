@@ -1,21 +1,29 @@
-"""What the breaker lets begin, and what it holds."""
+"""What the breaker lets begin and what it holds, whatever mistake made it; what a release lets go, and beside what."""
 
+import threading
 from datetime import timedelta
 
+import peewee as pw
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, FeatureFlag
+from forgekeeper.connections import identity
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.breaker import NEXT
-from forgekeeper.runs.holds import Held, Hold
+from forgekeeper.runs.holds import Batch, Held, Hold
+from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness.lived import lived
 from tests.harness.performing import recorded
+from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
+from tests.harness.tables import wait_for_locks
+from workers.expired_job_artifacts import FLAG
 
-STATUSES = BATCHES["user_status_cleanup"]
+STATUSES, ARTIFACTS = BATCHES["user_status_cleanup"], BATCHES["expired_job_artifacts"]
+DAY = timedelta(days=1)
 
 STATUS_ROWS = """
     insert into user_statuses (user_id, clear_status_at)
@@ -163,3 +171,116 @@ def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings
     finally:
         db.execute_sql("drop view user_statuses")
         db.execute_sql("alter table real_statuses rename to user_statuses")
+
+
+# A release beside a breaker that looks or holds, or beside another release
+
+WAITING = """
+    select count(*) > 0 from pg_locks join pg_stat_activity using (pid)
+    where not granted and datname = current_database()
+"""
+
+
+def give(by="me", expect=100):
+    return breaker.release(STATUSES.name, reason="I looked", by=by, expect=expect)
+
+
+def beside(work):
+    """Do the work in another session; return its thread, and what it returned as a list."""
+    answers = []
+
+    def working():
+        with db.connection_context():
+            wait_for_locks()
+            answers.append(work())
+
+    thread = threading.Thread(target=working, daemon=True)
+    thread.start()
+    return thread, answers
+
+
+def waiting():
+    return db.execute_sql(WAITING).fetchone()[0]
+
+
+def ended(thread):
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database, settings):
+    statuses(due=200, total=200)
+    with db.atomic():
+        db.execute_sql("lock table user_statuses in access exclusive mode")
+        thread, answers = beside(lambda: recorded(STATUSES, settings))
+        eventually(waiting)
+        assert give() == []
+    ended(thread)
+
+    assert ([run.reason for run in answers], UserStatus.select().count()) == (["held"], 200)
+    assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
+
+
+def test_of_two_releases_at_once_one_counts_and_the_other_knows(database, settings):
+    statuses(due=200, total=200)
+    recorded(STATUSES, settings)
+    with db.atomic():
+        assert give(by="Anna", expect=10)
+        thread, answers = beside(lambda: give(by="Ben", expect=10**6))
+        eventually(waiting)
+    ended(thread)
+
+    assert answers == [[]]
+    row = Batch.get_by_id(STATUSES.name)
+    assert (row.released_by, row.released_expect) == ("Anna", 10)
+
+
+def test_no_run_starts_before_a_release_is_whole(database, settings):
+    statuses(due=200, total=200)
+    recorded(STATUSES, settings)
+    with db.atomic():
+        give(expect=30)
+        thread, answers = beside(lambda: JobRun.start_here(STATUSES.name, by=identity()))
+        ended(thread)
+
+    assert answers == [None]
+    assert recorded(STATUSES, settings).result["deleted"] == 30
+
+
+# Mistakes of people, under the settings of an operator who has set none of the brakes
+
+ARTIFACT_ROWS = """
+    insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, created_at, expire_at, locked)
+    select 1 + n %% 7, n, 1, 'a.zip', 'a/' || n, 100, made, made + interval '90 days', 0
+    from generate_series(1, 2000) as n, lateral (select clock_timestamp() - n * interval '89 days' / 2000 as made) as times
+"""
+
+
+@pytest.fixture
+def at_work(database, settings, monkeypatch):
+    """Let two batches have run for days; return settings."""
+    monkeypatch.delenv("FORGEKEEPER_BREAKER_LEAST")
+    for batch in (STATUSES, ARTIFACTS):
+        lived(batch, range(300, 3 * 86_400, 300), 3)
+    return settings_with()
+
+
+def test_a_bad_import_makes_all_statuses_expire(at_work):
+    statuses(due=0, total=10_000)
+    db.execute_sql("analyze user_statuses")
+    UserStatus.update(clear_status_at=now() - DAY).where(pw.fn.mod(UserStatus.user_id, 10) != 0).execute()
+
+    assert (recorded(STATUSES, at_work).reason, left()) == ("held", 10_000)
+    assert JobRun.start_here(STATUSES.name, by="the next tick") is None
+
+
+def test_a_retention_is_changed_from_ninety_days_to_nine(at_work):
+    db.execute_sql(ARTIFACT_ROWS)
+    db.execute_sql("analyze ci_job_artifacts")
+    FeatureFlag.turn(FLAG, on=True)
+    db.execute_sql("update ci_job_artifacts set expire_at = created_at + interval '9 days'")
+
+    row = recorded(ARTIFACTS, at_work)
+
+    assert (row.reason, row.result["children_enqueued"]) == ("held", 0)
+    assert Hold.why(ARTIFACTS.name) == "held"

@@ -1,14 +1,20 @@
-"""What a run has done is in its row, its line and the counters, whatever becomes of the run."""
+"""What a run has done is in its row, its line, the counters and once in the totals, whatever becomes of the run."""
 
 import pytest
 
+from demo.sample_data import add_statuses as sample
 from forgekeeper.database import database
 from forgekeeper.failpoints import FailpointReached, arm, parse
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import LostRun
+from forgekeeper.runs.totals import RunTotal
 from metrics.counting import WORKER
-from tests.harness.performing import attempt_at, ended, runner_of
+from models import UserStatus
+from tests.harness.every import every
+from tests.harness.performing import attempt_at, ended, recorded, runner_of
+from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
+from workers.expired_job_artifacts import delete_artifact_bucket
 from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
 NAME = "user_status_cleanup"
@@ -86,3 +92,40 @@ def test_a_run_of_which_nothing_can_be_counted_deletes_and_succeeds(attempt, mon
 
     row = JobRun.get_by_id(counted_nowhere.run.number)
     assert (row.state, row.result["deleted"]) == ("succeeded", BATCH_SIZE + 1)
+
+
+# Totals, by which the breaker and previews go
+
+
+def totals():
+    return [(one.batch, one.run, one.records, one.bytes, one.reserved) for one in RunTotal.select()]
+
+
+@every("limit", [None, 1_000], name=str)
+def test_a_run_that_ends_well_is_added_up_once_with_a_limit_or_without(limit):
+    RunTotal.delete().execute()
+    UserStatus.delete().execute()
+    sample(500)  # of which two hundred are due
+
+    row = recorded(user_status_cleanup, settings_with(max_per_run_user_status_cleanup=limit))
+
+    assert totals() == [("user_status_cleanup", row.id, 200, 0, 0)]
+
+
+def test_what_a_run_had_deleted_before_it_failed_is_added_up():
+    with runner_of(settings_with()) as runner, attempt_at(runner, user_status_cleanup) as attempt:
+        attempt.run.outcome.deleted = 7
+        raise MemoryError
+
+    assert totals() == [("user_status_cleanup", attempt.run.number, 7, 0, 0)]
+
+
+def test_what_a_child_has_deleted_is_added_to_the_newest_run_of_its_batch():
+    JobRun.start_here("expired_job_artifacts", by="me")
+    newest = JobRun.get()
+    for destroyed in (3, 4):
+        with runner_of(settings_with()) as runner, runner.child(delete_artifact_bucket, "1", run=12) as attempt:
+            attempt.work()
+            attempt.run.outcome.destroyed, attempt.run.outcome.bytes = destroyed, 10
+
+    assert totals() == [("expired_job_artifacts", newest.id, 7, 20, 0)]

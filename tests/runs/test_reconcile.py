@@ -1,4 +1,4 @@
-"""What becomes of a batch's ticks: which are claimed, skipped, caught up, and sent once."""
+"""What becomes of a batch's ticks: claimed, skipped, caught up and sent once, and if the database's clock was ahead."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,13 @@ from forgekeeper import database as db
 from forgekeeper.connections import client
 from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import ahead
+from tests.harness.performing import start_run
 from tests.harness.ticks import (
+    DAWN,
+    DEAD_AFTER,
+    HOUR,
+    MICROSECOND,
     MINUTE,
     NAME,
     NOON,
@@ -18,6 +24,7 @@ from tests.harness.ticks import (
     acknowledge,
     at,
     clock_is,
+    executed,
     fetch,
     ledger,
     reconcile,
@@ -25,6 +32,7 @@ from tests.harness.ticks import (
     rows,
     sent,
     start,
+    time_passes,
 )
 
 __all__ = ["ledger"]
@@ -58,6 +66,27 @@ def test_a_tick_is_claimed_and_sent_once_by_schedulers_that_fire_together():
 
     assert JobRun.select().count() == 1
     assert sent() == [row().id]
+
+
+@pytest.mark.parametrize(("early", "claimed"), [(SECOND, True), (2 * SECOND, True), (3 * SECOND, False)])
+def test_the_ledger_itself_turns_a_claim_away_that_comes_too_early(early, claimed):
+    clock_is(NOON - early)
+
+    claimed_id = JobRun.claim(NAME, NOON, by="A", reason=None)
+
+    assert (claimed_id is not None) is claimed
+
+
+def test_a_tick_that_comes_while_the_batch_runs_is_skipped_as_an_overlap():
+    at(NOON)
+    run = start()
+    time_passes(MINUTE)
+    JobRun.keep_alive([run])
+
+    reconcile()
+
+    assert (row(NOON + MINUTE).state, row(NOON + MINUTE).reason) == ("skipped", "overlap")
+    assert row().state == "started"
 
 
 # Pauses
@@ -106,3 +135,87 @@ def test_a_run_whose_message_was_lost_is_sent_again_within_half_a_minute():
     at(NOON + 30 * SECOND)
 
     assert sent() == [row().id]
+
+
+# The database's clock was a day ahead, and is set right
+
+TOMORROW = NOON + 24 * HOUR
+
+
+def test_a_clock_that_was_ahead_holds_no_tick_back_once_it_is_right():
+    at(TOMORROW)
+    executed(TOMORROW)
+
+    at(NOON)
+
+    assert row(NOON).state == "enqueued"
+    assert sent() == [row(NOON).id]
+
+
+def test_a_row_whose_tick_was_set_aside_remembers_it_and_ended_before_now():
+    at(TOMORROW)
+    early = row(TOMORROW).id
+    executed(TOMORROW)
+
+    at(NOON)
+
+    aside = JobRun.get_by_id(early)
+    assert (aside.state, aside.tick, aside.result) == ("succeeded", None, {"set_aside": TOMORROW.isoformat()})
+    assert aside.finished_at == NOON
+    assert JobRun.health(NAME).last_success == NOON
+
+
+@pytest.mark.parametrize(("early", "ticks"), [(2 * SECOND, 0), (2 * SECOND + MICROSECOND, 1)])
+def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early, ticks):
+    at(NOON)
+    executed(NOON)
+
+    at(NOON - early)
+
+    assert ahead(NAME) == ticks
+
+
+def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():
+    at(TOMORROW)
+    start(TOMORROW)
+
+    at(NOON)
+    at(NOON + DEAD_AFTER + SECOND)
+
+    assert (row(TOMORROW).state, row(TOMORROW).reason) == ("enqueued", "worker_lost")
+
+
+def test_a_worker_that_lives_keeps_its_run_when_the_clock_is_set_right():
+    at(TOMORROW)
+    run = start(TOMORROW)
+
+    at(NOON)
+    time_passes(DEAD_AFTER)
+    alive = JobRun.keep_alive([run])
+    reconcile()
+
+    assert alive == {run.id}
+    assert JobRun.succeed(run, {})
+
+
+def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clock_knew():
+    clock_is(TOMORROW)
+    run = start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
+    JobRun.fail(run, "too early", delay=MINUTE)
+
+    at(DAWN)
+    at(DAWN + SECOND)
+
+    assert JobRun.get_by_id(run.id).retry_at == DAWN
+    assert sent() == [run.id]
+
+
+def test_a_batch_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
+    Batch.update(registered_at=TOMORROW).execute()
+    Hold.insert(batch=NAME, kind="pause", by="me", since=TOMORROW, until=DAWN).execute()
+
+    at(NOON)
+    at(NOON + MINUTE)
+
+    assert (Batch.get().registered_at, Hold.get().since) == (NOON, NOON)
+    assert rows("enqueued") == {NOON + MINUTE}

@@ -1,11 +1,19 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
+import sys
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import peewee as pw
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.database import now
+from forgekeeper.connections import client
+from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, leases
+from forgekeeper.database import database, now
 from models import DeletionStatus, GitRefDeletion, Project
-from tests.harness.git_samples import Bare
+from tests.harness.clocks import Crash, clock, crash
+from tests.harness.git_samples import Bare, stand_in
 from tests.harness.ref_deletions import PROJECT, counted, lock, pending, row, rows, statuses
 from workers.git_ref_cleanup import ProjectOutcome
 
@@ -117,3 +125,109 @@ def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child
     assert (first.outcome, first.more) == (ProjectOutcome(3, 0, "max_deletes"), True)
     assert (second.outcome, second.more) == (ProjectOutcome(2, 0, "drained"), False)
     assert pending() == set()
+
+
+# Leases and crashes
+
+
+@contextmanager
+def failing_updates():
+    """Let PostgreSQL refuse to close any row."""
+    database.execute_sql(
+        "create function spoil() returns trigger language plpgsql as $$ begin raise exception 'spoilt'; end $$"
+    )
+    database.execute_sql(
+        "create trigger spoil before update on batched_git_ref_updates_deletions for each row execute function spoil()"
+    )
+    try:
+        yield
+    finally:
+        database.execute_sql("drop function spoil cascade")
+
+
+def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
+    row("refs/mr/1")
+
+    with (
+        lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"),
+        capture_logs() as lines,
+    ):
+        done = child()
+
+    assert (done.outcome, done.more) == (ProjectOutcome(0, 0, "lease_held"), False)
+    assert {line["log_level"] for line in lines} == {"info"}
+    assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_child_that_has_lost_its_lease_consumes_nothing_more(clean, repository):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
+    lock(repository, "refs/mr/1")
+
+    with pytest.raises(LeaseLost):
+        clean(safe_point=lambda: break_lease(client, f"clean_project_refs:{PROJECT}"))
+
+    assert pending() == {"refs/mr/1", "refs/mr/4"}
+    assert "refs/mr/4" in repository.refs()
+
+
+def test_a_crash_between_git_and_table_repeats_a_harmless_deletion(child, repository):
+    rows("refs/mr/1", "HEAD", "refs/gone", "refs/mr/2")
+    row("refs/mr/3", expected_oid=ELSEWHERE)
+    with failing_updates(), pytest.raises(pw.InternalError):
+        child()
+    assert not {"refs/mr/1", "refs/mr/2"} & set(repository.refs())
+    assert len(pending()) == 5
+
+    outcome = child().outcome
+
+    assert outcome == ProjectOutcome(3, 2, "drained")
+    assert statuses() == {
+        "refs/mr/1": PROCESSED,
+        "HEAD": REJECTED,
+        "refs/gone": PROCESSED,
+        "refs/mr/2": PROCESSED,
+        "refs/mr/3": REJECTED,
+    }
+    assert {f"refs/mr/{number}" for number in range(3, 7)} <= set(repository.refs())
+
+
+def test_a_ref_that_was_made_anew_after_a_crash_survives_where_its_row_says_what_it_was(child, repository):
+    row("refs/mr/1", expected_oid=repository.one)
+    with failing_updates(), pytest.raises(pw.InternalError):
+        child()
+    repository.git("update-ref", "refs/mr/1", repository.two)
+
+    outcome = child().outcome
+
+    assert (outcome, repository.refs()["refs/mr/1"]) == (ProjectOutcome(0, 1, "drained"), repository.two)
+
+
+CLOSE = """
+import sys, psycopg2
+with psycopg2.connect(sys.argv[1]) as somebody, somebody.cursor() as cursor:
+    cursor.execute("update batched_git_ref_updates_deletions set status = 3, reason = 'by hand' where ref = 'refs/mr/2'")
+"""
+
+
+def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_not_counted(
+    clean, repository, urls, tmp_path, monkeypatch
+):
+    mine, theirs = rows("refs/mr/1", "refs/mr/2")
+    (tmp_path / "close.py").write_text(CLOSE)
+    close = f"{sys.executable} {tmp_path}/close.py '{urls.database}'"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {close};; esac\nexec $GIT "$@"')
+
+    assert clean() == ProjectOutcome(1, 0, "drained")
+    assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("way", [{}, {"clock": clock(400.0)}, {"safe_point": crash}], ids=["end", "late", "crash"])
+def test_the_lease_is_free_after_every_way_out(clean, repository, way):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
+
+    with suppress(Crash):
+        clean(**way)
+
+    assert leases(client) == []

@@ -16,6 +16,7 @@ from models import BulkImportEntity, BulkImportTracker, UserStatus
 from tests.harness.bulk_imports import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 from tests.harness.thorough import examples
 from workers.prune import prune
 from workers.stale_imports import stale_imports
@@ -27,13 +28,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 FACTS = {"bulk_import_id": 1, "source_full_path": "a/b", "destination_name": "b", "destination_namespace": "c"}
 # Of each: due or not, locked by somebody or not, bad or not: to delete it raises.
 RECORDS = some.lists(some.tuples(some.booleans(), some.sampled_from(["", "", "", "locked", "bad"])), max_size=130)
-REFUSE_BAD = """
-    create function refuse_bad() returns trigger language plpgsql as $$ begin
-        if old.message = 'bad' then raise check_violation using message = 'it is bad'; end if;
-        return old;
-    end $$;
-    create trigger refuse_bad before delete on user_statuses for each row execute function refuse_bad()
-"""
+REFUSE_BAD = "if old.message = 'bad' then raise check_violation using message = 'it is bad'; end if"
 
 
 def lines(record, since=0):
@@ -54,9 +49,8 @@ def audited(record, since=0):
 @pytest.fixture
 def refused(database):
     """A forge that lets no bad status go."""
-    database.execute_sql(REFUSE_BAD)
-    yield
-    database.execute_sql("drop function refuse_bad cascade")
+    with before_each("delete", "user_statuses", REFUSE_BAD):
+        yield
 
 
 @pytest.mark.usefixtures("refused")

@@ -18,6 +18,7 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from tests.harness.programs import LIMIT, Program, eventually
+from tests.harness.tables import somebody_waits_for_a_lock
 
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
@@ -33,7 +34,6 @@ ADD_DUE = """
     insert into user_statuses (user_id, clear_status_at)
     select id, now() - interval '1 day' from generate_series(1, %s) as id
 """
-WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
 class WorkerProcesses(Program):
@@ -111,10 +111,6 @@ def acknowledged():
     return queue() == NOTHING
 
 
-def someone_waits_for_a_lock():
-    return bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone())
-
-
 @contextmanager
 def without_the_table():
     database.execute_sql("alter table user_statuses rename to away")
@@ -187,7 +183,7 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     first = start_worker(**PATIENT)
     other.execute("lock table user_statuses in access exclusive mode")
     run_id = send(reconcile)
-    eventually(lambda: someone_waits_for_a_lock() and first.said("Worker process is ready for action."))
+    eventually(lambda: somebody_waits_for_a_lock() and first.said("Worker process is ready for action."))
     killed = process_of(run_id)
 
     os.kill(killed, signal.SIGKILL)

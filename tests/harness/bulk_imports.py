@@ -1,6 +1,5 @@
 """Bulk imports and their entities, the two kinds of batch 65: what tests of them share."""
 
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from forgekeeper.runs.brakes import Brakes, Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 from workers.stale_imports import MAX_RUNTIME, entities, imports, stale_imports
 
 ADD_IMPORTS = """
@@ -32,14 +32,6 @@ ADD_TRACKERS = """
     insert into bulk_import_trackers (bulk_import_entity_id, relation, stage, status)
     select entity, 'relation', number, (array[0, 1, 3])[1 + mod(number, 3)]
     from generate_series({first}, {last}) as entity, generate_series(1, {each}) as number
-"""
-
-FUNCTION = """
-    create function spoil() returns trigger language plpgsql as $$
-    begin
-        if new.id = {record} then raise exception 'spoilt'; end if;
-        return new;
-    end $$
 """
 
 
@@ -101,15 +93,9 @@ def run(**options):
     return perform(stale_imports, deadline=Deadline(MAX_RUNTIME, **options))
 
 
-@contextmanager
 def spoilt(table, record):
     """Let every change of the record end in an error."""
-    database.execute_sql(FUNCTION.format(record=record))
-    database.execute_sql(f"create trigger spoil before update on {table} for each row execute function spoil()")
-    try:
-        yield
-    finally:
-        database.execute_sql("drop function spoil cascade")
+    return before_each("update", table, f"if new.id = {record} then raise exception 'spoilt'; end if")
 
 
 def cleanup_stale(kind, now, ids, *, audit=None):

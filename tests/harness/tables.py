@@ -1,4 +1,6 @@
-"""All tables that tests write to, and how they are emptied."""
+"""All tables that tests write to, how they are emptied, and what a test lets PostgreSQL do to changes of their rows."""
+
+from contextlib import contextmanager
 
 import models
 from forgekeeper import database as db
@@ -21,11 +23,34 @@ NUMBERED = """
     from unnest(%s) as name join pg_depend on refobjid = name::regclass join pg_sequence on seqrelid = objid
     where pg_sequence_last_value(seqrelid) is not null
 """
+WAITING = """
+    select pg_stat_clear_snapshot();
+    select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')
+"""
 
 
 def wait_for_locks():
     """Let this thread's session wait for a lock for as long as a test holds it, on however busy a machine."""
     db.database.execute_sql("set lock_timeout = '60s'")
+
+
+def somebody_waits_for_a_lock():
+    """Say it as of now, within a transaction, too."""
+    return db.database.execute_sql(WAITING).fetchone()[0]
+
+
+@contextmanager
+def before_each(change, table, act):
+    """Let PostgreSQL do *act* before each *change*, an update or a deletion, of a row of the table."""
+    row = "old" if change == "delete" else "new"
+    db.database.execute_sql(
+        f"create function spoil() returns trigger language plpgsql as $$ begin {act}; return {row}; end $$;"
+        f"create trigger spoil before {change} on {table} for each row execute function spoil()"
+    )
+    try:
+        yield
+    finally:
+        db.database.execute_sql("drop function spoil cascade")
 
 
 def empty():

@@ -19,7 +19,7 @@ from tests.harness.lived import lived
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
-from tests.harness.tables import wait_for_locks
+from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from workers.expired_job_artifacts import FLAG
 
 STATUSES, ARTIFACTS = BATCHES["user_status_cleanup"], BATCHES["expired_job_artifacts"]
@@ -175,11 +175,6 @@ def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings
 
 # A release beside a breaker that looks or holds, or beside another release
 
-WAITING = """
-    select count(*) > 0 from pg_locks join pg_stat_activity using (pid)
-    where not granted and datname = current_database()
-"""
-
 
 def give(by="me", expect=100):
     return breaker.release(STATUSES.name, reason="I looked", by=by, expect=expect)
@@ -199,10 +194,6 @@ def beside(work):
     return thread, answers
 
 
-def waiting():
-    return db.execute_sql(WAITING).fetchone()[0]
-
-
 def ended(thread):
     thread.join(30)
     assert not thread.is_alive()
@@ -213,7 +204,7 @@ def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database,
     with db.atomic():
         db.execute_sql("lock table user_statuses in access exclusive mode")
         thread, answers = beside(lambda: recorded(STATUSES, settings))
-        eventually(waiting)
+        eventually(somebody_waits_for_a_lock)
         assert give() == []
     ended(thread)
 
@@ -227,7 +218,7 @@ def test_of_two_releases_at_once_one_counts_and_the_other_knows(database, settin
     with db.atomic():
         assert give(by="Anna", expect=10)
         thread, answers = beside(lambda: give(by="Ben", expect=10**6))
-        eventually(waiting)
+        eventually(somebody_waits_for_a_lock)
     ended(thread)
 
     assert answers == [[]]

@@ -1,7 +1,4 @@
-"""What the audit knows of objects: said before they go, closed with their rows, and after a crash by the next run.
-
-Of the outbox's objects (`delete_objects`) and of uploads that never completed (`stale_direct_uploads`).
-"""
+"""What the audit knows of objects and refs: said before they go, closed with their rows, after a crash by the next run."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -11,10 +8,14 @@ import pytest
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
+from forgekeeper.storage.git_repository import RepositoryFailed
 from forgekeeper.storage.outbox import DeletedObject, parted
 from tests.harness.audited import gone, interrupted_at, lines, unclosed
+from tests.harness.git_samples import stand_in
 from tests.harness.performing import perform
+from tests.harness.ref_deletions import row
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import register, stale_direct_uploads
 
@@ -89,14 +90,8 @@ def test_it_is_said_before_the_object_goes(run, store):
 def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
     record(folder, "a")
     # As if somebody held it back right after the claim.
-    hold = "begin new.pick_up_at := 'infinity'; return new; end"
-    database.execute_sql(f"create function hold() returns trigger language plpgsql as $$ {hold} $$")
-    claims = "create trigger hold before update on ci_deleted_objects for each row execute function hold()"
-    database.execute_sql(claims)
-    try:
+    with before_each("update", "ci_deleted_objects", "new.pick_up_at := 'infinity'"):
         outcome = on(folder, delete_objects)
-    finally:
-        database.execute_sql("drop function hold cascade")
 
     assert (outcome.deleted, folder.keys()) == (0, {"a"})
     assert Deletion.select().count() == 0
@@ -144,4 +139,88 @@ def test_what_a_crash_left_open_the_next_run_closes(run, store, kind, step):
     run(batch)
 
     assert gone(kind, "path") == {"a", "b"}
+    assert unclosed() == 0
+
+
+# Refs
+
+REF = "git_ref_deletion"
+
+
+def deleted():
+    """The refs of which it is said that they were deleted."""
+    return [line["ref"] for line in lines(REF) if line["state"] == "deleted"]
+
+
+def test_each_deleted_ref_has_its_line(clean, repository):
+    repository.loose("refs/mr/2", value=repository.two)
+    since = now() - timedelta(hours=1)
+    numbers = [row("refs/mr/1", created_at=since), row("refs/mr/2", created_at=since)]
+
+    clean()
+
+    facts = {"project_id": 7, "due": since.isoformat(), "state": "deleted"}
+    assert lines(REF) == [
+        facts | {"id": numbers[0], "ref": "refs/mr/1", "oid": repository.one},
+        facts | {"id": numbers[1], "ref": "refs/mr/2", "oid": repository.two},
+    ]
+
+
+@pytest.mark.parametrize("step", ["deleted", "settled"])
+def test_what_a_crash_left_open_the_next_child_closes(clean, repository, step):
+    row("refs/mr/1")
+    with interrupted_at(f"clean_project_refs.{step}"):
+        clean()
+
+    clean()
+
+    assert deleted() == ["refs/mr/1"]
+    assert unclosed() == 0
+
+
+def test_of_refs_that_a_crash_left_standing_it_is_said_that_they_were_kept(clean, repository, tmp_path, monkeypatch):
+    row("refs/mr/1")
+    row("refs/mr/2")
+    with monkeypatch.context() as patched:
+        stand_in(tmp_path / "bin", patched, 'case "$*" in *update-ref*) kill -9 $$;; esac; exec $GIT "$@"')
+        with pytest.raises(RepositoryFailed):
+            clean()
+    (repository.path / "refs/mr").mkdir()
+    (repository.path / "refs/mr/2").write_text(repository.two)
+
+    clean()
+
+    states = [(line["ref"], line["oid"], line["state"]) for line in lines(REF)]
+    assert states == [
+        ("refs/mr/1", repository.one, "kept"),
+        ("refs/mr/2", repository.one, "moved"),
+        ("refs/mr/1", repository.one, "deleted"),
+        ("refs/mr/2", repository.two, "deleted"),
+    ]
+    assert unclosed() == 0
+
+
+def test_a_ref_pushed_to_after_it_was_told_has_one_line_of_what_it_was_in_the_end(
+    clean, repository, tmp_path, monkeypatch
+):
+    row("refs/mr/1")
+    push = f"mkdir -p {repository.path}/refs/mr; [ -e $0.done ] || echo {repository.two} > {repository.path}/refs/mr/1"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push}; touch $0.done;; esac; exec $GIT "$@"')
+
+    clean()
+
+    assert [(line["oid"], line["state"]) for line in lines(REF)] == [
+        (repository.one, "moved"),
+        (repository.two, "deleted"),
+    ]
+
+
+def test_a_row_that_cannot_be_closed_keeps_its_ref_s_line(clean, repository):
+    bad = row("refs/mr/1")
+    row("refs/mr/2")
+    no = f"if old.id = {bad} then raise 'no'; end if"
+    with before_each("update", "batched_git_ref_updates_deletions", no):
+        clean()
+
+    assert sorted(deleted()) == ["refs/mr/1", "refs/mr/2"]
     assert unclosed() == 0

@@ -1,7 +1,6 @@
 """Batch 11 against a real PostgreSQL and Redis, with users who keep their artifacts meanwhile."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
@@ -19,12 +18,11 @@ from tests.harness.artifacts import (
     ids,
     nodes,
     outbox,
-    rows,
     run,
     statistics,
     turn_on,
 )
-from tests.harness.tables import wait_for_locks
+from tests.harness.tables import before_each, somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts import BATCH_SIZE
 
@@ -32,7 +30,6 @@ DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
 LOCKED, UNKNOWN, TRACE = 1, 2, 3
 
-WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 KEEPING = ["expire_at = null", "locked = 1", "expire_at = now() + interval '1 day'"]
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -52,19 +49,6 @@ def rows_read(after):
     scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
     kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
     return [sum(int(scan.get(kind, 0)) for kind in kinds) for scan in scans if "Scan" in scan["Node Type"]]
-
-
-@contextmanager
-def on_deletion(act):
-    """Let PostgreSQL do something before it deletes an artifact."""
-    database.execute_sql(
-        f"create function spoil() returns trigger language plpgsql as $$ begin {act}; return old; end $$"
-    )
-    database.execute_sql("create trigger spoil before delete on ci_job_artifacts for each row execute function spoil()")
-    try:
-        yield
-    finally:
-        database.execute_sql("drop function spoil cascade")
 
 
 @pytest.mark.parametrize("facts", [{"locked": LOCKED}, {"locked": UNKNOWN}, {"file_type": TRACE}])
@@ -108,7 +92,7 @@ def test_an_artifact_that_was_not_deleted_is_not_taken_off():
     stubborn = artifact(size=1)
     artifact(size=10)
 
-    with on_deletion(f"if old.id = {stubborn} then return null; end if"):
+    with before_each("delete", "ci_job_artifacts", f"if old.id = {stubborn} then return null; end if"):
         batch = destroy()
 
     assert (batch.artifacts, batch.bytes, len(outbox()), statistics()) == (1, 10, 1, 90)
@@ -128,7 +112,7 @@ def test_statistics_that_change_meanwhile_lose_nothing_else(other):
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(destroy_in_a_thread)
-        waited = wait_until(lambda: bool(rows(WAITING_FOR_A_LOCK)), 20)
+        waited = wait_until(somebody_waits_for_a_lock, 20)
         other.connection.commit()
         batch = running.result()
 
@@ -162,9 +146,9 @@ def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(
             return destroy(0)
 
     act = f"if old.id = {slow} then perform pg_advisory_xact_lock_shared(1); end if"
-    with on_deletion(act), ThreadPoolExecutor(1) as pool:
+    with before_each("delete", "ci_job_artifacts", act), ThreadPoolExecutor(1) as pool:
         destroying = pool.submit(destroy_slowly)
-        waited = wait_until(lambda: bool(rows(WAITING_FOR_A_LOCK)), 20)
+        waited = wait_until(somebody_waits_for_a_lock, 20)
         batch, left = destroy(1), ids()
         other.execute("select pg_advisory_unlock(1)")
         destroying.result()

@@ -1,7 +1,7 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import peewee as pw
@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, leases
-from forgekeeper.database import database, now
+from forgekeeper.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.git_samples import Bare, stand_in
 from tests.harness.ref_deletions import PROJECT, counted, lock, pending, row, rows, statuses
+from tests.harness.tables import before_each
 from workers.git_ref_cleanup import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -130,19 +131,9 @@ def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child
 # Leases and crashes
 
 
-@contextmanager
 def failing_updates():
     """Let PostgreSQL refuse to close any row."""
-    database.execute_sql(
-        "create function spoil() returns trigger language plpgsql as $$ begin raise exception 'spoilt'; end $$"
-    )
-    database.execute_sql(
-        "create trigger spoil before update on batched_git_ref_updates_deletions for each row execute function spoil()"
-    )
-    try:
-        yield
-    finally:
-        database.execute_sql("drop function spoil cascade")
+    return before_each("update", "batched_git_ref_updates_deletions", "raise exception 'spoilt'")
 
 
 def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):

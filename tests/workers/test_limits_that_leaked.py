@@ -1,7 +1,7 @@
 """Ways in which more went than a limit allows, each tried again: a day's limit holds whatever fails."""
 
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import peewee as pw
@@ -20,24 +20,12 @@ from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 
 OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
 REFS = CHILDREN["clean_project_refs"]
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@contextmanager
-def refusing(table, change):
-    """Let a trigger of the forge's refuse each *change* of a row."""
-    db.execute_sql(
-        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$;"
-        f"create trigger refuse before {change} on {table} for each row execute function refuse()"
-    )
-    try:
-        yield
-    finally:
-        db.execute_sql("drop function refuse cascade")
 
 
 def attempt(work, times=3):
@@ -103,7 +91,7 @@ def refs(tmp_path):
 def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):
     settings, left = refs
 
-    with refusing("batched_git_ref_updates_deletions", "update"):
+    with before_each("update", "batched_git_ref_updates_deletions", "raise exception 'refused'"):
         attempt(lambda: as_child(REFS, settings, 7))
 
     assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)

@@ -24,7 +24,7 @@ from tests.harness.bulk_imports import (
     tracker_statuses,
 )
 from tests.harness.clocks import Crash, clock, crash
-from tests.harness.tables import wait_for_locks
+from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
 
@@ -32,7 +32,6 @@ UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
 LIMIT = 60.0
 
-WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -202,7 +201,7 @@ def test_a_run_counts_a_record_that_finished_after_it_was_found_as_skipped(kind,
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_in_a_thread)
-        waited = wait_until(lambda: bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone()), LIMIT)
+        waited = wait_until(somebody_waits_for_a_lock, LIMIT)
         other.execute(f"update {table} set status = 2 where id = 2")
         other.connection.commit()
         outcome = running.result()
@@ -232,7 +231,7 @@ def test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished(o
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_in_a_thread)
-        waited = wait_until(lambda: bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone()), LIMIT)
+        waited = wait_until(somebody_waits_for_a_lock, LIMIT)
         other.connection.commit()
         outcome = running.result()
 

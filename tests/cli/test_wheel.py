@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = {name if (ROOT / name).is_dir() else f"{name}.py" for name in OURS}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel, built from what git would commit."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
@@ -36,29 +36,14 @@ def wheel(tmp_path_factory):
     return built
 
 
-@pytest.fixture(scope="session")
-def installed(wheel, tmp_path_factory):
-    """The folder of the commands of an environment with the wheel and what it asks for."""
-    folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
-    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
-    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=folder)
-    return folder / "bin"
-
-
-@pytest.fixture(scope="session")
-def forgekeeper(installed, urls, new_database, tmp_path_factory):
-    """Run the installed command on a database of its own, far from the checkout; return what it prints."""
+@pytest.fixture
+def forgekeeper(wheel, urls, new_database, tmp_path):
+    """Run the command, installed with what it asks for, on a database of its own, far from the checkout."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path, cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=tmp_path)
     settings = {PREFIX + "DATABASE_URL": new_database(), PREFIX + "REDIS_URL": urls.redis}
-    return partial(
-        run, "forgekeeper", cwd=tmp_path_factory.mktemp("elsewhere"), env={"PATH": str(installed), **settings}
-    )
-
-
-@pytest.fixture(scope="session")
-def applied(forgekeeper):
-    """What `forgekeeper migrate` says on an empty database."""
-    return forgekeeper("migrate")
+    return partial(run, "forgekeeper", cwd=tmp_path, env={"PATH": str(tmp_path / "bin"), **settings})
 
 
 def run(*command, **options):
@@ -78,13 +63,6 @@ def test_the_wheel_holds_every_file_of_the_product_and_nothing_else(wheel):
     assert files - names == set()
 
 
-@pytest.fixture
-def clone(tmp_path):
-    """A clone of the repository, without its tags."""
-    run("git", "clone", "-q", "--no-tags", ROOT, "clone", cwd=tmp_path)
-    return tmp_path / "clone"
-
-
 def commit(clone):
     run("git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "m", cwd=clone)
 
@@ -93,7 +71,9 @@ def version_of(tree):
     return Version(project_wheel_metadata(tree)["version"])
 
 
-def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_writes_none(clone):
+def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_writes_none(tmp_path):
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", "--no-tags", ROOT, clone)
     versions = [version_of(clone)]
     commit(clone)
     versions.append(version_of(clone))
@@ -106,7 +86,8 @@ def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_wri
     assert run("git", "status", "--porcelain", cwd=clone) == ""
 
 
-def test_a_batch_runs_and_is_sent(applied, forgekeeper):
+def test_a_batch_runs_and_is_sent(forgekeeper):
+    applied = forgekeeper("migrate")
     seeded = json.loads(forgekeeper("seed", "--json"))
     forgekeeper("release", "user_status_cleanup", "--reason", "I looked")
 

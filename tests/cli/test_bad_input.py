@@ -102,14 +102,6 @@ def test_on_a_database_without_our_tables_a_command_says_how_to_make_them(main, 
     assert result.complaint.endswith("migration(s): run `forgekeeper migrate`")
 
 
-def test_status_says_which_table_of_the_forge_is_missing(main, own_database, query):
-    query(own_database, "drop table user_statuses")
-
-    result = main("status", DATABASE_URL=own_database)
-
-    assert (result.status, "user_statuses" in result.complaint, "forgekeeper check" in result.complaint) == (1, 1, 1)
-
-
 @every("command", SENTENCES)
 def test_wrong_use_is_refused_with_a_sentence(main, database, command):
     result = main(*command.split())

@@ -104,12 +104,8 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
         status = worker.process.wait(LIMIT)
 
     (line,) = [line for line in worker.log.read_text().splitlines() if not line.startswith("{")]
-    assert status == 1
-    assert line == (
-        f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
-        " stop what is there, or choose another port"
-    )
-    assert worker.folders == []
+    assert line.startswith(f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use; ")
+    assert (status, worker.folders) == (1, [])
 
 
 def test_the_folder_is_private_and_replaces_those_of_workers_that_have_ended(start_worker, scrape_when_up, tmp_path):

@@ -11,14 +11,6 @@ SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def stop():
-    Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
-
-
-def brake():
-    Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
-
-
 def rows_of(main, name):
     return [line for line in main("status").stdout.splitlines() if line.strip().startswith(name)]
 
@@ -54,7 +46,7 @@ def test_status_and_why_say_that_a_batch_is_off_by_its_flag(main):
 
 
 def test_status_lists_all_that_holds_a_batch_back(main):
-    stop()
+    Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
     Hold.add(NAME, "pause", reason="legal hold", by="bob")
 
     found = main("status", "--json").json["batches"][NAME]
@@ -67,9 +59,9 @@ def test_status_lists_all_that_holds_a_batch_back(main):
     ]
 
 
-@pytest.mark.parametrize(("hold_back", "word"), [(stop, "stopped"), (brake, "held")], ids=["stopped", "held"])
-def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(main, settings, hold_back, word):
-    hold_back()
+@pytest.mark.parametrize(("kind", "word"), [("stop", "stopped"), ("breaker", "held")])
+def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(main, settings, kind, word):
+    Hold.add(NAME, kind, reason="wrong rows go", by="alice@host")
 
     assert [row for row in rows_of(main, NAME) if word in row.split()]
     assert NAME in holds.idle(settings)

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from forgekeeper import database as db
 from tests.harness.every import every
 
 from .every_command import arguments, commands, serves
@@ -97,12 +98,6 @@ def test_what_redis_answers_is_said_with_what_to_do(main, database, answer):
 
 def test_a_mistake_of_our_own_keeps_its_trace(main, own_database, monkeypatch):
     # A statement that is no SQL is nobody's to mend but ours: without its trace nobody could.
-    monkeypatch.setattr("forgekeeper.cli.status.now", _syntax_error)
+    monkeypatch.setattr("forgekeeper.cli.status.now", lambda: db.database.execute_sql("selec 1"))
 
     assert "Traceback" in main("status", DATABASE_URL=own_database).stderr
-
-
-def _syntax_error():
-    from forgekeeper.database import database
-
-    database.execute_sql("selec 1")

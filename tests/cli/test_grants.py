@@ -121,22 +121,18 @@ COMMANDS = (
 )
 
 
-def plant(role, folder):
-    """Leave something for the commands to work on: a bad record, a failed upload, an object that nobody knows."""
+def test_every_command_works_with_these_grants(main, role, tmp_path):
+    # They work on a failed upload, a bad record, and an object that nobody knows.
     with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
         server.zadd(register.FAILED, {"artifacts:given/up": 1})
     role.ask(
         "insert into quarantine (batch, record, key, reason, error, failures, since, failed_at)"
         " values ('user_status_cleanup', 'user_status', '7', 'record_failed', 'it is bad', 2, now(), now())"
     )
-    file = folder / "objects" / "a" / "b"
+    file = tmp_path / "objects" / "a" / "b"
     file.parent.mkdir()
     file.write_bytes(b"")
     os.utime(file, (0, 0))
-
-
-def test_every_command_works_with_these_grants(main, role, tmp_path):
-    plant(role, tmp_path)
 
     results = {command: main(*command.split(), **role.settings) for command in COMMANDS}
 

@@ -16,21 +16,13 @@ from tests.harness.every import every
 
 OLD = (b"", sentinel.TEXT)
 """What sentinels said before they had ids."""
+OTHER = "0a2b4c6d-0000-4000-8000-000000000001"
 
 
 @pytest.fixture
 def database_id(own_database, query):
     ((number,),) = query(own_database, "select id::text from installation")
     return number
-
-
-@pytest.fixture
-def of_another(server):
-    """Let Redis be another installation's; return which."""
-    number = str(uuid4())
-    server.set(INSTALLATION, number)
-    yield number
-    server.delete(INSTALLATION)
 
 
 def test_migrate_makes_an_id_once_and_puts_it_into_redis(main, settings, new_database, query, server):
@@ -53,13 +45,16 @@ def test_migrate_needs_no_redis(main, settings, new_database, query, url):
 
 @pytest.mark.parametrize("command", [("worker",), ("scheduler",), ("run", "prune")], ids=lambda words: words[0])
 def test_what_would_share_redis_with_another_installation_does_not_start(
-    forgekeeper, own_database, database_id, of_another, command
+    forgekeeper, own_database, database_id, server, command
 ):
+    server.set(INSTALLATION, OTHER)
+
     result = forgekeeper(*command, DATABASE_URL=own_database)
+    server.delete(INSTALLATION)
 
     assert result.status == 1
     assert result.complaint == (
-        f"the database is of installation {database_id}, Redis of installation {of_another}: give each a Redis of its "
+        f"the database is of installation {database_id}, Redis of installation {OTHER}: give each a Redis of its "
         "own (FORGEKEEPER_REDIS_URL), or delete Redis's key forgekeeper:installation if that installation is no more"
     )
 
@@ -112,7 +107,6 @@ def place(request, tmp_path, own_database, query, server):
     return Place(request.param, tmp_path / "place", own_database, query)
 
 
-OTHER = "0a2b4c6d-0000-4000-8000-000000000001"
 PLACES = [
     ("nothing", False, None, None),
     *(("known", True, old, None) for old in (None, *OLD)),

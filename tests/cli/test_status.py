@@ -214,15 +214,6 @@ def frozen(server):
 
 
 @contextmanager
-def full(server):
-    server.config_set("maxmemory", "1")
-    try:
-        yield
-    finally:
-        server.config_set("maxmemory", "0")
-
-
-@contextmanager
 def of_another(server):
     server.set(INSTALLATION, "3f0b4f0e-0000-4000-8000-000000000000")
     yield
@@ -257,8 +248,11 @@ def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main,
 def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_that_it_is_full(main, server):
     server.set(INSTALLATION, installation.INSTALLATION)
 
-    with full(server):
+    server.config_set("maxmemory", "1")
+    try:
         shown, checked = main("status", "--json").json, main("check", "--json")
+    finally:
+        server.config_set("maxmemory", "0")
 
     assert shown["queues"]["cron"]["ready"] == 0
     said = [message for _level, message in checked.findings("redis") if "it is full: give it more memory" in message]

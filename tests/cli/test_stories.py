@@ -51,10 +51,6 @@ def stop():
     Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
 
 
-def brake():
-    Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
-
-
 def begun():
     return JobRun.start_here(NAME, by="worker-1:9")
 
@@ -107,7 +103,7 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     [
         (lambda: JobRun.start_here(NAME, by="ops:1"), "an earlier run was still open"),
         (stop, "the batch was stopped"),
-        (brake, "the batch was held"),
+        (lambda: Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % would go"), "the batch was held"),
     ],
     ids=["overlap", "stopped", "held"],
 )
@@ -249,17 +245,13 @@ def cancel():
     JobRun.fail(run, ERROR, BEGUN, delay=timedelta(0), retries=0)
 
 
-def cut_short(why):
-    JobRun.succeed(begun(), BEGUN | {"stopped": why, "braked": why})
-
-
 @pytest.mark.parametrize(
     ("end", "word"),
     [
         (fail, ERROR),
         (kill_thrice, "killed; the worker was lost: "),
         (cancel, "cancelled; "),
-        (lambda: cut_short("stopped"), "stopped; "),
+        (lambda: JobRun.succeed(begun(), BEGUN | {"stopped": "stopped", "braked": "stopped"}), "stopped; "),
         (begun, "deleted=7"),
     ],
     ids=["failed", "killed", "cancelled", "stopped", "running"],

@@ -9,12 +9,9 @@ import pytest
 import redis
 
 from tests.harness.ports import free_ports
-from tests.harness.programs import Program
-from tests.harness.waiting import wait_until
+from tests.harness.programs import Program, eventually
 
 from ..system.proxy import postgres_through  # noqa: TID252
-
-LIMIT = 60.0
 
 
 class Process(Program):
@@ -60,10 +57,6 @@ def start(environment, settings, tmp_path):
     yield call
     for one in started:
         one.kill()
-
-
-def eventually(condition):
-    assert wait_until(condition, LIMIT), "it did not come to that in time"
 
 
 def ready(port):

@@ -25,19 +25,14 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.fixture(scope="module")
-def running():
-    context = servers()
-    yield context.__enter__()
-    context.__exit__(None, None, None)
-
-
-def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(running, query, redis):
+def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(query, redis):
     settings = ("current_database()", "'z' < 'ä'", "current_setting('TimeZone')", "current_setting('listen_addresses')")
-    assert query(running.database_url, f"select {', '.join(settings)}") == [("forgekeeper", True, "UTC", "")]
-    assert redis(running.redis_url, "config", "get", "port") == {b"port": b"0"}
-    # Nobody else may enter.
-    assert running.folder.stat().st_mode & 0o077 == 0
+
+    with servers() as running:
+        assert query(running.database_url, f"select {', '.join(settings)}") == [("forgekeeper", True, "UTC", "")]
+        assert redis(running.redis_url, "config", "get", "port") == {b"port": b"0"}
+        # Nobody else may enter.
+        assert running.folder.stat().st_mode & 0o077 == 0
 
 
 def test_the_environment_of_a_client_reaches_neither_the_servers_nor_their_urls(monkeypatch, query):

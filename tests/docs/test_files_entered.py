@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
@@ -24,9 +22,7 @@ ADD_DUE = """
 """
 
 
-@pytest.fixture
-def entered(database):
-    """What a tick and a child enter, each with something to delete."""
+def test_a_tick_and_a_child_enter_as_few_files_as_the_pages_say(database):
     database.execute_sql(ADD_DUE)
     FeatureFlag.turn(FLAG, on=True)
     buckets.tidy(client, MAX_BUCKETS)
@@ -36,10 +32,8 @@ def entered(database):
     assert found.returncode == 0, found.stderr.decode()
     assert database.execute_sql("select count(*) from user_statuses").fetchone() == (0,)
     assert database.execute_sql("select count(*) < 20 from ci_job_artifacts").fetchone() == (True,)
-    return json.loads(found.stdout)
+    entered = json.loads(found.stdout)
 
-
-def test_a_tick_and_a_child_enter_as_few_files_as_the_pages_say(entered):
     pages = {"tick": "ticks", "child": "children"}
     for what, page in pages.items():
         said = re.search(r"enters (\d+) files in all", (ROOT / "docs" / "architecture" / f"{page}.md").read_text())

@@ -69,9 +69,7 @@ def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to_with_
             flag="tidy",
             flags={"tidy": "Put toys away at all."},
         )
-        declared.collector("boxes", gauges=[Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))])(
-            lambda _settings: iter(())
-        )
+        declared.collector("boxes", gauges=[BOXES])(lambda _settings: iter(()))
         limits = {"budget": timedelta(minutes=1), "time_limit": timedelta(minutes=2)}
         child(declared, queue="box", outcome=Outcome, enqueued_as="left", lease=True, records=[], **limits)(sort_toys)
         known = table(all_declared())

@@ -78,7 +78,6 @@ CHOICES = list(dict.fromkeys(name for metric in METRICS.values() for name in met
 """All that the label `batch` can be."""
 QUERIES = [asked for board in BOARDS for asked in queries(board)]
 
-every_board = every("board", BOARDS)
 every_query = every("asked", QUERIES)
 
 
@@ -155,7 +154,7 @@ def test_a_batch_that_is_declared_can_be_chosen_without_an_edit():
     assert not [name for name in CHOICES if f'"{name}"' in json.dumps(BOARDS["forgekeeper-batch"])]
 
 
-@every_board
+@every("board", BOARDS)
 def test_firing_alerts_are_all_of_ours_but_the_watchdog(board):
     assert variable(board, "alerts")["query"].split("|") == sorted({rule["alert"] for rule in ALERTS} - {"Watchdog"})
 

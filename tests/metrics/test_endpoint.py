@@ -57,23 +57,15 @@ def page(serve):
     return serve(CollectorRegistry())
 
 
-def connect(page):
+def silent(page):
     return socket.create_connection(("127.0.0.1", page.server_port), LIMIT)
 
 
-def reset(client):
+def resetting(page):
+    client = silent(page)
+    client.send(b"GET /me")
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-
-
-def silent(page):
-    return connect(page)
-
-
-def resetting(page):
-    client = connect(page)
-    client.send(b"GET /me")
-    reset(client)
 
 
 @pytest.mark.parametrize("client", [silent, resetting])

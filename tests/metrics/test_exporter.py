@@ -35,17 +35,15 @@ ALWAYS_THERE = {
 }
 
 
-def ended_run(state="succeeded", *, failures=0, batch=NAME):
-    run_id = JobRun.claim_manual(batch, by="test")
-    started = start_run(batch, run_id, by="test")
+def ended_run(state="succeeded", *, failures=0):
+    started = start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
     for _ in range(failures):
         JobRun.fail(started, "x", delay=timedelta(0), retries=99)
-        started = start_run(batch, run_id, by="test")
+        started = start_run(NAME, started.id, by="test")
     if state == "succeeded":
         JobRun.succeed(started, {})
     elif state == "failed":
         JobRun.fail(started, "x", delay=timedelta(0), retries=0)
-    return run_id
 
 
 def near(instant, tolerance=20.0):

@@ -49,14 +49,6 @@ def registered(**ago):
     Batch.update(registered_at=now() - timedelta(**ago)).execute()
 
 
-@pytest.fixture
-def one_tick(database):
-    """A timetable that has been due once since the batch is known: this minute, whenever that began."""
-    tick = now()
-    registered(minutes=2)
-    return f"{tick.minute} {tick.hour} * * *"
-
-
 def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
     database, start, scrape, scrape_when_up, promtool
 ):
@@ -107,21 +99,23 @@ def running():
     start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
 
 
-def queued():
-    JobRun.claim_manual(NAME, by="test")
-
-
-def paused():
-    Hold.add(NAME, "pause", until=None, reason=None, by="test")
-
-
-@pytest.mark.parametrize(("begin", "suppressed"), [(running, 1), (queued, 0), (paused, 0)])
+@pytest.mark.parametrize(
+    ("begin", "suppressed"),
+    [
+        (running, 1),
+        (lambda: JobRun.claim_manual(NAME, by="test"), 0),
+        (lambda: Hold.add(NAME, "pause", until=None, reason=None, by="test"), 0),
+    ],
+    ids=["running", "queued", "paused"],
+)
 def test_a_tick_that_does_not_run_is_suppressed_while_another_runs_and_never_missed(
-    counted, reconcile, one_tick, begin, suppressed
+    counted, reconcile, begin, suppressed
 ):
+    tick = now()  # its minute has been due once since the batch is known, whenever it began
+    registered(minutes=2)
     begin()
 
-    reconcile(one_tick)
+    reconcile(f"{tick.minute} {tick.hour} * * *")
 
     assert JobRun.newest_tick(NAME)
     assert counted("scheduler_max_instances_total") == suppressed
@@ -129,7 +123,7 @@ def test_a_tick_that_does_not_run_is_suppressed_while_another_runs_and_never_mis
 
 
 def test_a_run_that_is_taken_from_a_silent_worker_is_counted(counted, reconcile):
-    start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
+    running()
     JobRun.update(alive_at=now() - timedelta(hours=1)).execute()
 
     reconcile()

@@ -5,17 +5,17 @@ then everything is stopped by the command.  A trigger notes when each deletion i
 """
 
 import os
-import subprocess
-import sys
 import threading
 from contextlib import closing
 
 import psycopg2
 import pytest
 
-from forgekeeper.batches import BATCHES
+from demo import sample_data as sample
+from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.settings import PREFIX
-from models import Project
+from tests.harness import forks, many_rows
+from tests.harness.artifacts import due_artifacts
 from tests.harness.git_samples import Bare
 from tests.harness.programs import ROOT
 from tests.harness.waiting import patient, wait_until
@@ -24,7 +24,6 @@ from .proxy import redis_through
 
 ARTIFACTS, STATUSES = 20_000, 30_000
 REPOSITORIES, REFS_EACH = 30, 100
-PROJECTS = 97
 CHILDREN = 10
 SOON = 5.0
 """Seconds in which a stop has to work, everywhere."""
@@ -48,38 +47,17 @@ ENVIRONMENT = {f"cron_{name}": "off" for name in BATCHES} | {
     "pace_user_status_cleanup": "3000",
 }
 
-ADD_ARTIFACTS = f"""
-    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
-    select 1 + id %% {PROJECTS}, id, 1, 'due/' || id, id, now() - interval '1 day', 0
-    from generate_series(1, %s) as id
-"""
-ADD_STATUSES = """
-    insert into user_statuses (user_id, clear_status_at)
-    select coalesce((select max(user_id) from user_statuses), 0) + id, now() - interval '1 day'
-    from generate_series(1, %s) as id
-"""
-DOOM = """
-    insert into batched_git_ref_updates_deletions (project_id, ref)
-    select project, 'refs/doomed/' || id from generate_series(1, %s) as project, generate_series(1, %s) as id
-"""
-FLAGS = """
-    insert into feature_flags (name, enabled)
-    values ('bulk_delete_job_artifacts', true), ('bulk_delete_job_artifacts_high_concurrency', true)
-    on conflict (name) do update set enabled = true
-"""
 # One statement is one transaction here: it is committed right after this clock is read.
 WATCH = """
     create table gone (what text, at timestamptz, records bigint);
     create function watch() returns trigger language plpgsql as $$ begin
         insert into gone select tg_table_name, clock_timestamp(), count(*) from went having count(*) > 0; return null;
     end $$;
-    create trigger watch after delete on ci_job_artifacts referencing old table as went
-        for each statement execute function watch();
-    create trigger watch after delete on user_statuses referencing old table as went
-        for each statement execute function watch();
-    create trigger watch after update on batched_git_ref_updates_deletions referencing old table as went
-        for each statement execute function watch();
 """
+WATCHED = """
+    create trigger watch after {} referencing old table as went for each statement execute function watch()
+"""
+DELETIONS = "delete on ci_job_artifacts", "delete on user_statuses", "update on batched_git_ref_updates_deletions"
 LAST = """
     select what, extract(epoch from max(at) - %(since)s)::float, sum(records) filter (where at > %(since)s)
     from gone group by what having max(at) > %(since)s
@@ -94,21 +72,24 @@ class Town:
         settings = ENVIRONMENT | {"repositories_root": str(root), "redis_url": redis_url}
         self._environment = {PREFIX + name.upper(): value for name, value in settings.items()}
         self.ask(WATCH)
-        self.ask(FLAGS)
-        self.ask(ADD_ARTIFACTS, ARTIFACTS)
-        self.ask(ADD_STATUSES, STATUSES)
-        self.bares = [Bare(root, f"{number}.git") for number in range(1, REPOSITORIES + 1)]
-        for number, bare in enumerate(self.bares, 1):
-            Project.create(id=number, disk_path=bare.disk_path)
-            bare.packed(*(f"refs/doomed/{ref}" for ref in range(1, REFS_EACH + 1)))
-        self.ask(DOOM, REPOSITORIES, REFS_EACH)
+        for deletion in DELETIONS:
+            self.ask(WATCHED.format(deletion))
+        for flag in ("bulk_delete_job_artifacts", "bulk_delete_job_artifacts_high_concurrency"):
+            FeatureFlag.turn(flag, on=True)
+        due_artifacts(ARTIFACTS, step=1)
+        many_rows.statuses(STATUSES)
+        projects, refs = sample.add_projects(REPOSITORIES), [f"refs/doomed/{ref}" for ref in range(REFS_EACH)]
+        self.bares = [Bare(root, disk_path) for disk_path in projects.values()]
+        for bare in self.bares:
+            bare.packed(*refs)
+        sample.add_ref_deletions(list(projects), refs)
         self.ask("analyze ci_job_artifacts, user_statuses, batched_git_ref_updates_deletions")
         services("scheduler", "scheduler", **settings)
         self.worker = services("worker", *WORKER, **settings)
 
-    def ask(self, sql, *values, **named):
+    def ask(self, sql, **values):
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or named or None)
+            cursor.execute(sql, values)
             return cursor.fetchall() if cursor.description else None
 
     def under_way(self):
@@ -119,15 +100,8 @@ class Town:
 
     def stop(self):
         """Stop everything."""
-        done = subprocess.run(
-            [sys.executable, "-m", "forgekeeper.cli", "stop", "--all", "--reason", "a drill"],
-            cwd=self._root,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self._environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = ("-m", "forgekeeper.cli", "stop", "--all", "--reason", "a drill")
+        done = forks.run(command, env={**os.environ, "PYTHONPATH": str(ROOT), **self._environment}, cwd=self._root)
         assert done.returncode == 0, done.stderr
 
     def refs_after(self, seconds):

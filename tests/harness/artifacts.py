@@ -33,11 +33,8 @@ NONE_BAD = SimpleNamespace(keys=frozenset())
 BUCKETS, MANY_BUCKETS = 5, 10
 PROJECTS = 97
 UNLOCKED, ARCHIVE = 0, 1
-
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-
 HOUR = timedelta(hours=1)
-
 # Deletable ones only, of class 0 unless *step* is 1; the higher the id, the later they expired.
 ADD_DUE = """
     insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)
@@ -45,7 +42,6 @@ ADD_DUE = """
         now() - interval '30 days' + id * interval '1 millisecond', 0
     from generate_series({first}, {last}) as id
 """
-
 # Something of everything: traces, locked and unknown ones, fresh ones and those that are never due.
 ADD_MIXED = """
     insert into ci_job_artifacts (id, project_id, job_id, file_type, file_store, file_final_path, size, expire_at, locked)
@@ -57,14 +53,11 @@ ADD_MIXED = """
         case mod(id, 17) when 0 then 1 when 1 then 2 else 0 end
     from generate_series(1, {count}) as id
 """
-
 ADD_STATISTICS = """
     insert into project_statistics (project_id, build_artifacts_size)
     select project_id, 1000 + coalesce(sum(size), 0) from ci_job_artifacts group by project_id
 """
-
 DELETABLE = "expire_at < now() and locked = 0 and file_type <> 3"
-
 # Statistics that differ from the sum of the artifacts that are left, to the byte.
 WRONG_STATISTICS = """
     select project_id, build_artifacts_size, left_over from project_statistics

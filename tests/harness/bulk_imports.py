@@ -20,14 +20,12 @@ ADD_IMPORTS = """
     select id, 1, mod(id, 2), now() - interval '3 days' + id * interval '1 millisecond'
     from generate_series({first}, {last}) as id
 """
-
 ADD_ENTITIES = """
     insert into bulk_import_entities
         (id, bulk_import_id, source_full_path, destination_name, destination_namespace, status, updated_at)
     select id, 1, 'group/' || id, 'name', 'space', mod(id, 2), now() - interval '3 days' + id * interval '1 millisecond'
     from generate_series({first}, {last}) as id
 """
-
 ADD_TRACKERS = """
     insert into bulk_import_trackers (bulk_import_entity_id, relation, stage, status)
     select entity, 'relation', number, (array[0, 1, 3])[1 + mod(number, 3)]
@@ -45,9 +43,7 @@ class Kind(NamedTuple):
 
 IMPORTS = Kind("bulk_import", BulkImport, imports)
 ENTITIES = Kind("entity", BulkImportEntity, entities)
-
 KINDS = [(IMPORTS, "bulk_imports", ADD_IMPORTS), (ENTITIES, "bulk_import_entities", ADD_ENTITIES)]
-
 both_kinds = pytest.mark.parametrize(("kind", "table", "seed"), KINDS, ids=["imports", "entities"])
 
 

@@ -16,9 +16,9 @@ from workers import git_ref_cleanup
 from workers.git_ref_cleanup import LOCK_TIMEOUT, clean_project_refs
 
 BATCH = git_ref_cleanup.git_ref_cleanup
-
+NAME = "git_ref_cleanup"
+QUEUE = f"{broker.namespace}:git"
 PROJECT = 7
-
 ADD_PROJECTS = """
     insert into batched_git_ref_updates_deletions (project_id, ref)
     select project_id, 'refs/mr/' || number
@@ -68,11 +68,6 @@ def counted(folder, monkeypatch):
         return sum(command in line for line in file.read_text().splitlines()) if file.exists() else 0
 
     return calls
-
-
-NAME = "git_ref_cleanup"
-
-QUEUE = f"{broker.namespace}:git"
 
 
 def on_their_way():

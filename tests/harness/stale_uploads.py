@@ -10,42 +10,26 @@ from forgekeeper.storage.objects import StoreUnavailable
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
-from workers.stale_direct_uploads import (
-    MAX_UPLOAD_DURATION,
-    Outcome,
-    commands,
-    producer,
-)
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, Outcome, commands, producer
 from workers.stale_direct_uploads import register as uploads
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
-
 SECOND = timedelta(seconds=1)
-
 BATCH = stale_direct_uploads.stale_direct_uploads
-
-HERE = "artifacts"
-
-ELSEWHERE = "lfs"
-
+HERE, ELSEWHERE = "artifacts", "lfs"
 CLOSED_PORT = "http://127.0.0.1:1"
 
 
-def run(*options, prefixes=None, **locations):
+def run(deadline=None, *, prefixes=None, outcome=None, **locations):
     settings = settings_with(object_stores=locations, object_prefixes=prefixes or {})
-    return perform(BATCH, deadline=options[0] if options else None, settings=settings)
+    return perform(BATCH, deadline=deadline, settings=settings, outcome=outcome)
 
 
-def fail(*options, **locations):
+def fail(deadline=None, **locations):
     """Let a run end because stores are away; return what it came to, and what it says."""
     outcome = Outcome()
     with pytest.raises(StoreUnavailable) as failure:
-        perform(
-            BATCH,
-            deadline=options[0] if options else None,
-            settings=settings_with(object_stores=locations),
-            outcome=outcome,
-        )
+        run(deadline, outcome=outcome, **locations)
     return outcome, str(failure.value)
 
 

@@ -86,14 +86,8 @@ def s3_client(moto):
     import boto3
     from botocore.config import Config
 
-    client = boto3.client(
-        "s3",
-        endpoint_url=moto,
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-        config=Config(max_pool_connections=8),
-    )
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=moto, config=Config(max_pool_connections=8), **keys)
     yield client
     client.close()
 

@@ -38,10 +38,5 @@ def toy(**facts):
         """Put the toys away."""
         return []
 
-    about = {
-        "cron": "* * * * *",
-        "budget": timedelta(minutes=1),
-        "time_limit": timedelta(minutes=2),
-        "outcome": Outcome,
-    }
-    return batch(**about | facts)(toys)
+    times = {"cron": "* * * * *", "budget": timedelta(minutes=1), "time_limit": timedelta(minutes=2)}
+    return batch(**times | {"outcome": Outcome} | facts)(toys)

@@ -41,10 +41,7 @@ FAULTS = {
     25: ("PostgreSQL restarted", SOAK),
     26: ("PostgreSQL a black hole in a query", SOAK),
     27: ("rows locked by somebody else", "see tests/workers/test_user_status_cleanup.py"),
-    28: (
-        "users change what is being cleaned up",
-        "see tests/workers/test_user_status_cleanup.py, test_stale_imports.py",
-    ),
+    28: ("users change what is cleaned up", "see tests/workers/test_user_status_cleanup.py, test_stale_imports.py"),
     29: ("a snapshot pinned while much is deleted", "see tests/workers/test_user_status_cleanup.py: chunks by keyset"),
     30: ("no connections left", SOAK),
     31: ("object store fails for some keys", "see tests/workers/test_delete_objects.py, test_stale_direct_uploads.py"),
@@ -58,10 +55,7 @@ FAULTS = {
     39: ("metrics cannot be written", HERE),
     40: ("ten times the load", "see benchmarks"),
     41: ("a message prefetched by a worker that is told to end", MESSAGES),
-    42: (
-        "cron message beside full queues",
-        "see tests/demo/test_up.py: queues of long children have their own workers",
-    ),
+    42: ("cron message beside full queues", "see tests/demo/test_up.py: long children's queues have their own workers"),
     43: ("everything at once", HERE),
     44: ("schedulers killed", SOAK),
     45: ("PostgreSQL frozen", SOAK),

@@ -28,8 +28,7 @@ ROOT = Path(__file__).parents[2]
 FASTER = 60
 SCRAPES_FASTER = 12
 """A scrape may last no longer than its interval, and an exporter takes up to two seconds on a busy machine."""
-DURATIONS = {"for", "keep_firing_for", "evaluation_interval"}
-DURATIONS |= {"group_wait", "group_interval", "repeat_interval"}
+DURATIONS = {"for", "keep_firing_for", "evaluation_interval", "group_wait", "group_interval", "repeat_interval"}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SUBJECTS = ("batch", "root", "flag", "job")
 """Labels that say what an alert is about, the first that it has."""
@@ -142,7 +141,7 @@ class Monitoring(NamedTuple):
 
 @contextmanager
 def monitoring(folder, pages):
-    """Watch the *pages*, ports by the name of the job; yield when Prometheus has seen them all."""
+    """Watch the *pages*, a port by the name of each job; yield when Prometheus has seen them all."""
     port, alertmanager_port = free_ports(2)
     with ExitStack() as stack:
         sink = Sink()
@@ -156,7 +155,7 @@ def monitoring(folder, pages):
         _start(stack, folder, "prometheus", port, storage, "--rules.alert.resend-delay=5s")
         watch = Monitoring(f"http://127.0.0.1:{port}", sink)
         # Until it has read every page for the first time it takes them for down; nobody is to hear of that.
-        assert wait_until(lambda: watch.sees_all(sum(map(len, pages.values()))), LIMIT)
+        assert wait_until(lambda: watch.sees_all(len(pages)), LIMIT)
         storage = f"--storage.path={folder / 'alertmanager'}"
         _start(stack, folder, "prometheus-alertmanager", alertmanager_port, storage, "--cluster.listen-address=")
         yield watch
@@ -169,7 +168,7 @@ def _scraping(pages, alertmanager_port):
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{alertmanager_port}"]
     for job in config["scrape_configs"]:
         (group,) = job["static_configs"]
-        group["targets"] = [f"127.0.0.1:{port}" for port in pages[job["job_name"]]]
+        group["targets"] = [f"127.0.0.1:{pages[job['job_name']]}"]
     return config
 
 

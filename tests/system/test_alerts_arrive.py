@@ -3,8 +3,8 @@
 One set of processes serves all cases, at sixty times the pace of the rules (`monitoring.py`).
 """
 
+from contextlib import suppress
 from datetime import timedelta
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -70,11 +70,9 @@ class Town:
 
 
 def listens(port):
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5):
-            return True
-    except (URLError, OSError):
-        return False
+    with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5):
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -94,27 +92,18 @@ def world(urls, _migrated, tmp_path_factory):
 def town(urls, world, tmp_path_factory):
     """A scheduler, a worker, an exporter, Prometheus and Alertmanager."""
     folder = tmp_path_factory.mktemp("town")
-    worker, scheduler, exporter = free_ports(3)
+    commands = {"scheduler": (), "worker": ("--processes", "1", "--threads", "2"), "exporter": ()}
+    ports = dict(zip(commands, free_ports(3), strict=True))
     urls = {"database_url": urls.database, "redis_url": urls.redis}
-    ports = {"metrics_port_scheduler": str(scheduler), "metrics_port_exporter": str(exporter)}
-    settings = world.environment | urls | ports | SCHEDULES | PATIENT
-    working = ("worker", "--processes", "1", "--threads", "2", "--metrics-port", str(worker))
-    services = [
-        Service("scheduler", ("scheduler",), folder, settings),
-        Service("worker", working, folder, settings),
-        Service("exporter", ("exporter",), folder, settings),
-    ]
+    pages = {f"metrics_port_{name}": str(port) for name, port in ports.items()}
+    settings = world.environment | urls | pages | SCHEDULES | PATIENT
+    services = [Service(name, (name, *options), folder, settings) for name, options in commands.items()]
     hold_back()
-    pages = {
-        "forgekeeper-worker": [worker],
-        "forgekeeper-scheduler": [scheduler],
-        "forgekeeper-exporter": [exporter],
-    }
     try:
         for service in services:
             service.start()
-        assert wait_until(lambda: all(map(listens, (worker, scheduler, exporter))), PATIENCE)
-        with monitoring(folder, pages) as watch:
+        assert wait_until(lambda: all(map(listens, ports.values())), PATIENCE)
+        with monitoring(folder, {f"forgekeeper-{name}": port for name, port in ports.items()}) as watch:
             town = Town(world, services[0], watch)
             assert town.arrive("firing", [WATCHDOG])
             yield town

@@ -88,7 +88,9 @@ def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(d
     done = wait_until(lambda: retried(database) and case.left() == 0, LIMIT)
     recovery = time.monotonic() - room_at
 
-    left = refs_left(case)
+    packed = [world.refs(disk_path)[0] for (disk_path,) in world.ask("select disk_path from projects")]
+    doomed = {f"refs/merge-requests/{number}/head" for number in range(case.doomed)}
+    left = [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
     outcome(37, injected=1, violations=consumed + (not done) + len(left), recovery=[recovery])
     assert (noticed, consumed) == (True, 0)
     assert others, "its children's trouble must not hold up the batch"
@@ -99,13 +101,6 @@ def retried(database):
     """Let no child wait for its next try: the more often it has failed, the longer it would."""
     database.execute_sql("update quarantine set retry_at = now() where retry_at > now() and retry_at < 'infinity'")
     return True
-
-
-def refs_left(case):
-    """List the doomed refs that are still there."""
-    doomed = {f"refs/merge-requests/{number}/head" for number in range(case.doomed)}
-    packed = [case.world.refs(disk_path)[0] for (disk_path,) in case.world.ask("select disk_path from projects")]
-    return [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
 
 
 def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, disk, monkeypatch, outcome):

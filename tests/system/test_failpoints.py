@@ -6,12 +6,14 @@ from time import monotonic
 import pytest
 
 from forgekeeper.batches import BATCHES, queues
+from forgekeeper.connections import client
+from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.audited import unclosed
 from tests.harness.failpoints import failpoints
 from tests.harness.waiting import wait_until
 
-from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
+from .worlds import CASES, LIMIT, ONCE_A_YEAR, PATIENT, World
 
 BATCH_OF = {
     "delete_artifact_bucket": "expired_job_artifacts",
@@ -37,19 +39,28 @@ def world(database, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed_states():
+def undisturbed():
+    """How things stand after a run that nobody disturbs, by batch; found out once for each."""
     return {}
 
 
 @pytest.fixture
-def expected(world, services, undisturbed_states):
-    """How things stand after a run of the batch that nobody disturbs; found out once for each batch."""
+def expected(world, services, undisturbed):
+    """Run the batch where nobody disturbs it, if it has not been run; say how things stood then."""
 
     def expected(batch):
-        if batch not in undisturbed_states:
-            undisturbed_states[batch] = undisturbed(CASES[batch](world), batch, services)
+        if batch not in undisturbed:
+            case = CASES[batch](world)
+            case.seed()
+            assert case.left() == case.total
+            service = services("undisturbed", "run", batch, **world.environment | PATIENT)
+            assert service.process.wait(LIMIT) == 0
+            assert case.left() == 0
+            state, audited = case.standing()
+            assert (len(audited), unclosed()) == (case.total if case.record else 0, 0)
+            undisturbed[batch] = state, audited
             world.empty()
-        return undisturbed_states[batch]
+        return undisturbed[batch]
 
     return expected
 
@@ -91,4 +102,5 @@ def ended(run, case):
 
 def messages(case):
     """Count the messages that are left; of a batch that is due every second, those of its children."""
-    return unfinished(*(queue for queue in queues() if queue != "cron" or case.cron == ONCE_A_YEAR))
+    depths = [depth(client, queue) for queue in queues() if queue != "cron" or case.cron == ONCE_A_YEAR]
+    return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

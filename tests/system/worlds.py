@@ -14,12 +14,11 @@ from demo.sample_data import create_repository
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
-from tests.harness.audited import gone, unclosed
+from tests.harness.audited import gone
 from tests.harness.installation import INSTALLATION
 from tests.harness.tables import empty
 from workers.stale_direct_uploads import register as uploads
@@ -28,8 +27,6 @@ LIMIT = 60.0
 DEAD_AFTER = "3"
 EVERY_SECOND = "* * * * * *"
 ONCE_A_YEAR = "0 0 1 1 *"
-
-
 STATE = (
     "user_id from user_statuses",
     "id, status from bulk_imports",
@@ -251,21 +248,11 @@ class Prune(Case):
     total = 2 * each
 
     def seed(self):
-        old, young = timedelta(days=40), timedelta(hours=1)
-        GitRefDeletion.insert_many(
-            [
-                {"project_id": 1, "ref": f"refs/x/{number}", "status": 2, "processed_at": now() - age}
-                for age, count in ((old, self.each), (young, 10))
-                for number in range(count)
-            ]
-        ).execute()
-        JobRun.insert_many(
-            [
-                {"batch": "stale_imports", "state": "succeeded", "finished_at": now() - age}
-                for age, count in ((old, self.each), (young, 10))
-                for _ in range(count)
-            ]
-        ).execute()
+        ends = [now() - timedelta(days=40)] * self.each + [now() - timedelta(hours=1)] * 10
+        refs = [{"project_id": 1, "ref": f"refs/x/{n}", "status": 2, "processed_at": at} for n, at in enumerate(ends)]
+        GitRefDeletion.insert_many(refs).execute()
+        runs = [{"batch": "stale_imports", "state": "succeeded", "finished_at": at} for at in ends]
+        JobRun.insert_many(runs).execute()
 
     def left(self):
         refs = self.world.count("batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'")
@@ -286,25 +273,5 @@ CASES = {
     "git_ref_cleanup": GitRefCleanup,
     "prune": Prune,
 }
-
-
 PATIENT = {"dead_after": "30"}
 """For where nobody dies: a busy machine must not be taken for a dead worker."""
-
-
-def undisturbed(case, batch, services):
-    """Say how things stand after a run that nobody disturbs."""
-    case.seed()
-    assert case.left() == case.total
-    service = services("undisturbed", "run", batch, **case.world.environment | PATIENT)
-    assert service.process.wait(LIMIT) == 0
-    assert case.left() == 0
-    state, audited = case.standing()
-    assert (len(audited), unclosed()) == (case.total if case.record else 0, 0)
-    return state, audited
-
-
-def unfinished(*queues):
-    """Count the messages of these queues that have not come to their end."""
-    depths = [depth(client, queue) for queue in queues]
-    return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

@@ -116,10 +116,6 @@ class Citizen(threading.Thread):
             cursor.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else cursor.rowcount
 
-    def change(self, sql, *values):
-        """Change rows; say whether there were any."""
-        return self.ask(sql, *values) > 0
-
     @contextmanager
     def transaction(self):
         self.ask("begin")
@@ -147,7 +143,7 @@ class Citizen(threading.Thread):
 
     def alter(self, subject, do, sql, *values, **args):
         """Attempt to change rows."""
-        self.attempt(subject, do, lambda: self.change(sql, *values), **args)
+        self.attempt(subject, do, lambda: self.ask(sql, *values) > 0, **args)
 
     def look(self, subject, sql, *values):
         """Attempt to read a row."""
@@ -227,9 +223,8 @@ class Importer(Citizen):
         elif do == "finish":
             self.alter(subject, do, f"update {table} set status = 2 where id = %s and status in (0, 1)", number)
         else:
-            self.look(
-                subject, f"select status, extract(epoch from updated_at)::float8 from {table} where id = %s", number
-            )
+            sql = f"select status, extract(epoch from updated_at)::float8 from {table} where id = %s"
+            self.look(subject, sql, number)
 
     def _touched(self, now):
         return now - self.dice.choice([60, DAY - 3, DAY - 6, DAY + 3600])

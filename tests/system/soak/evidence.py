@@ -93,32 +93,13 @@ class Return:
 
 def _walks(evidence):
     final = evidence.final
-    models = {
-        "status": (Status(), lambda subject: _status(final, subject)),
-        "import": (Import(), final.imports.get),
-        "entity": (Import(), final.imports.get),
-        "artifact": (Artifact(), lambda subject: _artifact(final, subject)),
-        "upload": (Upload(evidence.emptied), lambda subject: _upload(final, subject)),
-        "ref": (Ref(), final.refs.get),
-    }
-    for kind, (model, seen) in models.items():
+    seen = {f"status:{user}": "never" if clears is None else clears for user, clears in final.statuses.items()}
+    seen |= {f"artifact:{number}": row[:3] for number, row in final.artifacts.items()}
+    seen |= {f"upload:{member}": "pending" for member in final.register["pending"]}
+    seen |= final.imports | final.refs
+    models = {"status": Status(), "import": Import(), "entity": Import(), "artifact": Artifact(), "ref": Ref()}
+    models["upload"] = Upload(evidence.emptied)
+    for kind, model in models.items():
         for subject, operations in evidence.of(kind):
-            last = Operation(subject, "read", {}, final.now, final.now, "ok", seen(subject))
+            last = Operation(subject, "read", {}, final.now, final.now, "ok", seen.get(subject))
             yield Walk(subject, [*operations, last], model, evidence.returns.get(model.server, ()))
-
-
-def _status(final, subject):
-    user = subject.partition(":")[2]
-    if user not in final.statuses:
-        return None
-    clears = final.statuses[user]
-    return "never" if clears is None else clears
-
-
-def _artifact(final, subject):
-    row = final.artifacts.get(subject.partition(":")[2])
-    return row and row[:3]
-
-
-def _upload(final, subject):
-    return "pending" if subject.partition(":")[2] in final.register["pending"] else None

@@ -45,9 +45,8 @@ class Artisan(Citizen):
             self.alter(subject, do, sql, expires, number, expires=expires)
         else:
             locked = int(do == "lock")
-            self.alter(
-                subject, do, "update ci_job_artifacts set locked = %s where id = %s", locked, number, locked=locked
-            )
+            sql = "update ci_job_artifacts set locked = %s where id = %s"
+            self.alter(subject, do, sql, locked, number, locked=locked)
 
     def _expires(self, now):
         return self.dice.choice([now - 60, *(now + self.dice.randint(1, 5) for _ in range(3)), now + 3600, None])

@@ -25,6 +25,7 @@ BOUND = 10.0
 """What was due so many seconds before the end of the drain must have been done."""
 CLOSED = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
 OPEN = {"claimed", "enqueued", "started"}
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def nothing_is_lost(evidence):
@@ -261,7 +262,7 @@ def transactions_are_short(evidence):
 
 def imports_move_as_they_may(evidence):
     """P11: only what was created or started times out, and an entity's trackers with it, in the same commit."""
-    yield from _unless_seen(evidence, "half entity", lambda seen: f"entities {seen['entities']} were half timed out")
+    yield from _unless_seen(evidence, "half entity", "entities {entities} were half timed out")
     yield from (f"entity {number} is half timed out" for number in evidence.final.half_entities)
     yield from _broken(evidence, "P11")
 
@@ -271,7 +272,7 @@ def counters_count_effects(evidence):
 
     Those of the others cannot be compared: what they had counted goes with their page.
     """
-    yield from _unless_seen(evidence, "counter", lambda seen: f"{seen['name']} fell from {seen['was']} to {seen['is']}")
+    yield from _unless_seen(evidence, "counter", "{name} fell from {was} to {is}")
     for record, count in evidence.final.effects.items():
         counted = evidence.final.counted.get(record, 0)
         if counted != count:
@@ -282,11 +283,8 @@ def counters_count_effects(evidence):
 
 def no_crippled_process_lives(evidence):
     """P13: a process that has lost a thread, or its master, does not live for another minute."""
-    yield from (
-        f"a process of {seen['service']} had {seen['threads']} threads" for seen in evidence.samples.get("threads", ())
-    )
+    yield from _unless_seen(evidence, "threads", "a process of {service} had {threads} threads")
     yield from (f"processes of {seen['service']} outlived their master" for seen in evidence.samples.get("orphans", ()))
-    yield from _looked_at(evidence, "threads")
 
 
 def poison_is_contained(evidence):
@@ -294,7 +292,7 @@ def poison_is_contained(evidence):
     for run in evidence.final.runs:
         if run["losses"] > MOST_LOSSES or (run["losses"] == MOST_LOSSES and run["state"] != "failed"):
             yield f"run {run['id']} of {run['batch']} is {run['state']} after {run['losses']} losses"
-    yield from _unless_seen(evidence, "starts", lambda seen: f"{seen['message']} was started {seen['count']} times")
+    yield from _unless_seen(evidence, "starts", "{message} was started {count} times")
 
 
 def logs_are_clean(evidence):
@@ -304,12 +302,11 @@ def logs_are_clean(evidence):
         for secret in evidence.secrets:
             if secret.encode() in data:
                 yield f"{log.name} has a secret in it"
-        text = data.decode(errors="replace")
-        if found := {character for character in text if _control(character)}:
+        if found := set(CONTROL.findall(data.decode(errors="replace"))):
             yield f"{log.name} has control characters in it: {sorted(map(ascii, found))}"
     if not evidence.logs:
         yield "there are no logs"
-    yield from _unless_seen(evidence, "page", lambda seen: f"the page of {seen['service']} has a secret in it")
+    yield from _unless_seen(evidence, "page", "the page of {service} has a secret in it")
 
 
 def due_work_is_done_in_time(evidence):
@@ -318,21 +315,13 @@ def due_work_is_done_in_time(evidence):
     What waits for its next try, as a child that failed or an object that could not be deleted,
     is not due.  The minute grows by the seconds for which the machine held the processes up.
     """
-    for seen in evidence.samples.get("late", ()):
-        yield (
-            f"{seen['batch']}: of {seen['due']} that were due {seen['count']} were left"
-            f" {seen['seconds']:.0f} s after the last fault: {', '.join(map(str, seen['left']))}"
-        )
-    yield from _looked_at(evidence, "late")
+    late = "{batch}: of {due} that were due {count} were left {seconds:.0f} s after the last fault: {left}"
+    yield from _unless_seen(evidence, "late", late)
 
 
 def processes_end_when_asked(evidence):
     """P17: a process that gets SIGTERM has ended after SHUTDOWN_TIMEOUT, whatever is away; nobody has to kill it."""
-    yield from _unless_seen(
-        evidence,
-        "outlived",
-        lambda seen: f"{seen['service']} lived {seen['seconds']:.0f} s after its SIGTERM: {seen['who']}",
-    )
+    yield from _unless_seen(evidence, "outlived", "{service} lived {seconds:.0f} s after its SIGTERM: {who}")
 
 
 def nobody_is_refused(evidence):
@@ -347,17 +336,13 @@ def nobody_is_refused(evidence):
             yield f"{log.name} tells {len(found)} times of something that was refused: {found[0][:500]}"
 
 
-def _control(character):
-    return (ord(character) < 32 and character not in "\n\t") or 127 <= ord(character) < 160
-
-
 def _broken(evidence, name):
     broken = (walk.broken for walk in evidence.walks.values() if walk.broken)
     yield from (sentence for blamed, sentence in broken if blamed == name)
 
 
-def _unless_seen(evidence, kind, describe):
-    yield from map(describe, evidence.samples.get(kind, ()))
+def _unless_seen(evidence, kind, sentence):
+    yield from map(sentence.format_map, evidence.samples.get(kind, ()))
     yield from _looked_at(evidence, kind)
 
 

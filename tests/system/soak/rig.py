@@ -178,7 +178,9 @@ class Rig:
         service.kill()
 
     def begin(self, service, *, armed=False):
-        service.settings[f"{PREFIX}FAILPOINTS"] = self._failpoint() if armed else ""
+        how = ["kill", "raise*2", "sleep:1*2", "sleep:4*1"]
+        failpoint = f"{self.dice.choice(failpoints())}={self.dice.choice(how)}" if armed else ""
+        service.settings[f"{PREFIX}FAILPOINTS"] = failpoint
         service.began, service.died, service.asked = time.monotonic(), None, None
         self.restarts += 1
         service.start()
@@ -187,9 +189,6 @@ class Rig:
         """Let what is started from here on take its time."""
         for service in self.services:
             service.settings |= {PREFIX + name.upper(): value for name, value in PATIENT.items()}
-
-    def _failpoint(self):
-        return f"{self.dice.choice(failpoints())}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
 
     def let_pass(self, seconds):
         """Wait, and look after the services meanwhile."""

@@ -35,6 +35,7 @@ class Servers:
         }
         self._programs = programs()
         self.site = stack.enter_context(opened(None))
+        self._redis_folder, self._postgres_folder = self.site.folder / "redis", self.site.folder / "postgres"
         self.redis_url = redis_url(self.site)
         self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)
         self._redis = self._postgres = None
@@ -70,14 +71,6 @@ class Servers:
         process = spawn(command, self.site, log=log, dies_by=signal.SIGTERM)
         self._redis = Server("Redis", process, log, signal.SIGTERM)
         self._redis.wait_until_ready()
-
-    @property
-    def _redis_folder(self):
-        return self.site.folder / "redis"
-
-    @property
-    def _postgres_folder(self):
-        return self.site.folder / "postgres"
 
     @property
     def redis_process(self):

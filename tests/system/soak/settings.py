@@ -13,7 +13,9 @@ STATEMENT_TIMEOUT = 5.0
 SHUTDOWN_TIMEOUT = 10.0
 OUTLIVED = SHUTDOWN_TIMEOUT + 5
 """A process that lives for so many seconds after its SIGTERM, and those for which the machine held it up, outlives it."""
-ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
+PACES = {f"pace_{batch}": "8" for batch in BATCHES if batch != "prune"}
+ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | PACES
+ENVIRONMENT |= {
     "dead_after": str(DEAD_AFTER),
     "retry_after": "1",
     "poll_interval": "1",
@@ -27,12 +29,6 @@ ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "object_visibility": "5",
     "upload_visibility": "10",
     "bucket_silent_after": "4",
-    "pace_user_status_cleanup": "8",
-    "pace_git_ref_cleanup": "8",
-    "pace_expired_job_artifacts": "8",
-    "pace_delete_objects": "8",
-    "pace_stale_direct_uploads": "8",
-    "pace_stale_imports": "8",
     "metrics_port_scheduler": "0",
 }
 """Little patience, and so slow a pace that most faults hit a run."""

@@ -35,18 +35,13 @@ def tally(rig):
 
 
 STALE = "status in (0, 1) and updated_at < now() - interval '1 day'"
+OLD = "batched_git_ref_updates_deletions where status = 2 and processed_at < now() - interval '1 day'"
 ALL = {
     "user_status_cleanup": ("user_id", "user_statuses where clear_status_at <= now()"),
-    "stale_imports": (
-        "id",
-        f"bulk_imports where {STALE} union all select -id from bulk_import_entities where {STALE}",
-    ),
+    "stale_imports": ("id", f"bulk_imports where {STALE} union all select -id from bulk_import_entities where {STALE}"),
     "expired_job_artifacts": ("id", "ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3"),
     "delete_objects": ("id", "ci_deleted_objects where true"),
-    "prune": (
-        "id",
-        "batched_git_ref_updates_deletions where status = 2 and processed_at < now() - interval '1 day'",
-    ),
+    "prune": ("id", OLD),
     "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1"),
 }
 """Batch -> what names its work, and where it is."""
@@ -134,41 +129,27 @@ def at_rest(rig, bares):
 
 def final(rig, bares):
     """Look at everything once more, but for the ledger and the buckets."""
-    epoch = "extract(epoch from {})::float8"
-    touched = epoch.format("updated_at")
-    imports = {
-        f"{kind}:{number}": [status, at]
-        for kind, table in (("import", "bulk_imports"), ("entity", "bulk_import_entities"))
-        for number, status, at in rig.ask(f"select id, status, {touched} from {table}")
-    }
+    deletions = "batched_git_ref_updates_deletions"
+    now, clear, expire, touched, pick_up = (
+        f"extract(epoch from {what})::float8"
+        for what in ("clock_timestamp()", "clear_status_at", "expire_at", "updated_at", "pick_up_at")
+    )
+
+    def by_first(what):
+        return {str(first): row for first, *row in rig.ask(f"select {what}")}
+
     return Final(
-        now=rig.ask(f"select {epoch.format('clock_timestamp()')}")[0][0],
-        statuses={
-            str(user): clear
-            for user, clear in rig.ask(f"select user_id, {epoch.format('clear_status_at')} from user_statuses")
-        },
-        imports=imports,
+        now=rig.ask(f"select {now}")[0][0],
+        statuses={user: at for user, (at,) in by_first(f"user_id, {clear} from user_statuses").items()},
+        imports=by_first(f"'import:' || id, status, {touched} from bulk_imports")
+        | by_first(f"'entity:' || id, status, {touched} from bulk_import_entities"),
         half_entities=rig.ask(HALF)[0][0] or [],
-        artifacts={
-            str(number): row
-            for number, *row in rig.ask(
-                f"select id, {epoch.format('expire_at')}, locked, file_type, file_final_path from ci_job_artifacts"
-            )
-        },
+        artifacts=by_first(f"id, {expire}, locked, file_type, file_final_path from ci_job_artifacts"),
         wrong_statistics=[project for (project,) in rig.ask(WRONG_STATISTICS)],
-        outbox=rig.ask(
-            f"select store_dir || '/' || file, {epoch.format('pick_up_at')}, attempts from ci_deleted_objects"
-        ),
+        outbox=rig.ask(f"select store_dir || '/' || file, {pick_up}, attempts from ci_deleted_objects"),
         register=_register(rig.client),
-        requests={
-            str(number): [f"ref:{project}:{ref}", *rest]
-            for number, project, ref, *rest in rig.ask(
-                "select id, project_id, ref, expected_oid, status, reason from batched_git_ref_updates_deletions"
-            )
-        },
-        old_requests=rig.ask(
-            "select count(*) from batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'"
-        )[0][0],
+        requests=by_first(f"id, 'ref:' || project_id || ':' || ref, expected_oid, status, reason from {deletions}"),
+        old_requests=rig.ask(f"select count(*) from {deletions} where processed_at < now() - interval '1 day'")[0][0],
         refs={f"ref:{number}:{ref}": oid for number, (bare, _) in bares.items() for ref, oid in bare.refs().items()},
         files=sorted(rig.world.files()),
     )

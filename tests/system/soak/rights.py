@@ -44,18 +44,13 @@ def started_with(secret):
         yield name, [rule.replace("SECRET", secret) for rule in rules if rule != "reset"]
 
 
-def names(command):
-    """Return the role and the user of a command."""
-    own = command in {"scheduler", "worker", "exporter"}
-    return (f"{PREFIX}{PERSON}_{command}", f"{PERSON}-{command}") if own else (f"{PREFIX}{PERSON}", PERSON)
-
-
 def urls(command, database_url, redis_url, secret):
     """Lead a command to the servers as who it is; the URLs name nobody, or somebody else."""
-    role, user = names(command)
+    own = command in {"scheduler", "worker", "exporter"}
+    role, user = (f"{PERSON}_{command}", f"{PERSON}-{command}") if own else (PERSON, PERSON)
     database, server = urlsplit(database_url), urlsplit(redis_url)
     host = server.netloc.rpartition("@")[2]
-    there = f"{role}:{secret}@{database.netloc.rpartition('@')[2]}"
+    there = f"{PREFIX}{role}:{secret}@{database.netloc.rpartition('@')[2]}"
     return {
         "database_url": database._replace(netloc=there).geturl(),
         "redis_url": server._replace(netloc=f"{user}:{secret}@{host}").geturl(),

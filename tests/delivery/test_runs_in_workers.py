@@ -17,6 +17,7 @@ from forgekeeper.delivery.messages import TOKEN, deliver, message_of
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
+from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.programs import LIMIT, Program, eventually
 from tests.harness.tables import somebody_waits_for_a_lock
 
@@ -29,11 +30,6 @@ PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
 SHORT_OF_MEMORY = str(ROOT / "tests" / "harness" / "worker_short_of_memory.py")
 NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
-
-ADD_DUE = """
-    insert into user_statuses (user_id, clear_status_at)
-    select id, now() - interval '1 day' from generate_series(1, %s) as id
-"""
 
 
 class WorkerProcesses(Program):
@@ -68,10 +64,6 @@ def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
     return lambda: reconcile_batch(BATCH.name, quick, deliver, by="test")
-
-
-def due_statuses(count):
-    database.execute_sql(ADD_DUE, (count,))
 
 
 def statuses_left():

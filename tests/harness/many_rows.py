@@ -12,7 +12,7 @@ from workers.user_status_cleanup import user_status_cleanup
 BUDGET = timedelta(minutes=5)
 ADD_STATUSES = """
     insert into user_statuses (user_id, clear_status_at)
-    select n, now() - interval '1 day' + n * interval '1 millisecond' from generate_series(1, %s) as n
+    select n, now() - interval '1 day' + n * interval '1 millisecond' from generate_series(%s, %s) as n
 """
 ADD_ARTIFACTS = """
     insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)
@@ -21,8 +21,9 @@ ADD_ARTIFACTS = """
 """
 
 
-def statuses(count):
-    database.execute_sql(ADD_STATUSES, (count,))
+def statuses(count, *, first=1):
+    """Add due statuses; the higher the id, the later they became due."""
+    database.execute_sql(ADD_STATUSES, (first, first + count - 1))
 
 
 def artifacts(count, *, size=10):

@@ -2,8 +2,6 @@
 
 import pytest
 
-from demo.sample_data import add_statuses as sample
-from forgekeeper.database import database
 from forgekeeper.failpoints import FailpointReached, arm, parse
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import LostRun
@@ -11,6 +9,7 @@ from forgekeeper.runs.totals import RunTotal
 from metrics.counting import WORKER
 from models import UserStatus
 from tests.harness.every import every
+from tests.harness.many_rows import statuses
 from tests.harness.performing import attempt_at, ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
@@ -18,7 +17,6 @@ from workers.expired_job_artifacts import delete_artifact_bucket
 from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
 NAME = "user_status_cleanup"
-ADD_DUE = "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n"
 pytestmark = pytest.mark.usefixtures("database")
 
 
@@ -35,10 +33,6 @@ def attempt(runner):
     return lambda: attempt_at(runner, user_status_cleanup)
 
 
-def due_statuses(count):
-    database.execute_sql(ADD_DUE, (count,))
-
-
 def counted():
     labels = {"batch": NAME, "record": "user_status"}
     return WORKER.registry.get_sample_value("forgekeeper_records_processed_total", labels) or 0
@@ -50,7 +44,7 @@ def fail_after_a_chunk(attempt):
 
 
 def test_a_run_that_was_taken_has_counted_what_it_did(attempt):
-    due_statuses(BATCH_SIZE + 1)
+    statuses(BATCH_SIZE + 1)
     before, taken = counted(), attempt()
     taken.row.heard(ours=False)
 
@@ -70,7 +64,7 @@ def test_the_ledger_says_of_a_run_under_way_what_it_has_done_so_far(settings):
 
 
 def test_what_an_earlier_attempt_did_stays_beside_what_the_last_one_did(attempt):
-    due_statuses(BATCH_SIZE + 1)
+    statuses(BATCH_SIZE + 1)
     fail_after_a_chunk(attempt())
 
     second = ended(attempt())
@@ -86,7 +80,7 @@ def test_a_run_of_which_nothing_can_be_counted_deletes_and_succeeds(attempt, mon
 
     for way in ("inc", "observe"):
         monkeypatch.setattr(WORKER, way, disk_full)
-    due_statuses(BATCH_SIZE + 1)
+    statuses(BATCH_SIZE + 1)
 
     counted_nowhere = ended(attempt())
 
@@ -105,7 +99,7 @@ def totals():
 def test_a_run_that_ends_well_is_added_up_once_with_a_limit_or_without(limit):
     RunTotal.delete().execute()
     UserStatus.delete().execute()
-    sample(500)  # of which two hundred are due
+    statuses(200)
 
     row = recorded(user_status_cleanup, settings_with(max_per_run_user_status_cleanup=limit))
 

@@ -5,32 +5,29 @@ A trigger stops the batch in the transaction of its first chunk: whoever asks be
 
 import threading
 import time
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 
 from forgekeeper import shutdown
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.sessions import writing
 from forgekeeper.runs import brakes, breaker, preconditions
 from forgekeeper.runs.holds import Hold
+from models import UserStatus
+from tests.harness.artifacts import turn_on
+from tests.harness.many_rows import statuses
 from tests.harness.performing import attempt_at, ended, runner_of
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 from tests.harness.waiting import wait_until
-from workers.expired_job_artifacts import BATCH_SIZE, FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
+from workers.expired_job_artifacts import BATCH_SIZE, delete_artifact_bucket
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
 HOUR = timedelta(hours=1)
 SOON = 5.0
 """Seconds in which a stop has to work."""
-ADD_STATUSES = """
-    insert into user_statuses (user_id, clear_status_at)
-    select id, now() - interval '1 day' from generate_series(1, %s) as id
-"""
 # Of two classes of one bucket: the second is begun when the first has been emptied.
 ADD_ARTIFACTS = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
@@ -38,11 +35,9 @@ ADD_ARTIFACTS = """
     from generate_series(1, {count}) as id
 """
 STOP = """
-    create function stop_it() returns trigger language plpgsql as $$ begin
-        insert into holds (batch, kind, reason, by) values ('{batch}', 'stop', 'test', 'test');
-        return null;
-    end $$;
-    create trigger stop_it after {when} on {table} for each statement execute function stop_it();
+    if not exists (select from holds where kind = 'stop') then
+        insert into holds (batch, kind, reason, by) values ('expired_job_artifacts', 'stop', 'test', 'test');
+    end if
 """
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -53,39 +48,10 @@ def _asked_before_each_chunk(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 0.0)
 
 
-@contextmanager
-def stopped_by_the_first(when, table, batch):
-    """Let the batch be stopped by the first statement that deletes or updates rows of *table*."""
-    database.execute_sql(STOP.format(when=when, table=table, batch=batch.name))
-    try:
-        yield
-    finally:
-        database.execute_sql("drop function stop_it cascade")
-
-
-def attempted(declared, *, settings=None):
+def attempted(**settings):
     """Attempt a run, from its beginning to its end; return the attempt."""
-    with runner_of(settings or settings_with()) as runner:
-        return ended(attempt_at(runner, declared))
-
-
-def as_child(declared, *ids, run=None):
-    with runner_of(settings_with()) as runner:
-        return ended(runner.child(declared, "child:1", run=run), *ids)
-
-
-def count(table, condition="true"):
-    ((found,),) = database.execute_sql(f"select count(*) from {table} where {condition}").fetchall()
-    return found
-
-
-def statuses(number):
-    database.execute_sql(ADD_STATUSES, (number,))
-
-
-def turn_on():
-    FeatureFlag.turn(FLAG, on=True)
-    buckets.tidy(client, 5)
+    with runner_of(settings_with(**settings)) as runner:
+        return ended(attempt_at(runner, user_status_cleanup))
 
 
 # Under way
@@ -96,8 +62,8 @@ def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor
     for number in range(10):
         database.execute_sql(ADD_ARTIFACTS.format(number=number, count=2 * BATCH_SIZE))
 
-    with stopped_by_the_first("delete", "ci_job_artifacts", expired_job_artifacts):
-        attempt = as_child(delete_artifact_bucket)
+    with before_each("delete", "ci_job_artifacts", STOP), runner_of(settings_with()) as runner:
+        attempt = ended(runner.child(delete_artifact_bucket, "child:1"))
 
     assert (attempt.run.outcome.destroyed, attempt.run.outcome.stopped) == (BATCH_SIZE, "deadline")
     assert attempt.result()["stopped"] == "stopped"
@@ -111,19 +77,19 @@ def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
 
     def work():
         with database.connection_context():
-            attempted(user_status_cleanup, settings=settings_with(pace_user_status_cleanup=1))
+            attempted(pace_user_status_cleanup=1)
             took.append(time.monotonic())
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert wait_until(lambda: count("user_statuses") == CHUNK, 20)
+    assert wait_until(lambda: UserStatus.select().count() == CHUNK, 20)
     Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
     since = time.monotonic()
     thread.join(30)
 
     assert took
     assert took[0] - since < SOON
-    assert count("user_statuses") == CHUNK
+    assert UserStatus.select().count() == CHUNK
 
 
 # Not begun
@@ -143,9 +109,9 @@ def test_a_run_that_is_stopped_during_its_checks_or_before_its_first_chunk_delet
         return check(*given, **facts)
 
     monkeypatch.setattr(where, name, stopped_meanwhile)
-    attempt = attempted(user_status_cleanup)
+    attempt = attempted()
 
-    assert ("stopped" in attempt.result().values(), count("user_statuses")) == (True, 1)
+    assert ("stopped" in attempt.result().values(), UserStatus.select().count()) == (True, 1)
 
 
 # How long a pace may wait

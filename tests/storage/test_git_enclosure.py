@@ -4,13 +4,7 @@ import shutil
 
 import pytest
 
-from forgekeeper.storage.git_refs import (
-    DEFAULT_BRANCH,
-    DELETED,
-    GONE,
-    TOO_LONG_TO_LOCK,
-    Doomed,
-)
+from forgekeeper.storage.git_refs import DEFAULT_BRANCH, DELETED, GONE, TOO_LONG_TO_LOCK, Doomed
 from forgekeeper.storage.git_repository import RepositoryFailed
 from tests.harness.git_samples import Bare, stand_in
 

@@ -30,12 +30,7 @@ def take_away(root, what):
         (root / sentinel.NAME).symlink_to("/proc/self/mem")
 
 
-GONE = [
-    "the root",
-    "the root, in whose place an empty one is",
-    "its sentinel",
-    "the reading of its sentinel",
-]
+GONE = ["the root", "the root, in whose place an empty one is", "its sentinel", "the reading of its sentinel"]
 
 
 @pytest.mark.parametrize("gone", GONE)

@@ -13,6 +13,7 @@ from forgekeeper.database import database, sessions
 from forgekeeper.deleting import statement
 from forgekeeper.runs.brakes import Deadline
 from tests.harness.clocks import clock
+from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.performing import perform
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
@@ -23,10 +24,6 @@ HOUR = timedelta(hours=1)
 EXTENSIONS = 2_000
 A_RUN = MAX_RUNTIME.total_seconds()
 
-ADD_DUE = """
-    insert into user_statuses (user_id, clear_status_at)
-    select id, now() - interval '1 day' + id * interval '1 millisecond' from generate_series(%s, %s) as id
-"""
 LOCK_OLDEST = """
     select user_id from user_statuses where clear_status_at <= now()
     order by clear_status_at, user_id limit %s for update
@@ -55,11 +52,6 @@ TURN_DUE = "update user_statuses set clear_status_at = clear_status_at - interva
 ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'user_statuses'"
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-def due_statuses(count, *, first=1):
-    """Add due statuses; the higher the id, the later they became due."""
-    database.execute_sql(ADD_DUE, (first, first + count - 1))
 
 
 def statuses():

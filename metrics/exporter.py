@@ -37,6 +37,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
 from metrics.logs import describe
+from metrics.threads import Thread
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF, BRIEF)
@@ -63,7 +64,7 @@ class Probe:
         """Ask, unless an earlier asking has not come back."""
         if not self._thread.is_alive():
             self._answer, self._began = None, time.monotonic()
-            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread = Thread(self._run, self.name)
             self._thread.start()
 
     def wait(self, until: float) -> Any:

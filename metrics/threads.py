@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -41,11 +42,32 @@ def ended_itself() -> bool:
     return bool(_why)
 
 
-class Vital(threading.Thread):
+class Thread(threading.Thread):
+    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *timeout* seconds.
+
+    Without memory a thread may die before it says that it runs, and `threading` waits for that for ever, deaf even to
+    time limits (CPython's issue 140746).
+    """
+
+    def __init__(
+        self, target: Callable[[], object] | None = None, name: str | None = None, *, timeout: float = START
+    ) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._said: threading.Event = self._started  # type: ignore[attr-defined]
+        self._said.wait = partial(self._said.wait, timeout)
+
+    def start(self) -> None:
+        """Start it."""
+        super().start()
+        if not self._said.is_set():
+            raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
+
+
+class Vital(Thread):
     """A thread that its process cannot do without, at `work` until `stopped` is set."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name=name)
         self.stopped = threading.Event()
         self._failures = 0
 

@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from select import select
-from threading import Thread
 
 import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
@@ -24,6 +24,7 @@ from forgekeeper.process.lifetime import reserve
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import Watch
+from metrics.threads import Thread
 
 READY_TIMEOUT = "5000"
 """For so many milliseconds the master waits for a process to be ready, and hears nothing else: not that it has died."""
@@ -64,7 +65,7 @@ def kill_late_processes(allowed: timedelta) -> None:
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     until_killed = allowed.total_seconds() - reserve(allowed) / 2
-    Thread(target=_watch, args=(signals, until_killed), name="master", daemon=True).start()
+    Thread(partial(_watch, signals, until_killed), "master").start()
 
 
 def _watch(signals: int, allowed: float) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -29,6 +28,7 @@ from dramatiq.common import q_name
 from forgekeeper import shutdown
 from forgekeeper.connections import identity
 from metrics.endpoint import FOLDER, READY
+from metrics.threads import Thread
 
 SOON = 2.0
 """Seconds in which an idle process ends by itself; one whose servers are away does not."""
@@ -120,7 +120,7 @@ class Drain:
         self._working = working
         self._allowed = allowed
         self._worker: Worker | None = None
-        Thread(target=self._watch, name="drain", daemon=True).start()
+        Thread(self._watch, "drain").start()
 
     def ready(self, worker: Worker) -> None:
         """Say that the process takes messages."""
@@ -161,7 +161,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     one.
     """
     # Beside one another: each may wait for a server of its own, and hang.
-    threads = [Thread(target=step, daemon=True) for step in (tell, _end_programs, *at_last)]
+    threads = [Thread(step, timeout=LAST_WORDS) for step in (tell, _end_programs, *at_last)]
     ends = time.monotonic() + LAST_WORDS
     for thread in threads:
         with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from metrics import threads
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys, threading
@@ -82,3 +84,14 @@ def test_the_third_turn_in_a_row_that_fails_is_the_last():
 
 def test_a_process_that_does_not_end_when_it_should_is_ended_by_the_kernel():
     assert run("return", main=DEAF, waits="True").returncode == -signal.SIGALRM
+
+
+def test_a_thread_that_dies_before_it_says_that_it_runs_is_not_waited_for_for_ever():
+    class Dies(threads.Thread):
+        """As one does that finds no memory for its first step."""
+
+        def _bootstrap(self):
+            pass
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Dies(lambda: None, "dies", timeout=0.1).start()

@@ -211,7 +211,7 @@ def test_a_reason_leaves_out_what_an_address_carries_behind_its_question_mark():
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
-# Uses a store, forks, and lets the child use it, then open it anew.
+# Uses a store, forks, and lets the child use it, then lets it open the store again.
 FORK = """
 import os, signal, sys
 from forgekeeper.storage.objects import Objects

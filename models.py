@@ -33,12 +33,6 @@ class UserStatus(Base):
     class Meta:
         table_name = "user_statuses"
 
-    @classmethod
-    def is_due(cls, now: datetime) -> pw.Node:
-        """Return the condition of statuses whose time has come, *now* included."""
-        condition: pw.Node = cls.clear_status_at <= now
-        return condition
-
 
 UserStatus.indexed(
     "user_statuses_clear_status_at on user_statuses (clear_status_at, user_id) where clear_status_at is not null"

@@ -73,7 +73,7 @@ class World:
             migrations.migrate(database.obj)
             make_tables(database.obj)
             sample(round(self._due * SAMPLE))
-            self._due = UserStatus.select().where(UserStatus.is_due(now())).count()
+            self._due = UserStatus.select().where(UserStatus.clear_status_at <= now()).count()
             self._live()
             instant = now()  # which the run asks for in any case
             began = monotonic()

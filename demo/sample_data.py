@@ -216,7 +216,7 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
 def count_samples(settings: Settings) -> dict[str, Sample]:
     """Count what there is of the sample data now, by the batch that it is for."""
     return {
-        "user_status_cleanup": _rows("user statuses", UserStatus, UserStatus.is_due(now())),
+        "user_status_cleanup": _rows("user statuses", UserStatus, UserStatus.clear_status_at <= now()),
         "git_ref_cleanup": _refs(settings.repositories_root),
         "expired_job_artifacts": _rows("job artifacts", JobArtifact, JobArtifact.is_expired(now())),
         "stale_direct_uploads": _uploads(),

@@ -18,8 +18,8 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, default
-from forgekeeper.database.queries import AtStake, Backlog
-from forgekeeper.declaring.answers import Due, Mistake, Rows
+from forgekeeper.database.queries import AtStake
+from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter

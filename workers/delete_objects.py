@@ -18,8 +18,9 @@ import structlog
 from forgekeeper import Blocked, Items, Kept, Record, batch
 from forgekeeper.audit.deletions import Item
 from forgekeeper.database import now, queries, survey
-from forgekeeper.database.queries import START, Backlog, Stake, among, positions
+from forgekeeper.database.queries import START, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.shown import BUSY, PASSED_OVER, Entry, Look, Part, Refused, numbers
 from forgekeeper.deleting.items import deleted_at, stood_at

@@ -27,7 +27,7 @@ def user_status_cleanup(now: datetime) -> Rows[UserStatus]:
     """Delete user statuses whose time has passed."""
     return Rows(
         UserStatus,
-        UserStatus.is_due(now),
+        UserStatus.clear_status_at <= now,
         since=UserStatus.clear_status_at,
         chunk=BATCH_SIZE,
         objective=timedelta(minutes=5),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import peewee as pw
@@ -14,7 +14,6 @@ from forgekeeper.database import Base, database
 
 BOUND = 100_001
 """What is more is shown as a hundred thousand and more: it is asked every few seconds."""
-NO_TIME = timedelta(0)
 
 PAGES = 16_384
 """A table of no more pages is counted (128 MiB); of a larger one so many are looked at, of all of it."""
@@ -35,24 +34,6 @@ IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 # To collect the rows may take longer than a statement usually may.  The planner knows nothing of how many there are in
 # an array or a document, and takes them for few: row by row it would look for millions.
 PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off; set local jit = off"
-
-
-class Backlog(NamedTuple):
-    """How many records are due, at most `BOUND`, and when the oldest became due."""
-
-    records: int
-    oldest: datetime | None = None
-
-    @classmethod
-    def of(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = NO_TIME) -> Backlog:
-        """Count what *query* selects; each became due at the instant in that field, or so much *after* it.
-
-        Without an order the oldest is that of those which were counted.
-        """
-        found = query.select(oldest.alias("due")).limit(BOUND)
-        row = pw.Select([found], [pw.fn.count(pw.SQL("1")), pw.fn.min(found.c.due)]).bind(database).tuples().execute()
-        records, instant = row[0]
-        return cls(records, instant and instant + after)
 
 
 def count(query: pw.ModelSelect[Any]) -> int:

@@ -12,8 +12,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
-from forgekeeper.database import Base
-from forgekeeper.database.queries import Backlog, Stake
+from forgekeeper.database import Base, database, queries
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -224,6 +223,24 @@ class Removal(Answer):
     counted: str | None = None
 
 
+class Backlog(NamedTuple):
+    """How many records are due, at most `queries.BOUND`, and when the oldest became due."""
+
+    records: int
+    oldest: datetime | None = None
+
+    @classmethod
+    def of(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = AT_ONCE) -> Backlog:
+        """Count what *query* selects; each became due at the instant in that field, or so much *after* it.
+
+        Without an order the oldest is that of those which were counted.
+        """
+        found = query.select(oldest.alias("due")).limit(queries.BOUND)
+        row = pw.Select([found], [pw.fn.count(pw.SQL("1")), pw.fn.min(found.c.due)]).bind(database).tuples().execute()
+        records, instant = row[0]
+        return cls(records, instant and instant + after)
+
+
 def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
     """Return what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
     answer = due(now)
@@ -245,6 +262,6 @@ def backlog_of(name: str, due: Due, record: str, now: datetime) -> Backlog:
     return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
 
 
-def stake_of(name: str, due: Due, now: datetime) -> Stake:
+def stake_of(name: str, due: Due, now: datetime) -> queries.Stake:
     """Return what the breaker weighs: the rows that are due, of all in their tables."""
-    return Stake.rows(*(rows.select() for rows in rows_of(name, due, now)))
+    return queries.Stake.rows(*(rows.select() for rows in rows_of(name, due, now)))

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from forgekeeper.database import now, survey
-from forgekeeper.database.queries import Backlog
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.settings import Settings
 from metrics.catalogue import Gauge, Reading, at
 

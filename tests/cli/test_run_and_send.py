@@ -29,7 +29,7 @@ def last_run():
 
 
 def due():
-    return UserStatus.select().where(UserStatus.is_due(now())).count()
+    return UserStatus.select().where(UserStatus.clear_status_at <= now()).count()
 
 
 def messages():

@@ -9,7 +9,7 @@ from forgekeeper import child
 from forgekeeper.batches import FLAGS, Record, Threshold, all_declared, queues
 from forgekeeper.cli.status import gather
 from forgekeeper.database import now
-from forgekeeper.database.queries import Backlog
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Refused
 from metrics.catalogue import Counter, Gauge, Reading, table
 from metrics.exporter import all_collectors

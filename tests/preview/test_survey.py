@@ -77,7 +77,7 @@ def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
 
 def test_a_bad_record_that_is_passed_over_stays():
     sample.add_statuses(5)
-    bad = UserStatus.select().where(UserStatus.is_due(now())).first().user_id
+    bad = UserStatus.select().where(UserStatus.clear_status_at <= now()).first().user_id
     for _ in range(2):
         quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
 

@@ -22,7 +22,7 @@ from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Th
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
-from forgekeeper.database.queries import Backlog, Stake
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
@@ -235,9 +235,9 @@ def due(now: datetime) -> Backlog:
 
 
 @expired_job_artifacts.at_stake
-def at_stake(now: datetime) -> Stake:
+def at_stake(now: datetime) -> queries.Stake:
     """Look at the artifacts that may be destroyed, of all."""
-    return Stake(partial(_count, now), Stake.rows(JobArtifact.select()).of)
+    return queries.Stake(partial(_count, now), queries.Stake.rows(JobArtifact.select()).of)
 
 
 def _count(now: datetime, bound: int) -> int:

@@ -21,7 +21,8 @@ import structlog
 from forgekeeper import Blocked, Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
-from forgekeeper.database.queries import Backlog, Stake, among
+from forgekeeper.database.queries import Stake, among
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings

@@ -26,7 +26,8 @@ from forgekeeper.audit.deletions import Item
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey
-from forgekeeper.database.queries import Backlog, Stake
+from forgekeeper.database.queries import Stake
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.deleting.items import deleted_at, stood_at

@@ -156,6 +156,13 @@ class JobRun(Base):
         return inserted[0][0] if inserted else None
 
     @classmethod
+    def retry_now(cls, batch: str) -> int | None:
+        """End the wait of the batch's run for its retry; return its id, None where none waits."""
+        waits = (cls.state == "enqueued") & (cls.retry_at > pw.fn.clock_timestamp())
+        rows = cls.update(retry_at=None).where(cls.batch == batch, waits).returning(cls.id).execute()
+        return next((row.id for row in rows), None)
+
+    @classmethod
     def mark_sent(cls, batch: str, *, again_after: timedelta) -> JobRun | None:
         """Mark the batch's open run as sent, and return it to be sent; None where nothing is to be sent.
 
@@ -166,7 +173,7 @@ class JobRun(Base):
 
     @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
-        """Start the batch's run; None when it is started, closed or paused, or its row is gone.
+        """Start the batch's run; None when it is started, closed or paused, waits for its retry, or its row is gone.
 
         Another run has the number, and another *token*, if the database is older than the message: it was restored.
         """
@@ -178,6 +185,7 @@ class JobRun(Base):
     def start_here(cls, batch: str, *, by: str) -> Started | None:
         """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
         with database.atomic() as transaction:
+            cls.retry_now(batch)
             if cls.open(batch) is None:
                 cls.claim_manual(batch, by=by)
             waiting = cls.open(batch)

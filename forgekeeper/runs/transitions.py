@@ -39,6 +39,7 @@ MARK_SENT = f"""
       and not {HELD_BACK.format("%(batch)s")}
     returning id, batch, token, tick
 """
+# A run that was sent twice has two messages: the second must not use up the retries of a run that waits.
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
@@ -48,6 +49,7 @@ START = f"""
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
+      and (retry_at is null or retry_at <= clock_timestamp())
       and not {HELD_BACK.format("job_runs.batch")}
     returning id, batch, attempt_token::text, attempt, failures, tick
 """

@@ -43,6 +43,17 @@ def test_a_retry_waits_its_time():
     assert sent() == [row().id]
 
 
+def test_a_second_message_of_a_run_does_not_start_it_before_its_retry():
+    at(NOON, cron_user_status_cleanup="0 * * * *")
+    failed(delay=MINUTE)
+
+    early = start()
+    time_passes(MINUTE)
+    in_time = start()
+
+    assert (early, in_time.failures) == (None, 1)
+
+
 def test_a_waiting_retry_gives_way_to_a_newer_tick():
     at(NOON)
     failed()
@@ -146,3 +157,12 @@ def test_a_run_here_takes_over_the_tick_that_waits():
 
     assert run.id == row().id
     assert row().started_by == "me"
+
+
+def test_a_run_here_takes_over_the_tick_that_waits_for_its_retry():
+    at(NOON)
+    failed()
+
+    run = JobRun.start_here(NAME, by="me")
+
+    assert (run.id, run.failures) == (row().id, 1)

@@ -15,9 +15,12 @@ from metrics.logs import one_line
 
 
 def claim(batch: BatchSpec) -> int | None:
-    """Make a run, and say so in the audit; return None while another is open."""
+    """Make a run, or let the one that waits for its retry wait no longer, and say so in the audit.
+
+    Returns None while another is open.
+    """
     with database.atomic():
-        run = JobRun.claim_manual(batch.name, by=identity())
+        run = JobRun.claim_manual(batch.name, by=identity()) or JobRun.retry_now(batch.name)
         if run is not None:
             acts.record("send", f"run {run}", batch=batch.name, after={"run": run})
     return run

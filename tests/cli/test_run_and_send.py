@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -15,6 +16,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.installation import INSTALLATION
 from models import UserStatus
+from tests.harness.performing import start_run
 from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
@@ -125,6 +127,15 @@ def test_send_twice_queues_once_and_says_since_when(main):
     since = last_run().claimed_at.strftime("%Y-%m-%d %H:%M:%S")
     assert (second.status, second.sentences) == (0, [f"{NAME} is queued already, since {since}"])
     assert (JobRun.select().count(), messages()) == (1, 1)
+
+
+def test_send_lets_a_run_that_waits_for_its_retry_start_at_once(main):
+    JobRun.fail(JobRun.start_here(NAME, by="elsewhere:42"), "Oops", delay=timedelta(hours=1))
+
+    sent = main("send", NAME, "--json").json
+
+    assert (sent["run"], messages()) == (last_run().id, 1)
+    assert start_run(NAME, sent["run"]) is not None
 
 
 # --dry-run

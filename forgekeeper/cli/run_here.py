@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from forgekeeper import shutdown
@@ -16,10 +17,12 @@ from forgekeeper.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.console import Problem, err, progress, say
 from forgekeeper.declaring.answers import Enqueued, Keyed
+from forgekeeper.process.lifetime import end_programs
 from forgekeeper.runs.attempt import Attempt, Runner
 from forgekeeper.runs.ledger import Started
 from forgekeeper.settings import Settings
 from metrics.logs import describe
+from metrics.threads import Thread
 
 CHECK = "`forgekeeper check"
 
@@ -35,17 +38,14 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
     runner = Runner(settings, collect)
     # A run by hand ends here; a scheduled one that was taken over is retried by workers.
     by_hand = started.tick is None
-    with (
-        runner.attempt(batch, started, final=by_hand) as attempt,
-        _stopping_politely(settings.shutdown_timeout),
-        _progress(attempt),
-    ):
-        attempt.work()
-    runner.stop()
-    if attempt.blocked is not None:
-        say([f"{batch.name} is blocked: {attempt.blocked}"], err)
-    # As in a worker, what a run has sent before it failed is worked on.
-    results = _work_on(children, runner, run=started.id)
+    with _stopping_politely(settings.shutdown_timeout):
+        with runner.attempt(batch, started, final=by_hand) as attempt, _progress(attempt):
+            attempt.work()
+        runner.stop()
+        if attempt.blocked is not None:
+            say([f"{batch.name} is blocked: {attempt.blocked}"], err)
+        # As in a worker, what a run has sent before it failed is worked on.
+        results = _work_on(children, runner, run=started.id)
     if attempt.held is not None:
         say([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):
@@ -96,7 +96,7 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
     writing.setblocking(False)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True).start()
+    Thread(partial(_listen, reading, within.total_seconds()), "signals").start()
     try:
         yield
     finally:
@@ -117,6 +117,7 @@ def _listen(reading: socket.socket, within: float) -> None:
             if not reading.recv(1):
                 return
     err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
+    end_programs()
     os._exit(128 + first[0])
 
 
@@ -129,7 +130,7 @@ def _progress(attempt: Attempt) -> Iterator[None]:
         while not ended.wait(0.5):
             progress(f"{name}: {attempt.run.deadline.done:,} done")
 
-    shower = threading.Thread(target=show, daemon=True)
+    shower = Thread(show, "progress")
     if err.is_terminal:
         shower.start()
     try:

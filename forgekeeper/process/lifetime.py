@@ -161,7 +161,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     one.
     """
     # Beside one another: each may wait for a server of its own, and hang.
-    threads = [Thread(step, timeout=LAST_WORDS) for step in (tell, _end_programs, *at_last)]
+    threads = [Thread(step, timeout=LAST_WORDS) for step in (tell, end_programs, *at_last)]
     ends = time.monotonic() + LAST_WORDS
     for thread in threads:
         with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
@@ -173,7 +173,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     os._exit(status)
 
 
-def _end_programs() -> None:
+def end_programs() -> None:
     """Let every git that this process has started end, and clean up after itself."""
     for listed in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):

@@ -1,7 +1,9 @@
 """Refs: deleted by a run by hand, by children that may fail, and restored; and leases."""
 
 import os
+import signal
 import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -15,7 +17,9 @@ from forgekeeper.storage import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare, stand_in
 from tests.harness.performing import ended, perform, recorded, runner_of
+from tests.harness.programs import LIMIT, eventually
 from tests.harness.settings import settings_with
+from tests.harness.waiting import patient
 from workers.git_ref_cleanup import clean_project_refs
 from workers.git_ref_cleanup import git_ref_cleanup as batch
 
@@ -83,6 +87,37 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
 
     assert (result.status, statuses()) == (1, [DeletionStatus.PROCESSED, *[DeletionStatus.PENDING] * 3])
     assert "3 of 4 projects have no repository" in result.sentences[-1]
+
+
+# It cleans up at SIGTERM alone, and lets nobody wait for it where nobody sends one.
+HANGING = """
+case "$*" in *update-ref*)
+    trap 'touch {folder}/cleaned; exit 143' TERM
+    touch {folder}/begun
+    while [ -e /proc/$PPID ]; do sleep 0.05; done; exit 1
+esac
+exec $GIT "$@"
+"""
+
+
+def test_a_run_that_is_interrupted_twice_among_its_children_ends_git_with_itself(
+    environment, root, tmp_path, monkeypatch
+):
+    create_repository(root, "1.git", ["refs/go"])
+    Project.create(id=1, disk_path="1.git")
+    GitRefDeletion.create(project_id=1, ref="refs/go")
+    stand_in(tmp_path / "bin", monkeypatch, HANGING.format(folder=tmp_path))
+    running = subprocess.Popen(
+        [sys.executable, "-m", "forgekeeper.cli", "run", NAME], env=environment(), stderr=subprocess.DEVNULL
+    )
+    eventually((tmp_path / "begun").exists)
+
+    # Two of one kind may come as one, and these in either order.
+    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGTERM)
+
+    assert running.wait(patient(LIMIT)) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    eventually((tmp_path / "cleaned").exists)
 
 
 # children that fail

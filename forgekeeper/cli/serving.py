@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sysconfig import get_path
@@ -31,10 +32,12 @@ from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 from forgekeeper.storage.installation import Installation, claim_by_writing, objection
 from metrics.endpoint import FOLDER, Endpoint, begin, listen
-from metrics.threads import ended_itself
+from metrics.threads import Thread, ended_itself
 
 SHORTEST, LONGEST = 1.0, 30.0
 """Seconds between two looks at what is missing: at first, and at most."""
+LISTEN = 0.1
+"""Seconds after which a signal is heard during a look."""
 
 log = structlog.get_logger(__name__)
 
@@ -164,8 +167,7 @@ class Wait:
         Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
         """
         pause, before = SHORTEST, ""
-        while (missing := look()) is not None:
-            release()
+        while (missing := self._answer(look)) is not None:
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
             # Spread, as many processes may wait for one server.
@@ -174,8 +176,24 @@ class Wait:
             log.warning("not ready, waiting", process=self._said, **facts)
             lifetime.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._sleep(seconds)
-        release()
         self.end_if_asked()
+
+    def _answer(self, look: Callable[[], Missing | None]) -> Missing | None:
+        """Look in a thread of its own: the main one hears no signal while libpq waits for a server that hangs."""
+        answer: futures.Future[Missing | None] = futures.Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(look())
+            except BaseException as error:  # noqa: BLE001, it is raised to whoever waits
+                answer.set_exception(error)
+            finally:
+                release()
+
+        Thread(ask, "look").start()
+        while not futures.wait([answer], LISTEN).done:
+            self.end_if_asked()
+        return answer.result()
 
     def end_if_asked(self) -> None:
         """Raise `typer.Exit` if a signal has come by now."""

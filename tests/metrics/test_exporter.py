@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from datetime import timedelta
 
@@ -257,6 +258,27 @@ def test_a_lock_that_outlives_every_deletion_is_stale(look, tmp_path, age, stale
     os.utime(lock, (left, left))
 
     assert look(repositories_root=tmp_path).value("git_stale_locks") == stale
+
+
+def test_the_exporter_opens_no_file_of_a_repository_for_writing(look, tmp_path):
+    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
+    Project.create(id=1, disk_path="1.git")
+    GitRefDeletion.create(project_id=1, ref="refs/heads/x")
+    (tmp_path / "1.git").mkdir()
+    (tmp_path / "1.git" / "packed-refs.lock").touch()
+    opened = {}
+
+    def note(event, facts):
+        # A hook stays for as long as the process: this one notes what lies in this test's own folder alone.
+        if event == "open" and str(facts[0]).startswith(str(tmp_path)):
+            opened[facts[0]] = facts[2]
+
+    sys.addaudithook(note)
+
+    look(repositories_root=tmp_path)
+
+    assert opened
+    assert not any(flags & (os.O_WRONLY | os.O_RDWR) for flags in opened.values())
 
 
 def test_ticks_whose_time_has_not_come_are_counted(look):

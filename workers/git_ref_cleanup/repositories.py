@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
+from forgekeeper.database import now
 from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
@@ -101,16 +102,17 @@ def believe(root: Path, missing: Mapping[int, str], projects: int, share: float)
 
 def stale_locks(settings: Settings) -> Iterator[Reading]:
     """Count stale locks; where the root cannot be read nothing is said of them."""
-    root = settings.repositories_root
+    root, left = settings.repositories_root, now() - STALE_LOCK
     waiting = paths(waiting_projects(after=0, limit=LOOKED_AT)).values() if root else ()
     with suppress(RootUnavailable):
-        yield Reading("git_stale_locks", sum(_has_stale_lock(root, disk_path) for disk_path in waiting if root))
+        yield Reading("git_stale_locks", sum(_has_lock_of(root, disk_path, left) for disk_path in waiting if root))
 
 
-def _has_stale_lock(root: Path, disk_path: str) -> bool:
-    with suppress(RepositoryMissing, RepositoryFailed):
-        age = open_repository(root, disk_path).age("packed-refs.lock")
-        return age is not None and age > STALE_LOCK
+def _has_lock_of(root: Path, disk_path: str, left: datetime) -> bool:
+    # Not by the clock of its file system, as `age` says: the exporter may write no file there to learn it.
+    with suppress(RepositoryMissing, RepositoryFailed, OSError):
+        lock = open_repository(root, disk_path).git_dir / "packed-refs.lock"
+        return lock.lstat().st_mtime < left.timestamp()
     return False
 
 

@@ -225,7 +225,8 @@ class Settings(BaseSettings):
 
     def limits(self, batch: str) -> tuple[int | None, ...]:
         """Return how much *batch* may delete: records a run, a day, bytes a run, a day; None for no limit."""
-        return tuple(self._of(batch, name) for name in (*OF_RECORDS, *OF_BYTES))
+        # A batch that counts no bytes, say, has no limit of bytes.
+        return tuple(getattr(self, f"{name}_{batch}", None) for name in (*OF_RECORDS, *OF_BYTES))
 
     def audits(self, batch: str) -> bool:
         """Say whether what *batch* deletes is in the audit."""
@@ -238,7 +239,8 @@ class Settings(BaseSettings):
         return self.catch_up_window or max(period, timedelta(hours=1))
 
     def _of(self, batch: str, name: str) -> Any:
-        return getattr(self, f"{name}_{batch}", None)
+        # Without a default: a batch that these settings do not know must not look as if it were off.
+        return getattr(self, f"{name}_{batch}")
 
     def require_database(self) -> str:
         """Return the URL of the database; raise `SettingsError` when there is none."""

@@ -276,6 +276,11 @@ def test_a_batch_has_settings_of_its_own():
     assert (str(made().cron("weed")), made().catch_up("weed"), made().pace("weed")) == ("5 * * * *", "once", None)
 
 
+def test_a_batch_that_the_settings_do_not_know_is_an_error_and_not_off():
+    with pytest.raises(AttributeError, match="cron_weed"):
+        settings_of((OfBatch("moss", "5 * * * *"),))().cron("weed")
+
+
 def test_a_batch_whose_setting_would_be_another_s_is_refused():
     with pytest.raises(SettingsError, match=r"no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
         settings_of((OfBatch("window", "* * * * *"),))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 
@@ -113,6 +114,24 @@ class Loop(Vital):
             log.warning("reconcile failed", batch=self.name, error=describe(error))
 
 
+class Stopper(Vital):
+    """Shuts the clock down when that is *asked* for; without it no signal would end the process."""
+
+    def __init__(self, asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
+        super().__init__("stopper")
+        self.running = threading.Event()
+        self._asked = asked
+        self._clock = clock
+
+    def work(self) -> None:
+        """Wait until asked, and until the clock runs: before, it cannot be shut down."""
+        self._asked.get()
+        self.running.wait()
+        while not self.take_turn(partial(self._clock.shutdown, wait=False)):
+            pass
+        self.stopped.set()
+
+
 def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], None]) -> int:
     """Keep the timetable until a signal is *asked*; return the exit status.  *ready* is called once it is kept.
 
@@ -135,14 +154,11 @@ def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], N
             clock.add_job(loop.wake, schedule, id=loop.name)
         loop.start()
     _keep_heartbeat(clock, loops)
-
-    def stop() -> None:
-        asked.get()
-        clock.shutdown(wait=False)
+    stopper = Stopper(asked, clock)
+    stopper.start()
 
     def started(_event: object) -> None:
-        # Before, it could not be shut down.
-        threading.Thread(target=stop, daemon=True).start()
+        stopper.running.set()
         ready()
         tell_supervisor("READY=1", "STATUS=keeps the timetable")
         log.info("scheduler ready", scheduler=identity())

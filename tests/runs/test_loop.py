@@ -1,8 +1,11 @@
 """The loop of a batch in a scheduler: it turns, whatever a turn comes to, and the heartbeat says if it does not."""
 
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -19,6 +22,22 @@ from tests.harness.waiting import wait_until
 from tests.system.proxy import postgres_through
 
 __all__ = ["ledger"]
+
+BROKEN_STOPPER = """
+from apscheduler.schedulers.blocking import BlockingScheduler
+from forgekeeper.shutdown import requests
+from metrics import logs
+from scheduler import Stopper
+
+logs.configure("json")
+asked = requests()
+stopper = Stopper(asked, BlockingScheduler())  # a clock that was never started cannot be shut down
+stopper.running.set()
+stopper.start()
+asked.put(None)
+stopper.join()
+print("asked to end:", asked.get(timeout=60))
+"""
 
 
 @pytest.fixture
@@ -122,3 +141,12 @@ def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls,
         loop.turn()
         assert loop.stands_still == 0
         database.close()
+
+
+def test_a_scheduler_whose_stopper_has_died_ends():
+    command, root = [sys.executable, "-c", BROKEN_STOPPER], Path(__file__).parents[2]
+
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+    assert ended.stdout == "asked to end: None\n"
+    assert "its thread 'stopper' has ended" in ended.stderr

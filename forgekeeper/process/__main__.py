@@ -20,7 +20,7 @@ import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process.lifetime import reserve
+from forgekeeper.process.lifetime import TIME_UP, reserve
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import Watch
@@ -29,6 +29,10 @@ from metrics.threads import Thread
 READY_TIMEOUT = "5000"
 """For so many milliseconds the master waits for a process to be ready, and hears nothing else: not that it has died."""
 LOOK = 0.5
+GONE = 0.7
+"""Seconds in which the kernel ends what is killed; what it does not end by then, it holds, for a disk perhaps."""
+LAST_STEPS = 3.0
+"""Seconds in which a master without processes ends, or reloads; else one took a lock with it that it waits for."""
 
 log = structlog.get_logger("forgekeeper.process")
 
@@ -64,6 +68,8 @@ def kill_late_processes(allowed: timedelta) -> None:
     signals, waking = os.pipe()
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    # A process that was forked would leave its own signals there, too.
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))
     until_killed = allowed.total_seconds() - reserve(allowed) / 2
     Thread(partial(_watch, signals, until_killed), "master").start()
 
@@ -80,6 +86,12 @@ def _watch(signals: int, allowed: float) -> None:
         log.critical("worker killed processes that did not end", pids=[process.pid for process in late])
     for process in late:
         process.kill()
+    time.sleep(GONE)
+    held = [process.pid for process in multiprocessing.active_children()]
+    if not held:
+        time.sleep(LAST_STEPS)
+    log.critical("worker does not wait any longer", pids=held)
+    os._exit(TIME_UP)
 
 
 if __name__ == "__main__":

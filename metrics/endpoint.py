@@ -202,9 +202,14 @@ class Watch(Vital):
             self.stopped.wait(PAUSE)
 
     def _run(self) -> None:
-        self._endpoint = subprocess.Popen(
-            [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        try:
+            self._endpoint = subprocess.Popen(
+                [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except (OSError, MemoryError) as error:
+            # The worker works on without its metrics: it is there to delete.
+            log.warning("metrics endpoint not started", error=str(error))
+            return
         self._made.set()
         status = self._endpoint.wait()
         if not self.stopped.is_set():

@@ -149,3 +149,22 @@ print([Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").r
 def test_the_endpoint_is_a_process_before_its_worker_forks(tmp_path):
     """`Popen` would wait for one that is still being made until the worker processes have ended."""
     assert run(WATCH, tmp_path / "counts") == "[False]\n"
+
+
+UNSTARTED = """
+import sys
+from structlog.testing import capture_logs
+from metrics import endpoint, threads
+from tests.harness.waiting import wait_until
+
+sys.executable, endpoint.PAUSE, endpoint.START = "/nonexistent", 0.01, 0.1
+watch = endpoint.Watch("127.0.0.1", 0)
+with capture_logs() as lines:
+    watch.start()
+    wait_until(lambda: len(lines) > threads.FAILURES or not watch.is_alive(), 60)
+print(watch.is_alive(), {line["event"] for line in lines})
+"""
+
+
+def test_an_endpoint_that_cannot_be_started_again_and_again_does_not_end_its_worker(tmp_path):
+    assert run(UNSTARTED, tmp_path / "counts") == "True {'metrics endpoint not started'}\n"

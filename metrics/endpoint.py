@@ -163,13 +163,14 @@ def unready(folder: Path) -> str | None:
 def begin() -> Path:
     """Make the folder that this process, which may replace its program, and those that it forks will count in.
 
-    The folders of workers that have ended without removing them are removed.
+    The folders of workers that have ended without removing them are removed.  In a container that is started again one
+    of these has the id that this process has now.
     """
-    prefix = f"forgekeeper-worker-{socket.gethostname()}-"
+    prefix, own = f"forgekeeper-worker-{socket.gethostname()}-", str(os.getpid())
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
-        if _is_dead(folder.name.removeprefix(prefix).partition("-")[0]):
+        if (process := folder.name.removeprefix(prefix).partition("-")[0]) == own or _is_dead(process):
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{own}-"))
 
 
 class Watch(Vital):

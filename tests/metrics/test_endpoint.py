@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,7 +17,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
 
 from metrics import endpoint as pages
-from metrics.endpoint import Endpoint, Multiprocess, listen
+from metrics.endpoint import Endpoint, Multiprocess, begin, listen
 from tests.harness.waiting import wait_until
 
 from .pages import read
@@ -168,3 +169,12 @@ print(watch.is_alive(), {line["event"] for line in lines})
 
 def test_an_endpoint_that_cannot_be_started_again_and_again_does_not_end_its_worker(tmp_path):
     assert run(UNSTARTED, tmp_path / "counts") == "True {'metrics endpoint not started'}\n"
+
+
+def test_the_folder_of_a_dead_process_that_had_the_id_of_this_one_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    begin()
+
+    now = begin()
+
+    assert list(tmp_path.iterdir()) == [now]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forgekeeper.storage.git_command import Git, legible, understand
-from forgekeeper.storage.git_repository import Repository, RepositoryFailed, open_repository, refusal
+from forgekeeper.storage.git_repository import Repository, RepositoryFailed, look, open_repository, refusal
 
 _OID = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
 _LINK = re.compile(r"ref: (?P<target>\S+)\Z")
@@ -47,7 +47,7 @@ def restore(
     """Restore the refs of the repository at *disk_path*, each at what it was; return what became of each.
 
     A ref that exists stays as it is, whatever it is at.  A symbolic ref is not restored: its command is returned.
-    In a *dry_run* git makes none of its transactions.  Git is ended at *until*, an instant of the monotonic clock.
+    In a *dry_run* git only reads.  Git is ended at *until*, an instant of the monotonic clock.
     *before* is called with what git is about to be asked for; what it raises keeps git from being asked.
     Where we are root, git runs as the repository's owner, so that the owner can read what it writes.
 
@@ -60,7 +60,8 @@ def restore(
     left = {ref: was for ref, was in wanted.items() if outcomes[ref] is None}
     if left and not dry_run:
         before(left)
-    return {ref: said or _create(repository, git, ref, wanted[ref], dry_run=dry_run) for ref, said in outcomes.items()}
+    become = _foresee if dry_run else _create
+    return {ref: said or become(repository, git, ref, wanted[ref]) for ref, said in outcomes.items()}
 
 
 def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
@@ -80,16 +81,20 @@ def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
     return None if _OID.match(was) else UNKNOWN
 
 
-def _create(repository: Repository, git: Git, ref: str, was: str, *, dry_run: bool) -> Restored:
+def _foresee(repository: Repository, git: Git, ref: str, was: str) -> Restored:
+    """Return what would become of the ref; git's own try would lock it for a moment and leave empty folders."""
+    if look(git, repository, [ref.encode()]).oids:
+        return EXISTS
+    return PRUNED if git.run("cat-file", "-e", was).code else POSSIBLE
+
+
+def _create(repository: Repository, git: Git, ref: str, was: str) -> Restored:
     repository.enclose([ref.encode()])
-    end = "abort" if dry_run else "commit"
-    given = "\0".join(["start", f"create {ref}\0{was}", "prepare", end, ""]).encode()
+    given = "\0".join(["start", f"create {ref}\0{was}", "prepare", "commit", ""]).encode()
     answer = git.run("update-ref", "--stdin", "-z", "--no-deref", given=given)
     repository.confirm()
     if answer.committed:
         return RESTORED
-    if answer.code == 0 and dry_run:
-        return POSSIBLE
     said = answer.complaint()
     if answer.code < 0 or understand(said, repository.git_dir).general:
         raise RepositoryFailed(f"not all could be restored: {legible(said)}")

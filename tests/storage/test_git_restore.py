@@ -70,17 +70,18 @@ def test_what_git_has_pruned_is_said_to_be_lost(repository):
     assert "git has removed its object" in outcomes["refs/a"].reason
 
 
-def test_a_dry_run_says_what_could_be_and_makes_nothing(repository):
-    repository.loose("refs/a", "refs/b")
-    was = deleted(repository, "refs/a", "refs/b")
-    repository.loose("refs/b")
+def test_a_dry_run_says_what_could_be_and_writes_nothing(repository):
+    repository.packed("refs/b")
+    before = set(repository.path.rglob("*"))
+    wanted = {"refs/new/a": repository.one, "refs/b": repository.one, "refs/c": NOBODY}
 
-    assert states(repository, was | {"refs/c": NOBODY}, dry_run=True) == {
-        "refs/a": "would be restored",
+    assert states(repository, wanted, dry_run=True) == {
+        "refs/new/a": "would be restored",
         "refs/b": "exists",
         "refs/c": "pruned",
     }
-    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
+    # Git itself would have made refs/new.
+    assert set(repository.path.rglob("*")) == before
 
 
 def test_nothing_is_written_where_a_link_leads(repository, tmp_path):

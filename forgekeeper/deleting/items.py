@@ -64,7 +64,7 @@ class _Pass(Generic[One]):
         self._bad = bad
         self._after = 0
         self._ours_until = 0.0
-        self._settled = 0
+        self._settled = self._going = 0
 
     def whole(self) -> str | None:
         """Delete chunk after chunk; return why it ended."""
@@ -77,8 +77,10 @@ class _Pass(Generic[One]):
             if not claimed:
                 break
             run.step("claimed")
+            before = self._going
             stopped = self._chunk(claimed)
-            if stopped is not None or run.deadline.passed(len(claimed)):
+            # What stays costs nothing of the pace: of a store that is away there may be any number.
+            if stopped is not None or run.deadline.passed(self._going - before):
                 return stopped or "deadline"
         else:
             return items.at_most if items.next(self._page(1)) else None
@@ -126,6 +128,7 @@ class _Pass(Generic[One]):
             self._run.lease.check()
         kept = dict(self._items.look(these))
         lot = self._marked(scope, these, kept)
+        self._going += len(lot.going)
         self._run.step("marked")
         if not lot.going:
             self._settle(lot, {})

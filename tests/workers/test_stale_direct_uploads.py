@@ -159,6 +159,16 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, elsewhe
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
 
 
+def test_the_entries_of_a_store_that_is_away_use_up_nothing_of_the_pace(folder, elsewhere):
+    begin(folder, *numbered(100), age=STALE + 60)
+    begin(elsewhere, "c", location=ELSEWHERE)
+    deadline = Deadline(MAX_EXEC_DURATION, pace=100)
+
+    fail(deadline, artifacts=away(folder), lfs=elsewhere.url)
+
+    assert deadline.done == 1
+
+
 def test_without_its_sentinel_a_store_loses_nothing(store):
     begin(store, "a", "b")
     store.remove_sentinel()

@@ -149,6 +149,12 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     assert contents(client) == {lies_in: ["artifacts:a"]}
 
 
+def test_scripts_of_the_version_before_tell_an_adopted_entry_by_its_half_second(client):
+    adopt(client, "a")
+
+    assert client.zscore(uploads.PENDING, "artifacts:a") % 1 == 0.5
+
+
 @pytest.mark.parametrize("ago", [timedelta(), timedelta(hours=23)])
 def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     adopt(client, "a", "b", ago=ago)

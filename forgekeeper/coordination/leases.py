@@ -92,8 +92,10 @@ class Lease(Vital):
 
     def release(self) -> None:
         """Give it back, if it is ours; where Redis cannot be reached it ends by itself."""
-        with suppress(redis.RedisError):
-            self._if_ours(Lock.LUA_RELEASE_SCRIPT)
+        for _ in range(2):  # one connection may have been lost
+            with suppress(redis.RedisError):
+                self._if_ours(Lock.LUA_RELEASE_SCRIPT)
+                break
 
     def check(self) -> None:
         """Raise `LeaseLost` unless the lease is ours; renew it.

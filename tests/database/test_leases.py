@@ -15,13 +15,14 @@ SECOND = timedelta(seconds=1)
 
 
 class Client(redis.Redis):
-    """A client with no way to the server while *away*, and a monotonic clock that moves when a test says so."""
+    """A client with no way to the server while *away*, nor for its next command if *cut*, and a monotonic clock that moves when a test says so."""
 
-    away = False
+    away = cut = False
     now = 1000.0
 
     def execute_command(self, *args, **options):
-        if self.away:
+        cut, self.cut = self.cut, False
+        if self.away or cut:
             raise redis.ConnectionError("no way to the server")
         return super().execute_command(*args, **options)
 
@@ -81,6 +82,13 @@ def test_a_release_that_reaches_no_server_does_not_hide_what_the_body_raised(cli
 
     with pytest.raises(ValueError, match="of the body"), take(client):
         work()
+
+
+def test_it_is_given_back_though_a_connection_is_lost(client):
+    with take(client):
+        client.cut = True
+
+    assert client.keys() == []
 
 
 def test_a_late_holder_frees_nothing(client, other):

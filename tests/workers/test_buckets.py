@@ -25,6 +25,19 @@ def client(urls):
         yield client
 
 
+class Cut(redis.Redis):
+    """A client that loses the reply to its next command."""
+
+    lost = True
+
+    def execute_command(self, *args, **options):
+        answer = super().execute_command(*args, **options)
+        if self.lost:
+            self.lost = False
+            raise redis.ConnectionError("connection reset by peer")
+        return answer
+
+
 def pass_time(client, duration):
     """What the scripts see of time is how far the scores lie back."""
     with client.pipeline(transaction=False) as pipe:
@@ -43,6 +56,15 @@ def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stal
 
     assert counts["stale_count"] == stale_count
     assert (bucket.number in buckets.available(client)) == bool(stale_count)
+
+
+def test_a_connection_that_is_lost_once_ends_no_owner_and_keeps_no_bucket(client):
+    buckets.tidy(client, 5)
+    bucket = buckets.claim(client, 5)
+
+    assert buckets.renew(Cut(connection_pool=client.connection_pool), bucket) is None
+    buckets.release(Cut(connection_pool=client.connection_pool), bucket)
+    assert buckets.tidy(Cut(connection_pool=client.connection_pool), 5)["available_count"] == 5
 
 
 def test_an_owner_who_died_before_the_clock_was_set_back_is_not_waited_for_longer(client):

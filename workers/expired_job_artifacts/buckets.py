@@ -60,7 +60,7 @@ def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timed
     Buckets whose owner has been silent for *silent_for* or longer become available, missing ones are added, available
     ones that no longer exist are dropped; an occupied one stays with its owner.  Silent owners count as occupying.
     """
-    found = call(client, "bucket_tidy", keys=KEYS, args=[max_buckets, silent_for.total_seconds()])
+    found = _repeatable(client, "bucket_tidy", max_buckets, silent_for.total_seconds())
     counted = ("available_count", "occupied_count", "stale_count", "missing_count")
     return {"max_buckets": max_buckets, **dict(zip(counted, found, strict=True))}
 
@@ -89,13 +89,13 @@ def renew(client: redis.Redis, bucket: Bucket) -> Lost | None:
     The maximum of the last tidying says whether the bucket was scaled down; it is lost when it is another's, available,
     or flushed away.
     """
-    why = call(client, "bucket_renew", keys=KEYS, args=[bucket.number, bucket.token])
+    why = _repeatable(client, "bucket_renew", bucket.number, bucket.token)
     return None if why is None else why.decode()
 
 
 def release(client: redis.Redis, bucket: Bucket) -> bool:
     """Give the bucket back; return False when it was not ours any more, or was given back already."""
-    return bool(call(client, "bucket_release", keys=KEYS, args=[bucket.number, bucket.token]))
+    return bool(_repeatable(client, "bucket_release", bucket.number, bucket.token))
 
 
 def available(client: redis.Redis) -> list[int]:
@@ -119,3 +119,11 @@ def held(client: redis.Redis) -> list[Held]:
 def states(client: redis.Redis) -> dict[str, list[Any]]:
     """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
     return {"available": available(client), "occupied": [one._asdict() for one in held(client)]}
+
+
+def _repeatable(client: redis.Redis, script: str, *args: str | float) -> Any:
+    """Run a script that changes nothing more when it is run twice, once more where its reply was lost."""
+    try:
+        return call(client, script, keys=KEYS, args=[*args])
+    except (redis.ConnectionError, redis.TimeoutError):
+        return call(client, script, keys=KEYS, args=[*args])

@@ -141,9 +141,10 @@ class Repository:
 
     def age(self, path: str) -> timedelta | None:
         """Return how old a file is by the clock of its file system; None when it is gone or cannot be looked at."""
-        with suppress(OSError), TemporaryFile(dir=self.git_dir) as new:
-            seconds = os.fstat(new.fileno()).st_mtime - (self.git_dir / path).lstat().st_mtime
-            return timedelta(seconds=max(0, round(seconds)))
+        with suppress(OSError):
+            written = (self.git_dir / path).lstat().st_mtime  # first: where there is none nothing is made
+            with TemporaryFile(dir=self.git_dir) as new:
+                return timedelta(seconds=max(0, round(os.fstat(new.fileno()).st_mtime - written)))
         return None
 
     def _kind(self, path: bytes) -> int | None:

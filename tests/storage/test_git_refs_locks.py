@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.storage import git_repository
 from forgekeeper.storage.git_command import GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
-from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing
+from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, stand_in
 from tests.harness.waiting import patient, wait_until
 
@@ -112,6 +113,12 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
     assert len(repository.locks()) == 2
+
+
+def test_to_find_no_lock_nothing_is_written(repository, monkeypatch):
+    monkeypatch.setattr(git_repository, "TemporaryFile", lambda **_: pytest.fail("a file was made"))
+
+    assert open_repository(repository.root, repository.disk_path).age("packed-refs.lock") is None
 
 
 INTERRUPTED = """

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +104,8 @@ class Git:
     user: tuple[int, int] | None = None
     """The user and group that git runs as; None: ours."""
 
-    def run(self, *arguments: str | bytes, given: bytes = b"") -> Answer:
-        """Run git to its end, with *given* as its standard input.
+    def run(self, *arguments: str | bytes, given: bytes = b"", keep: Callable[[bytes], object] = bool) -> Answer:
+        """Run git to its end, with *given* as its standard input; of its output only the lines to *keep* are held.
 
         Raises `GitTimedOut`, `GitError` without a git.  Any other exception in this thread ends git before it goes on.
         """
@@ -136,7 +137,7 @@ class Git:
             code = self._end_of(process)
             out.seek(0)
             err.seek(0)
-            return Answer(code, out.read(), err.read())
+            return Answer(code, b"".join(line for line in out if keep(line)), err.read())
 
     def _end_of(self, process: subprocess.Popen[bytes]) -> int:
         """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""

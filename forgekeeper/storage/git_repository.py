@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal
@@ -240,19 +241,23 @@ def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
         names = [name for name in names if name not in values.oids]
     for start in range(0, len(names), PATTERNS):
         wanted = set(names[start : start + PATTERNS])
-        answer = git.run("for-each-ref", "--format=%(objectname) %(refname) %(symref)", *sorted(wanted))
+        form = "--format=%(objectname) %(refname) %(symref)"
+        answer = git.run("for-each-ref", form, *sorted(wanted), keep=partial(_names_one, wanted))
         if answer.code != 0:
             repository.confirm()
             raise RepositoryFailed(legible(answer.complaint()))
-        # Where a name is a directory all that it contains is listed, too.
         for line in answer.out.splitlines():
             oid, name, target = line.split(b" ", 2)
-            if name in wanted:
-                values.oids[name] = oid
-                if target:
-                    values.links[name] = target
+            values.oids[name] = oid
+            if target:
+                values.links[name] = target
         values.broken.update(_BROKEN.findall(answer.err))
     return values
+
+
+def _names_one(wanted: set[bytes], line: bytes) -> bool:
+    """Say whether a line is of a ref that is *wanted*: where a name is a directory, all that it contains is listed."""
+    return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
 
 
 def _loose_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:

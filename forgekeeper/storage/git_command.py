@@ -18,6 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
+import structlog
+
+KILLED = 30.0
+"""Seconds that a killed git has to go: it does at once, unless it waits for a disk that does not answer."""
+
 # Nothing that a person, the machine or the caller has set reaches git, GIT_* least of all.
 _ENVIRONMENT = {
     "PATH": os.defpath,
@@ -48,6 +53,8 @@ _CHANGED = re.compile(
 _GENERAL = re.compile(
     rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
 )
+
+log = structlog.get_logger(__name__)
 
 
 class GitError(Exception):
@@ -141,24 +148,32 @@ class Git:
 
     def _end_of(self, process: subprocess.Popen[bytes]) -> int:
         """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""
-        said = "its time was up"
         try:
             return process.wait(max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            pass
-        finally:
+            raise self._end(process) from None
+        except BaseException:
             if process.returncode is None:
-                # It leads its session, and is not reaped: the number belongs to no other process.
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(self.grace)
-                except subprocess.TimeoutExpired:
-                    said = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        raise GitTimedOut(said)
+                self._end(process)
+            raise
+
+    def _end(self, process: subprocess.Popen[bytes]) -> GitError:
+        """End git; return what to say of it.
+
+        One that is killed and does not go is left, and its child fails: it waits in quarantine, longer each time.  Its
+        lease ends with the budget, which is over; the next git is kept out by the locks that this one still has.
+        """
+        killed = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
+        ways = (signal.SIGTERM, self.grace, "its time was up"), (signal.SIGKILL, KILLED, killed)
+        for number, patience, said in ways:
+            # It leads its session, and is not reaped: the number belongs to no other process.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+                return GitTimedOut(said)
+        log.error("killed git has not gone", pid=process.pid, git_dir=str(self.git_dir))
+        return GitError(f"git was killed and has not gone, process {process.pid}: does its disk answer?")
 
 
 def understand(said: bytes, git_dir: Path) -> Complaint:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.storage import git_repository
-from forgekeeper.storage.git_command import GitTimedOut
+from forgekeeper.storage import git_command, git_repository
+from forgekeeper.storage.git_command import Git, GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, stand_in
@@ -113,6 +113,21 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
     assert len(repository.locks()) == 2
+
+
+def test_a_killed_git_that_does_not_go_is_left_and_is_no_mere_lack_of_time(repository, tmp_path, monkeypatch):
+    stand_in(tmp_path / "bin", monkeypatch, "exec sleep 30")
+    # What waits for a disk that does not answer hears no signal.
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    monkeypatch.setattr(git_command, "KILLED", 0.01)
+
+    with pytest.raises(GitError, match="has not gone") as caught:
+        Git(repository.path, time.monotonic() + 1, grace=0.01).run("update-ref")
+
+    process = caught.traceback[-2].locals["process"]
+    process.kill()
+    process.wait()
+    assert not isinstance(caught.value, GitTimedOut)
 
 
 def test_to_find_no_lock_nothing_is_written(repository, monkeypatch):

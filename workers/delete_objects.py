@@ -27,7 +27,7 @@ from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import Objects, StoreUnavailable, is_below, is_normal
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact
 
@@ -164,8 +164,7 @@ def at_stake(now: datetime) -> Stake:
 @delete_objects.preview
 def objects_due(look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the outbox alone: the store is not asked."""
-    part, store = look.part("deleted_object"), stores.at(DeletedObject.location, look.settings)
-    bad, position = look.passed_over("deleted_object"), START
+    part, bad, position = look.part("deleted_object"), look.passed_over("deleted_object"), START
     query = DeletedObject.due(look.now)
     due = selected(query, DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
@@ -176,7 +175,7 @@ def objects_due(look: Look) -> Iterator[Part]:
         rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
         named = JobArtifact.named([row.path for row in rows])
         for row in rows:
-            if reason := _stays(row.path, named, store, busy=row.id in busy):
+            if reason := _stays(row.path, named, look.settings, busy=row.id in busy):
                 part.keep(reason, 1)
             else:
                 part.one(str(row.id), row.path, row.pick_up_at, size=look.size, project=row.project_id)
@@ -190,17 +189,17 @@ def objects_due(look: Look) -> Iterator[Part]:
     yield part
 
 
-def _stays(path: str, named: set[str], store: Objects | None, *, busy: bool) -> str | None:
+def _stays(path: str, named: set[str], settings: Settings, *, busy: bool) -> str | None:
     """Return why an object stays; the row of one that is named goes."""
     if busy:
         return BUSY
     if path in named:
         return "named"
-    if store is None:
+    if DeletedObject.location not in settings.object_stores:
         return "no_store"
     if not is_normal(path):
         return "invalid"
-    return None if store.may_delete(path) else "outside"
+    return None if is_below(settings.object_prefixes.get(DeletedObject.location, ()), path) else "outside"
 
 
 def _dead(_settings: Settings, limit: int) -> Iterator[Entry]:

@@ -15,6 +15,7 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.storage.outbox import DeletedObject
 from models import UserStatus
 from tests.harness.performing import start_run
 from tests.harness.waiting import wait_until
@@ -170,6 +171,16 @@ def test_a_preview_of_artifacts_says_how_much_whose_and_what_stays(main):
 
     assert (part["records"], part["bytes"], sum(part["projects"].values())) == (6, 615, 6)
     assert part["kept"] == {"locked": 1, "unknown": 1, "trace": 1}
+
+
+def test_a_preview_of_objects_needs_no_store(main, tmp_path):
+    DeletedObject.create(store_dir="@final", file="a")
+
+    found = preview(
+        main, batch="delete_objects", OBJECT_STORES=json.dumps({"artifacts": f"file://{tmp_path}/not-mounted"})
+    )
+
+    assert found["parts"][0]["records"] == 1
 
 
 def test_a_preview_says_that_the_breaker_would_hold_it(main):

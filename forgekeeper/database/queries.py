@@ -129,13 +129,15 @@ def pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) ->
     No transaction waits for the reader: PostgreSQL keeps the rows, on disk if they are many, until they are closed or
     the session ends.  A pooler that gives each transaction another session cannot be in between.
     """
-    cursor = database.connection().cursor(name, withhold=True)
-    with database.atomic():
-        database.execute_sql(PLAN)
-        cursor.execute(statement, values)
-    try:
-        while page := cursor.fetchmany(size):
-            yield page
-    finally:
-        with suppress(psycopg2.Error):
-            cursor.close()
+    # What the server refuses is an error of peewee's, as it is everywhere else.
+    with pw.__exception_wrapper__:  # type: ignore[attr-defined]
+        cursor = database.connection().cursor(name, withhold=True)
+        with database.atomic():
+            database.execute_sql(PLAN)
+            cursor.execute(statement, values)
+        try:
+            while page := cursor.fetchmany(size):
+                yield page
+        finally:
+            with suppress(psycopg2.Error):
+                cursor.close()

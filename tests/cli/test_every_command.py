@@ -55,6 +55,19 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, witho
         assert result.stderr.rstrip().endswith(DENIED)
 
 
+def test_what_a_command_may_not_read_page_by_page_is_said_too(main, own_database, new_role):
+    url = new_role(
+        own_database,
+        "grant select, insert, update, delete on all tables in schema public to ROLE;"
+        " revoke select on audit_deletions from ROLE; grant execute on function pg_control_system() to ROLE",
+    )
+
+    result = main("objects", "hold", "--run", "1", DATABASE_URL=url)
+
+    denied = f"cannot use PostgreSQL: permission denied for table audit_deletions{DENIED}"
+    assert (result.status, result.complaint) == (1, denied)
+
+
 @every("state", REFUSED)
 def test_what_the_database_refuses_is_said_with_what_to_do(main, own_database, query, state):
     query(

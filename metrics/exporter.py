@@ -238,12 +238,12 @@ def _queues(_settings: Settings) -> Iterator[Reading]:
 
 
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
-    """Count the children that wait for a person, and the messages that nothing could read."""
-    found = quarantine.children_for_a_person()
+    """Count the children that wait for a person, and the messages that nothing could read: those Redis keeps longer."""
+    found = quarantine.dead_letters()
     for one in all_declared():
-        yield Reading("dead_letter_messages", found.get(one.name, 0), (one.queue, one.name))
+        yield Reading("dead_letter_messages", found.get(("child", one.name), 0), (one.queue, one.name))
     for queue in queues():
-        yield Reading("dead_letter_messages", depth(client, queue)["dead"], (queue, NO_BATCH))
+        yield Reading("dead_letter_messages", found.get(("message", queue), 0), (queue, NO_BATCH))
 
 
 def _leases(_settings: Settings) -> Iterator[Reading]:

@@ -44,9 +44,9 @@ WAITS = f"""
         and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
 """
 KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
-CHILDREN_FOR_A_PERSON = """
-    select record, count(*) from quarantine
-    where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost') group by record
+DEAD_LETTERS = """
+    select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
+    where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
 """
 
 
@@ -128,9 +128,9 @@ def counts() -> dict[tuple[str, str], int]:
     return {(batch, record): count for batch, record, count in database.execute_sql(counted).fetchall()}
 
 
-def children_for_a_person() -> dict[str, int]:
-    """Count by the name of its declaration each child that nothing tries again until a person decides."""
-    return dict(database.execute_sql(CHILDREN_FOR_A_PERSON).fetchall())
+def dead_letters() -> dict[tuple[str, str], int]:
+    """Count what waits for a person: each `child` by the name of its declaration, each `message` by its queue."""
+    return {(kind, record): count for kind, record, count in database.execute_sql(DEAD_LETTERS).fetchall()}
 
 
 def retry(ids: Collection[int]) -> int:

@@ -180,13 +180,23 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
     fail("clean_project_refs", "1", MAX_RETRIES + 1)
     fail("clean_project_refs", "2", MAX_RETRIES)
     fail("git_ref_deletion", "1", MAX_RETRIES + 1, reason="record_failed")
-    client.zadd(queues.dead("git"), {"a": 1, "b": 1})
+    for number in ("a", "b"):
+        quarantine.fail("unknown", "git", number, "its body is no message", reason="unreadable")
 
     page = look()
 
     assert page.value("dead_letter_messages", queue_name="git", batch="clean_project_refs") == 1
     assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 2
     assert sum(page.series("dead_letter_messages").values()) == 3
+
+
+def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(look):
+    quarantine.fail("unknown", "git", "a", "its body is no message", reason="unreadable")
+    client.zadd(queues.dead("git"), {"a": 1})
+
+    quarantine.discard([row.id for row in quarantine.Quarantined.select()])
+
+    assert sum(look().series("dead_letter_messages").values()) == 0
 
 
 def test_a_held_lease_is_known_by_its_family_and_says_when_it_ends(look):

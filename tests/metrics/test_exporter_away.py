@@ -15,7 +15,7 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.waiting import patient, wait_until
 
 IN_REDIS = {"queues", "leases", "uploads"}
-IN_BOTH = {"buckets", "clocks", "dead_letters"}
+IN_BOTH = {"buckets", "clocks"}
 WITHOUT_BOTH = {"roots"}
 PROMISED = 2.0
 """Seconds that a scrape takes at most, whatever is away."""

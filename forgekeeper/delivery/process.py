@@ -41,7 +41,7 @@ from forgekeeper.runs.processes import Heartbeat
 from metrics import logs
 from metrics.counting import WORKER, line_written
 from metrics.logs import clean, describe
-from metrics.threads import end_process
+from metrics.threads import Vital, end_process
 
 LIMIT_LATE = 60.0
 """Seconds after which a time limit that has not ended its message will not."""
@@ -69,6 +69,20 @@ def needed() -> Iterator[None]:
     except Exception as error:
         log.critical("process ends itself", reason="it cannot start", exc_info=error)
         raise SystemExit(1) from error
+
+
+class Rounds(Vital):
+    """Takes a *turn* every *interval* seconds, apart from the heartbeat: neither waits for the other's server."""
+
+    def __init__(self, turn: Callable[[], None], *, interval: float) -> None:
+        super().__init__("rounds")
+        self._turn = turn
+        self._interval = interval
+
+    def work(self) -> None:
+        """Take turns until stopped."""
+        while not self.stopped.wait(self._interval):
+            self.take_turn(self._turn)
 
 
 class Process(Middleware):
@@ -102,7 +116,8 @@ class Process(Middleware):
         # Of a million fetches so many look for messages of dead workers: in an idle queue one every few seconds.
         broker.maintenance_chance = 200_000
         self._broker = broker
-        self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._facts, then=self._turn)
+        self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._facts)
+        self._rounds = Rounds(self._turn, interval=settings.dead_after.total_seconds() / 3)
         self.fan_out = partial(self._send_children, broker, limit_depth=settings.queue_limit)
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
         self._drain = Drain(self.at_work, settings.shutdown_timeout)
@@ -112,6 +127,7 @@ class Process(Middleware):
         """Be known as a process that works, and say that it is ready: its consumers fetch."""
         self._worker = worker
         self.heartbeat.start()
+        self._rounds.start()
         lifetime.at_last += [self.heartbeat.stop, self._forget_starts]
         self._drain.ready(worker)
 
@@ -127,6 +143,7 @@ class Process(Middleware):
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """End in an orderly way: the row of the process goes."""
+        self._rounds.stopped.set()
         self.heartbeat.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -194,7 +211,7 @@ class Process(Middleware):
         return sorted({q_name(queue) for queue in self._worker.consumers}) if self._worker else []
 
     def _turn(self) -> None:
-        """Look after the threads and the messages, with each heartbeat."""
+        """Look after the threads and the messages."""
         assert self._worker is not None
         if not shutdown.requested.is_set():
             self._look_after_threads(self._worker)
@@ -218,7 +235,7 @@ class Process(Middleware):
             end_process("its time limit has not ended a message", messages=stuck)
 
     def _give_back(self, worker: Worker) -> None:
-        """Give back what is this process's by Redis's account alone, two heartbeats in a row."""
+        """Give back what is this process's by Redis's account alone, two turns in a row."""
         known: list[Any] = [*list(self._works.values()), *list(worker.work_queue.queue)]
         held = {one.message.options["redis_message_id"] for one in known}
         found = {

@@ -129,7 +129,7 @@ class Process(Base):
 
 
 class Heartbeat(Vital):
-    """Says three times in *dead_after* that the process and all its runs live, with *facts* for its row, *then* acts.
+    """Says three times in *dead_after* that the process and all its runs live, with *facts* for its row.
 
     A database that is away costs heartbeats, not the thread.
     """
@@ -140,7 +140,6 @@ class Heartbeat(Vital):
         *,
         dead_after: timedelta,
         facts: Callable[[], dict[str, Any]] = dict,
-        then: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__("heartbeat")
         self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
@@ -148,7 +147,6 @@ class Heartbeat(Vital):
         self._dead_after = dead_after
         self._interval = dead_after.total_seconds() / 3
         self._facts = facts
-        self._then = then
         self._entry: Process | None = None
         self._watched: dict[int, Row] = {}
         self._woken = threading.Event()
@@ -188,7 +186,6 @@ class Heartbeat(Vital):
     def _turn(self) -> None:
         self._reach(self._keep_runs_alive)
         self._reach(self._keep_alive)
-        self._then()
 
     def _keep_runs_alive(self) -> None:
         rows = list(self._watched.values())

@@ -13,6 +13,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.programs import Program, eventually
+from tests.system.proxy import redis_through
 
 NAME = "user_status_cleanup"
 DEAD_AFTER = timedelta(seconds=3)
@@ -137,6 +138,18 @@ def test_a_worker_that_cannot_say_that_it_lives_works_on_and_says_it_later(start
     again = now()
 
     eventually(lambda: the_process().alive_at > again)
+
+
+def test_a_worker_says_that_it_lives_while_redis_does_not_answer(start_worker, urls):
+    proxy, through = redis_through(urls.redis)
+    with proxy:
+        start_worker(DEAD_AFTER=1, REDIS_URL=through, REDIS_TIMEOUT=600)
+        proxy.black_hole()
+
+        # The first may have been on its way already.
+        for _ in range(2):
+            again = now()
+            eventually(lambda again=again: the_process().alive_at > again)
 
 
 def test_a_worker_whose_row_is_gone_enters_itself_again_as_of_its_start(start_worker):

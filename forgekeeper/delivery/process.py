@@ -2,7 +2,8 @@
 
 It gives each process its clients and each message a database connection, and keeps the rows of the process and of its
 runs alive.  What Dramatiq lacks: a thread that has died leaves half a process (end it); a reply that is lost leaves a
-message with a process that does not know it (issue 894: give it back); heartbeats stop with the fetching (beat here).
+message with a process that does not know it (issue 894: give it back); heartbeats stop with the fetching (beat here),
+and have the time of each machine (expire those that are to come).
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Process(Middleware):
         self._works: dict[int, Work] = {}
         self._worker: Worker | None = None
         self._stranded: set[tuple[str, str]] = set()
+        self._ahead: dict[tuple[bytes, float], float] = {}
 
     def before_declare_actor(self, broker: Broker, actor: Any) -> None:
         """Take batches and children only."""
@@ -219,7 +221,9 @@ class Process(Middleware):
             # Any command of Dramatiq's is a heartbeat in Redis, and consumers that fetch nothing give none.
             self._broker.do_qsize(next(iter(self._worker.consumers)))
             self._give_back(self._worker)
+            self._expire()
         except redis.RedisError as error:
+            self._ahead = {}
             log.warning("heartbeat in Redis failed", error=describe(error))
 
     def _look_after_threads(self, worker: Worker) -> None:
@@ -248,3 +252,12 @@ class Process(Middleware):
             log.warning("message given back", queue=queue, message_id=number)
             self._broker.do_requeue(queue, number)
         self._stranded = found - self._stranded
+
+    def _expire(self) -> None:
+        """Expire processes that died while their clock was ahead: by their last heartbeat they live until then."""
+        instant, timeout = time.monotonic(), self._broker.heartbeat_timeout
+        ahead: Any = client.zrangebyscore(queues.HEARTBEATS, current_millis() + timeout, "inf", withscores=True)
+        self._ahead = {one: self._ahead.get(one, instant) for one in ahead}
+        for (name, _), since in self._ahead.items():
+            if instant > since + timeout / 1000:
+                client.zadd(queues.HEARTBEATS, {name: 0}, xx=True)

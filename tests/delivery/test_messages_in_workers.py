@@ -70,6 +70,25 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
     assert client.hlen(queues.STARTED) == 0
 
 
+def test_a_message_whose_process_died_while_its_clock_was_ahead_runs_again(start_worker, sent):
+    dead = RedisBroker(client=client, namespace=queues.NAMESPACE)
+    sent.push("note", "1")
+    assert dead.do_fetch(QUEUE, 1)
+    client.zadd(queues.HEARTBEATS, {dead.broker_id: (time.time() + 3600) * 1000})
+    start_worker()
+    # Looks for dead processes with each command; a worker does so every few seconds.
+    looks = {"maintenance_chance": 1_000_000, "heartbeat_timeout": 60_000}
+    another = RedisBroker(client=client, namespace=queues.NAMESPACE, **looks)
+
+    def done():
+        another.do_qsize(QUEUE)
+        return sent.done()
+
+    eventually(done)
+
+    assert set(sent.done()) == {"1"}
+
+
 # Processes that are told to end, or that are not whole
 
 

@@ -30,6 +30,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.encoder import JSONEncoder
 from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware, SkipMessage
+from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
@@ -43,6 +44,7 @@ from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.retry import MAX_LOSSES
+from metrics.catalogue import NO_BATCH
 from metrics.counting import dead_lettered
 from metrics.logs import clean
 
@@ -175,16 +177,21 @@ class ChildMessages(Middleware):
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Put a message that nothing can read into quarantine; Dramatiq keeps it for some days, for eyes alone."""
         assert isinstance(broker, RedisBroker)
-        queue, number, error = message.queue_name, message.message_id, f"there is no actor {clean(message.actor_name)}"
-        if UNREADABLE in message.options:
-            # Dramatiq says neither its queue nor its id: it is one of those that this process has fetched.
-            mine = [(name, one) for name in broker.queues for one in fetched(client, broker.broker_id, name)]
-            bad = (one for one in mine if client.hget(bodies(one[0]), one[1]) == message.options[UNREADABLE])
-            queue, number = next(bad, ("", ""))
-            message.options["redis_message_id"], error = number, "its body is no message"
-        log.error("message rejected", queue=queue, message_id=number, reason=error)
-        with database.connection_context():
-            quarantine.fail("unknown", queue, number, error, reason="unreadable")
+        why = f"there is no actor {clean(message.actor_name)}"
+        queue, number = clean(message.queue_name), message.message_id
+        try:
+            if UNREADABLE in message.options:
+                # Dramatiq says neither its queue nor its id: it is one of those that this process has fetched.
+                mine = [(name, one) for name in broker.queues for one in fetched(client, broker.broker_id, name)]
+                bad = (one for one in mine if client.hget(bodies(one[0]), one[1]) == message.options[UNREADABLE])
+                queue, number = next(bad, ("", ""))
+                message.options["redis_message_id"], why = number, "its body is no message"
+            with database.connection_context():
+                quarantine.fail(NO_BATCH, queue, number, why, reason="unreadable")
+        except (redis.RedisError, pw.PeeweeException, MaxConnectionsExceeded) as error:
+            # It stays fetched, and is given back: rejected now it would lie where nobody looks.
+            raise NotReady(f"{number} is not rejected: {error}") from error
+        log.error("message rejected", queue=queue, message_id=number, reason=why)
         with harmless():
             dead_lettered(message.actor_name)
 

@@ -4,15 +4,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import dramatiq
 import pytest
-from dramatiq import Worker
+from dramatiq import Message, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, release
-from forgekeeper.delivery.process import Process
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.process import NotReady, Process
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.artifacts import without
 from tests.harness.performing import runner_of
 from tests.harness.programs import LIMIT
 
@@ -86,3 +88,10 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
         closed = thread.submit(run).result()
 
     assert (closed, JobRun.get_by_id(run_id).state) == (state, state)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_message_that_nothing_can_read_is_not_rejected_while_it_cannot_be_put_into_quarantine():
+    bad = MessageProxy(Message("objects", "nobody", (), {}, {"redis_message_id": "1"}))
+    with without("quarantine"), ThreadPoolExecutor(1) as thread, pytest.raises(NotReady):
+        thread.submit(broker.emit_before, "nack", bad).result()

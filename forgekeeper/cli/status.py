@@ -20,7 +20,7 @@ from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import holds
+from forgekeeper.runs import holds, quarantine
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
@@ -102,12 +102,16 @@ def gather(settings: Settings) -> dict[str, Any]:
     instant, known = now(), Process.known()
     schedules, whose = process_list.schedules(known, instant, settings)
     batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
+    letters = quarantine.dead_letters()
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
         "timetable_of": whose,
-        "queues": {queue: _queue(queue, known, instant, looks) for queue in queues()},
+        "queues": {
+            queue: _queue(queue, known, instant, looks) | {"dead": letters.get(("message", queue), 0)}
+            for queue in queues()
+        },
         **{name: looks.ask(look) for name, look in shown.items()},
         "leases": looks.ask(process_list.held),
         "processes": process_list.facts_of(known, instant),

@@ -53,7 +53,7 @@ def types(queues: tuple[str, ...]) -> dict[str, str]:
 
 
 def depth(client: redis.Redis, queue: str) -> dict[str, int]:
-    """Count the queue's messages: those that wait, those that a worker has fetched, and those that none could read.
+    """Count the queue's messages: those that wait, and those that a worker has fetched.
 
     `delayed` are those of an older version; Dramatiq sends them when their time comes.
     """
@@ -61,9 +61,8 @@ def depth(client: redis.Redis, queue: str) -> dict[str, int]:
         pipe.llen(ready(queue))
         pipe.hlen(bodies(queue))
         pipe.hlen(bodies(f"{queue}.DQ"))
-        pipe.zcard(dead(queue))
-        waiting, stored, delayed, unread = pipe.execute()
-    return {"ready": waiting, "in_flight": max(0, stored - waiting), "delayed": delayed, "dead": unread}
+        waiting, stored, delayed = pipe.execute()
+    return {"ready": waiting, "in_flight": max(0, stored - waiting), "delayed": delayed}
 
 
 def due_since(client: redis.Redis, queue: str) -> datetime | None:

@@ -15,7 +15,9 @@ import pytest
 from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
+from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -243,6 +245,13 @@ def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main,
 
     assert (result.status, "Leases held: ?." in result.stdout) == (0, True)
     assert "warning: cannot use Redis: " in result.stdout
+
+
+def test_messages_that_nothing_can_read_are_dead_until_a_person_discards_them(main, server):
+    quarantine.fail("unknown", "git", "a", "its body is no message", reason="unreadable")
+    server.zadd(queues.dead("git"), {"a": 1, "b": 1})
+
+    assert main("status", "--json").json["queues"]["git"]["dead"] == 1
 
 
 def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_that_it_is_full(main, server):

@@ -29,7 +29,7 @@ DEAD_AFTER = timedelta(seconds=5)
 PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
 SHORT_OF_MEMORY = str(ROOT / "tests" / "harness" / "worker_short_of_memory.py")
-NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
+NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0}
 
 
 class WorkerProcesses(Program):

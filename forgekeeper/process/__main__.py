@@ -31,7 +31,7 @@ READY_TIMEOUT = "5000"
 LOOK = 0.5
 GONE = 0.7
 """Seconds in which the kernel ends what is killed; what it does not end by then, it holds, for a disk perhaps."""
-LAST_STEPS = 3.0
+LAST_STEPS = 10.0
 """Seconds in which a master without processes ends, or reloads; else one took a lock with it that it waits for."""
 
 log = structlog.get_logger("forgekeeper.process")

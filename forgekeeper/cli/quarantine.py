@@ -26,6 +26,11 @@ Kind = Annotated[
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="Its id, as `list` shows it.")]
 Act = Literal["retry", "discard"]
 PERSON = "when a person says so"
+STAYS: dict[Act, str] = {
+    "retry": "nothing can read it, or a run is at it just now",
+    "discard": "it is tried again by itself, and can be discarded once it waits for a person",
+}
+"""Why nothing was done about what lies there."""
 MOST = 1_000_000
 """So many of a kind are looked at."""
 
@@ -120,8 +125,9 @@ def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind
         if number is None or not number.isdecimal():
             kind, _, key = (kind, "", None) if number is None else number.partition(":")
             done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
-    if number is not None and not done:
-        raise _nothing(number)
+        if number is not None and not done:
+            there = _named(number, settings) is not None
+            raise Problem(f"{number} stays as it is: {STAYS[act]}") if there else _nothing(number)
     return done
 
 

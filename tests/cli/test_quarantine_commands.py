@@ -165,5 +165,14 @@ def test_what_does_not_lie_there_is_named(main, bad, kept, number):
     assert Act.select().count() == 0
 
 
-def test_a_message_that_nothing_can_read_cannot_be_tried_again(main, bad):
-    assert main("quarantine", "retry", id_of(main, "message")).status == 1
+def test_what_lies_there_and_stays_as_it_is_is_not_said_to_be_missing(main, bad):
+    client.zadd(register.DELETING, {UPLOAD: 2**33})
+    client.hset(register.ATTEMPTS, UPLOAD, 1)
+
+    retried, discarded = (
+        main("quarantine", "retry", id_of(main, "message")),
+        main("quarantine", "discard", f"upload:{UPLOAD}"),
+    )
+
+    assert (retried.status, "nothing can read it" in retried.stderr) == (1, True)
+    assert (discarded.status, "it is tried again by itself" in discarded.stderr) == (1, True)

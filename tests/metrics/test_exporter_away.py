@@ -51,6 +51,7 @@ AWAY = {
 }
 
 
+@pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("how", ["closed", "silent"])
 @pytest.mark.parametrize("server", AWAY)
 def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(start, scrape, black_hole, server, how):

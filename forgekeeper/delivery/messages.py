@@ -11,7 +11,7 @@ A child works on a share of what is due:
   until the acknowledgement, as long as Dramatiq keeps the body: a message that vanished frees its key.
 * Dramatiq gives the message of a dead process to another one, however often (its issue 213).  Here each start is
   counted until it ends; a child that has taken three processes down with it goes into quarantine.
-* What Dramatiq rejects, of an unknown actor or unreadable, goes into quarantine with what is known of it.
+* What is rejected, of an unknown actor, unreadable or in a wrong queue, goes into quarantine with what is known of it.
 
 Nothing is retried inside Redis: a child that fails waits in quarantine, and the next run sends it again.
 """
@@ -177,7 +177,8 @@ class ChildMessages(Middleware):
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Put a message that nothing can read into quarantine; Dramatiq keeps it for some days, for eyes alone."""
         assert isinstance(broker, RedisBroker)
-        why = f"there is no actor {clean(message.actor_name)}"
+        known = message.actor_name in broker.actors
+        why = "it names another queue than its own" if known else f"there is no actor {clean(message.actor_name)}"
         queue, number = clean(message.queue_name), message.message_id
         try:
             if UNREADABLE in message.options:

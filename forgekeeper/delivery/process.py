@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -86,6 +86,11 @@ class Rounds(Vital):
             self.take_turn(self._turn)
 
 
+def _ids(thread: Any) -> Collection[str]:
+    """Return the ids of what the consumer has fetched, none while it connects."""
+    return getattr(thread.consumer, "queued_message_ids", ())
+
+
 class Process(Middleware):
     """What a worker process owns."""
 
@@ -124,10 +129,13 @@ class Process(Middleware):
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
         self._drain = Drain(self.at_work, settings.shutdown_timeout)
 
+    def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        """Know the consumers before they fetch."""
+        self._worker = worker
+
     @needed()
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Be known as a process that works, and say that it is ready: its consumers fetch."""
-        self._worker = worker
         self.heartbeat.start()
         self._rounds.start()
         lifetime.at_last += [self.heartbeat.stop, self._forget_starts]
@@ -150,9 +158,12 @@ class Process(Middleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the message, and connect; raise `NotReady` when the database is away."""
-        if self._worker is not None and message.queue_name not in self._worker.consumers:
-            # A body that lies in another queue than it names; Dramatiq's thread would die of it.
-            message.queue_name = next(iter(self._worker.consumers))
+        consumers = {} if self._worker is None else self._worker.consumers
+        mine = [name for name, one in consumers.items() if message.message_id in _ids(one)] or [*consumers]
+        if mine and message.queue_name not in mine:
+            # A body that lies in another queue than it names: Dramatiq would acknowledge it there, or its thread die.
+            message.queue_name = mine[0]
+            message.fail()
             raise SkipMessage
         self._works[get_ident()] = Work(message, time.monotonic())
         with harmless():

@@ -16,9 +16,9 @@ DEAD_AFTER = 1.0
 class WorkerProcesses(Program):
     """Worker processes under one master."""
 
-    def __init__(self, log, *, processes, threads, settings):
+    def __init__(self, log, *, processes, threads, queues, settings):
         self._processes = processes
-        arguments = ("--processes", processes, "--threads", threads, "--queues", QUEUE)
+        arguments = ("--processes", processes, "--threads", threads, "--queues", *queues)
         super().__init__(log, PROGRAM, *arguments, **settings)
 
     def environment(self):
@@ -61,10 +61,11 @@ def sent(database):
 def start_worker(database, tmp_path):
     started = []
 
-    def start(*, threads=2, processes=1, **settings):
+    def start(*, threads=2, processes=1, queues=(QUEUE,), **settings):
         log = tmp_path / f"worker-{len(started)}.log"
         usual = {"dead_after": DEAD_AFTER, "worker_threads": threads, "redis_timeout": 1}
-        started.append(WorkerProcesses(log, processes=processes, threads=threads, settings=usual | settings))
+        options = {"processes": processes, "threads": threads, "queues": queues}
+        started.append(WorkerProcesses(log, **options, settings=usual | settings))
         return started[-1]
 
     yield start

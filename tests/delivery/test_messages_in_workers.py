@@ -291,16 +291,15 @@ def test_a_body_that_is_no_message_is_quarantined_and_keeps_no_message_beside_it
     assert not worker.ended()
 
 
-def test_a_message_in_another_queue_than_it_names_ends_no_worker(start_worker, sent):
-    worker = start_worker().ready()
-    client.hset(queues.bodies(QUEUE), "good", orjson.dumps(GOOD | {"queue_name": "cron"}))
+@pytest.mark.parametrize("served", [(QUEUE,), (QUEUE, "cron")], ids=["alone", "both"])
+def test_a_message_in_another_queue_than_it_names_is_quarantined(start_worker, sent, served):
+    client.hset(queues.bodies(QUEUE), "good", orjson.dumps(GOOD | {"message_id": "good", "queue_name": "cron"}))
     client.rpush(queues.ready(QUEUE), "good")
 
-    eventually(lambda: client.llen(queues.ready(QUEUE)) == 0)
-    sent.push("note", "last")
+    worker = start_worker(queues=served)
 
-    eventually(lambda: "last" in sent.done())
-    assert worker.said("process ends itself") == []
+    eventually(lambda: quarantined() == {("good", "unreadable")} and sent.left() == 0)
+    assert not worker.ended()
 
 
 # Children

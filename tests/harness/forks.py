@@ -189,6 +189,9 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path += [
+        folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", *sys.path)
+    ]
     words: list[str] = request["words"]
     return words
 

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import redis
 from psycopg2.extensions import make_dsn
 
 from forgekeeper.settings import PREFIX
+from tests.harness import forks
 from tests.harness.ports import free_ports
 from tests.harness.waiting import wait_until
 
@@ -49,7 +48,7 @@ def world(urls, tmp_path_factory):
             PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="eighth"),
             PREFIX + "REDIS_URL": urls.redis,
             PREFIX + f"CRON_{NAME.upper()}": "* * * * * *",
-            PREFIX + f"PACE_{NAME.upper()}": "100",
+            PREFIX + f"PACE_{NAME.upper()}": "1000",
             **{f"{PREFIX}METRICS_PORT_{process.upper()}": str(port) for process, port in ports.items()},
         }
         made = SimpleNamespace(folder=folder, rows=rows, environment=environment, ports=ports)
@@ -58,16 +57,13 @@ def world(urls, tmp_path_factory):
         rows(PIPELINES)
         assert run(made, "release", "--all", "--reason", "I looked").returncode == 0
         log = stack.enter_context((folder / "log").open("wb"))
-        for process in ("scheduler", "exporter", "worker --processes 1 --threads 2"):
-            started = subprocess.Popen(
-                [sys.executable, "-m", "forgekeeper.cli", *process.split()],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-            stack.callback(started.wait)
-            stack.callback(started.terminate)
+        started = [
+            forks.start(["-m", "forgekeeper.cli", *process.split()], cwd=folder, env=environment, stderr=log)
+            for process in ("scheduler", "exporter", "worker --processes 1 --threads 2")
+        ]
+        for act in ("wait", "terminate"):
+            for process in started:
+                stack.callback(getattr(process, act))
         done = wait_until(lambda: rows("select count(*) from pipelines") == YOUNG and ended(made), LIMIT)
         assert done, (folder / "log").read_text()
         yield made
@@ -104,8 +100,7 @@ def ended(world):
 
 def run(world, *arguments, **settings):
     environment = world.environment | {PREFIX + name: value for name, value in settings.items()}
-    command = [sys.executable, "-m", "forgekeeper.cli", *arguments]
-    return subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True, check=False)
+    return forks.run(["-m", "forgekeeper.cli", *arguments], cwd=world.folder, env=environment)
 
 
 def told(world, *arguments):

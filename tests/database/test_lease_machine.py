@@ -245,11 +245,12 @@ class Sequences(RuleBasedStateMachine):
 
     def look(self):
         """Read what Redis has, by name."""
-        keys = [KEY + name for name in NAMES if self.server.exists(KEY + name)]
-        return {
-            key.removeprefix(KEY): Entry(self.server.get(key), round(self.server.pttl(key) / HALF_AN_HOUR))
-            for key in keys
-        }
+        with self.server.pipeline(transaction=False) as pipe:
+            for name in NAMES:
+                pipe.get(KEY + name).pttl(KEY + name)
+            read = pipe.execute()
+        seen = zip(NAMES, read[::2], read[1::2], strict=True)
+        return {name: Entry(owner, round(left / HALF_AN_HOUR)) for name, owner, left in seen if owner is not None}
 
     def owns(self, worker, seen):
         """Say whether the worker's lease is its own and has not expired."""

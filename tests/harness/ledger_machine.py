@@ -31,11 +31,15 @@ ROUNDS = 12
 
 # No copy may have the name of its table: the machine's connections look in this schema first.
 BACK_UP = """
-    drop table if exists fake.runs, fake.paused, fake.held, fake.numbers;
-    create unlogged table fake.runs as table job_runs;
-    create unlogged table fake.paused as table batches;
-    create unlogged table fake.held as table holds;
-    create unlogged table fake.numbers as select last_value, is_called from job_runs_id_seq;
+    create unlogged table if not exists fake.runs as table job_runs with no data;
+    create unlogged table if not exists fake.paused as table batches with no data;
+    create unlogged table if not exists fake.held as table holds with no data;
+    create unlogged table if not exists fake.numbers as select last_value, is_called from job_runs_id_seq with no data;
+    delete from fake.runs; delete from fake.paused; delete from fake.held; delete from fake.numbers;
+    insert into fake.runs table job_runs;
+    insert into fake.paused table batches;
+    insert into fake.held table holds;
+    insert into fake.numbers select last_value, is_called from job_runs_id_seq;
 """
 # Rows of `batches` bring holds of their own with them.
 RESTORE = """

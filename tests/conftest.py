@@ -26,7 +26,6 @@ from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
-from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.settings import PREFIX, Settings
@@ -108,7 +107,7 @@ def settings(urls: Urls, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings that lead to the test servers, in the environment too, for processes we start."""
     monkeypatch.setenv(PREFIX + "DATABASE_URL", urls.database)
     monkeypatch.setenv(PREFIX + "REDIS_URL", urls.redis)
-    return load()
+    return settings_with()
 
 
 @pytest.fixture

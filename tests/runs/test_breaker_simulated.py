@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from random import Random
 
+import peewee as pw
 import pytest
 
 from forgekeeper.batches import BATCHES
@@ -76,7 +77,7 @@ def test_what_a_mistake_made_is_always_held(database, seed):
     grown, _ = world.live()
     newest = RunTotal.select(RunTotal.records).order_by(RunTotal.run.desc()).limit(breaker.RUNS)
     largest = max((row.records for row in newest), default=0)
-    rate = sum(row.records for row in RunTotal.select()) / world.known.total_seconds()
+    rate = float(RunTotal.select(pw.fn.sum(RunTotal.records)).scalar() or 0) / world.known.total_seconds()
     # Beyond the rule it is what comes in the ordinary way in the time since the last run: at most as much again.
     mistake = grown + 2_000 + 21 * largest + math.ceil(100 * rate * world.every)
 

@@ -11,15 +11,14 @@ from random import Random
 
 import pytest
 
-from forgekeeper import boot
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.totals import Amount, RunTotal
+from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 
 STATUSES = BATCHES["user_status_cleanup"]
-MODEL = boot.model()
 HISTORIES = examples(2_000)
 STEPS, CHILDREN, ROWS, CHUNK = 30, 3, 250, 20
 DAY = timedelta(days=1)
@@ -57,7 +56,7 @@ class World:
         if dice.random() < 0.3:
             self.limits.pop(dice.choice(list(self.limits)))
         named = {f"{name}_{STATUSES.name}": value for name, value in self.limits.items()}
-        self.settings = MODEL(**named)
+        self.settings = settings_with().model_copy(update=named)
         self.gone = Counter()
         self.run = self.today = 1
         self.children = [Child(self) for _ in range(CHILDREN)]

@@ -46,7 +46,7 @@ def weeds(database):
     BATCHES.pop("pull_weeds", None)
 
 
-def run(work, settings=None, **options):
+def run(work, settings=(), **options):
     """Run a batch that works so; raise what becomes of it."""
 
     def pull_weeds(now):
@@ -54,7 +54,7 @@ def run(work, settings=None, **options):
         return work(now)
 
     declared = batch(cron="off", budget=DAY, records=(), **options)(pull_weeds)
-    recorded(declared, settings or settings_with())
+    recorded(declared, settings_with(**dict(settings)))
 
 
 def delete_raw(_now):
@@ -145,7 +145,8 @@ def with_places(work, places):
         work(stores.at("artifacts", places), places.repositories_root)
         return []
 
-    run(answer, places)
+    # Those that know the batch, too.
+    run(answer, places.model_dump(exclude_unset=True))
 
 
 def in_a_pipeline(_store, _root):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from forgekeeper.batches import BATCHES
+from tests.harness.git_samples import hurry
 from tests.harness.thorough import examples
 from tests.preview.world import everything
 from tests.preview.worlds import WORLDS
@@ -38,7 +39,8 @@ def test_there_is_a_world_of_every_batch():
 
 
 @every_world
-def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, holder, tmp_path):
+def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, holder, tmp_path, monkeypatch):
+    hurry(monkeypatch)
     world = kind(tmp_path)
     each_way_by_each_kind_of_key = dict(enumerate([way for way in kind.ways for _ in range(3)], 1))
 

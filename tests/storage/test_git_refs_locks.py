@@ -15,7 +15,7 @@ from forgekeeper.storage import git_command, git_repository
 from forgekeeper.storage.git_command import Git, GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, open_repository
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, hurry, stand_in
 from tests.harness.waiting import patient, wait_until
 
 TWO_HOURS = 7_200
@@ -51,7 +51,8 @@ def prepared(repository, *names):
 
 
 @pytest.mark.parametrize("lock", ["packed-refs.lock", "packed-refs.new"])
-def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
+def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock, monkeypatch):
+    hurry(monkeypatch)
     before = repository.refs()
     two_hours_ago(repository.path / lock)
 

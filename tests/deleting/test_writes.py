@@ -46,7 +46,7 @@ def weeds(database):
     BATCHES.pop("pull_weeds", None)
 
 
-def run(work, settings=(), **options):
+def run(work, settings=None, **options):
     """Run a batch that works so; raise what becomes of it."""
 
     def pull_weeds(now):
@@ -54,7 +54,7 @@ def run(work, settings=(), **options):
         return work(now)
 
     declared = batch(cron="off", budget=DAY, records=(), **options)(pull_weeds)
-    recorded(declared, settings_with(**dict(settings)))
+    recorded(declared, settings_with(**settings or {}))
 
 
 def delete_raw(_now):
@@ -125,7 +125,7 @@ def test_a_database_that_others_have_made_read_only_stays_so():
 
 @pytest.fixture
 def places(database, tmp_path):
-    """Settings with a store that has an object, and a repository that has a ref."""
+    """What settings say that lead to a store that has an object, and to a repository that has a ref."""
     folder = tmp_path / "store"
     folder.mkdir()
     (folder / ".forgekeeper-root").write_text(f"installation: {INSTALLATION}\n")
@@ -133,7 +133,7 @@ def places(database, tmp_path):
     root = put_root(tmp_path / "repositories")
     Bare(root).packed("refs/mr/1")
     stores.opened.cache_clear()
-    yield settings_with(object_stores={"artifacts": f"file://{folder}"}, repositories_root=root)
+    yield {"object_stores": {"artifacts": f"file://{folder}"}, "repositories_root": root}
     stores.opened.cache_clear()
     BATCHES.pop("pull_weeds", None)
 
@@ -142,11 +142,10 @@ def with_places(work, places):
     """Run a batch that does that with the store and the place of the repository."""
 
     def answer(_now):
-        work(stores.at("artifacts", places), places.repositories_root)
+        work(stores.at("artifacts", settings_with(**places)), places["repositories_root"])
         return []
 
-    # Those that know the batch, too.
-    run(answer, places.model_dump(exclude_unset=True))
+    run(answer, places)
 
 
 def in_a_pipeline(_store, _root):
@@ -171,8 +170,8 @@ def test_what_would_delete_is_refused_and_the_batch_is_named(places, work):
     with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Items or Children"):
         with_places(work, places)
 
-    refs = git_refs.preview(places.repositories_root, REPOSITORY, [DOOMED], until=time.monotonic() + 60)
-    assert stores.at("artifacts", places).present(["kept"]) == {"kept": True}
+    refs = git_refs.preview(places["repositories_root"], REPOSITORY, [DOOMED], until=time.monotonic() + 60)
+    assert stores.at("artifacts", settings_with(**places)).present(["kept"]) == {"kept": True}
     assert (client.get("kept"), refs[DOOMED].state) == (b"1", "deleted")
 
 

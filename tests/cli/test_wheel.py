@@ -6,11 +6,15 @@ import subprocess
 import sys
 import zipfile
 from functools import partial
+from importlib.metadata import PathDistribution
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from build.util import project_wheel_metadata
+from build import ProjectBuilder
+from build.env import DefaultIsolatedEnv
 from packaging.version import Version
+from pyproject_hooks import quiet_subprocess_runner
 
 from forgekeeper.settings import PREFIX
 from tests.harness.thorough import whole_only
@@ -23,7 +27,15 @@ PRODUCT = {name if (ROOT / name).is_dir() else f"{name}.py" for name in OURS}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def building():
+    """Make the environment in which `python -m build` builds, once for all; return what builds a tree in it."""
+    with DefaultIsolatedEnv() as environment:
+        environment.install(ProjectBuilder(ROOT).build_system_requires)
+        yield lambda tree: ProjectBuilder.from_isolated_env(environment, tree, runner=quiet_subprocess_runner)
+
+
+@pytest.fixture(scope="module")
+def wheel(building, tmp_path_factory):
     """A wheel, built from what git would commit."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
@@ -31,9 +43,7 @@ def wheel(tmp_path_factory):
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, tree, cwd=out)
-    (built,) = out.glob("*.whl")
-    return built
+    return building(tree).build("wheel", out)
 
 
 @pytest.fixture
@@ -67,12 +77,13 @@ def commit(clone):
     run("git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "m", cwd=clone)
 
 
-def version_of(tree):
-    return Version(project_wheel_metadata(tree)["version"])
-
-
-def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_writes_none(tmp_path):
+def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_writes_none(building, tmp_path):
     clone = tmp_path / "clone"
+
+    def version_of(tree):
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            return Version(PathDistribution(Path(building(tree).metadata_path(folder))).version)
+
     run("git", "clone", "-q", "--no-tags", ROOT, clone)
     versions = [version_of(clone)]
     commit(clone)

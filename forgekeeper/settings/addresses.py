@@ -81,12 +81,14 @@ def of_store(url: str) -> str:
     address, mark, query = url.partition("?")
     if not re.fullmatch(r"\w+://[^@#]*", address):
         return MASK
-    pairs = parse_qsl(query, keep_blank_values=True)
-    return address + mark + "&".join(f"{name}={_option(name, value)}" for name, value in pairs)
+    # What has no value is no name: it may be the rest of a key that has an "&".
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return address + mark + "&".join(f"{name}={_option(name, value)}" if value else MASK for name, _, value in pairs)
 
 
 def _option(name: str, value: str) -> str:
-    return value if name in SHOWN_OF_A_STORE and not {"@", "#", "?"} & set(unquote(value)) else MASK
+    value = unquote(value)
+    return value if name in SHOWN_OF_A_STORE and not {"@", "#", "?"} & set(value) else MASK
 
 
 def unverified(settings: Settings) -> Iterator[str]:

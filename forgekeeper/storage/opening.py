@@ -69,7 +69,8 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
         raise ValueError("keys belong behind the question mark, with '#' percent-encoded: ?access_key_id=…")
     # Not parse_qsl: it reads '+' as a space, and secret keys contain it.
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    options = {name: unquote(value) for name, _, value in pairs}
+    # What is no name and value may be the rest of a key that has an "&".
+    options = {name if equals else "without a value": unquote(value) for name, equals, value in pairs}
     if unknown := sorted(options.keys() - OPTIONS[parts.scheme]):
         known = ", ".join(sorted(OPTIONS[parts.scheme])) or "none"
         raise ValueError(f"unknown option {', '.join(unknown)}; {parts.scheme}:// has: {known}")

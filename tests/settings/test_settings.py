@@ -208,6 +208,7 @@ def test_the_url_of_a_server_is_described_by_where_it_is(given, name, url, place
         ("s3://bucket?endpoint=http://u:hunter2@h", f"s3://bucket?endpoint={MASK}"),
         ("s3://key:x/hunter2@bucket", MASK),
         ("s3://bucket?secret_access_key=a#hunter2", f"s3://bucket?secret_access_key={MASK}"),
+        ("s3://bucket?secret_access_key=a&hunter2", f"s3://bucket?secret_access_key={MASK}&{MASK}"),
         ("hunter2", MASK),
     ],
 )

@@ -172,7 +172,7 @@ def test_an_unknown_option_is_refused_by_its_name_and_without_its_value(scheme):
     said = refusal(f"{scheme}://bucket?secret_acces_key=hush&allow_http=true")
 
     assert "unknown option secret_acces_key" in said
-    assert "hush" not in said
+    assert "hush" not in said + refusal(f"{scheme}://bucket?secret_access_key=a&hush")
 
 
 @pytest.mark.parametrize("url", ["s3://AKIA:hush@bucket/prefix", "s3://bucket?secret_access_key=hu#sh"])

@@ -175,8 +175,9 @@ def open_repository(root: Path, disk_path: str) -> Repository:
             raise RepositoryFailed("the path of the repository does not lead below the root")
         if (root / disk_path).is_symlink() and not git_dir.exists():
             raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
-    except (OSError, RuntimeError, UnicodeError):
-        raise RepositoryFailed("the path of the repository cannot be followed") from None
+    except (OSError, RuntimeError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise RepositoryFailed(f"the path of the repository cannot be followed: {why}") from None
     return Repository(root, git_dir, _identity(git_dir, root))
 
 

@@ -257,6 +257,11 @@ def test_a_path_that_leads_elsewhere_is_not_followed(repository, outside, disk_p
     assert "refs/c" in repository.refs()
 
 
+def test_a_path_that_cannot_be_followed_says_why(repository):
+    with pytest.raises(RepositoryFailed, match="File name too long"):
+        delete(repository.root, "x" * 5_000, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+
+
 @pytest.mark.parametrize("disk_path", ["never/there.git", "group/project.git/description/x", "group/none.git"])
 def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
     (repository.path / "description").touch()

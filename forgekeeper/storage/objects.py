@@ -111,6 +111,8 @@ class Objects:
         self.prefixes = tuple(prefixes)
         with self._answering():
             self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
+        # A folder has no time-out of its own: its disk may hang, or no thread be had to read it.
+        self._timeout = request_timeout.total_seconds() if isinstance(self.store, LocalStore) else None
 
     def delete(
         self,
@@ -183,7 +185,7 @@ class Objects:
 
     async def _last_modified(self, path: str) -> datetime | str | None:
         try:
-            return (await _asked("head", obstore.head_async(self.store, path)))["last_modified"]
+            return (await self.asked("head", obstore.head_async(self.store, path)))["last_modified"]
         except FileNotFoundError:
             return None
         except FAILURES as error:
@@ -192,7 +194,7 @@ class Objects:
     async def confirm(self, known: dict[str, Outcome]) -> None:
         """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""
         try:
-            found = parse(await _asked("get", self._read_sentinel()))
+            found = parse(await self.asked("get", self._read_sentinel()))
         except FAILURES as error:
             raise StoreUnavailable(f"{self.location}: cannot read {NAME}: {reason(error)}", known) from None
         if said := objection(self.location, found, self.installation):
@@ -201,6 +203,23 @@ class Objects:
     async def _read_sentinel(self) -> bytes:
         answer = await obstore.get_async(self.store, NAME)
         return bytes(await answer.bytes_async())
+
+    async def asked(self, operation: str, answer: Awaitable[Answer]) -> Answer:
+        """Count the request, however it ends; that there is no such object is an answer like others."""
+        began, failures = time.monotonic(), 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await answer
+        except FAILURES as error:
+            failures = int(not isinstance(error, FileNotFoundError))
+            raise
+        finally:
+            from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it
+
+            with suppress(OSError, ValueError):  # of the files in which we count
+                seconds = time.monotonic() - began
+                WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
+                WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failures)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -273,7 +292,7 @@ class _Deletion:
     async def _in_bulk(self, chunk: list[str]) -> bool:
         """Return whether all were deleted; if not, some may have been."""
         try:
-            await _asked("delete_many", obstore.delete_async(self._objects.store, chunk))
+            await self._objects.asked("delete_many", obstore.delete_async(self._objects.store, chunk))
         except FAILURES:
             await self._confirm()
             return False
@@ -296,7 +315,7 @@ class _Deletion:
             if not self._objects.may_delete(str((real / name).relative_to(self._root))):
                 return Outcome("failed", f"a symbolic link leads {OUTSIDE}")
         try:
-            await _asked("delete", obstore.delete_async(self._objects.store, path))
+            await self._objects.asked("delete", obstore.delete_async(self._objects.store, path))
         except FileNotFoundError:
             return MISSING
         except FAILURES as error:
@@ -308,20 +327,3 @@ async def _until(until: float | None, work: Awaitable[None]) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout_at(until):
             await work
-
-
-async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
-    """Count the request, however it ends; that there is no such object is an answer like others."""
-    began, failures = time.monotonic(), 0
-    try:
-        return await answer
-    except FAILURES as error:
-        failures = int(not isinstance(error, FileNotFoundError))
-        raise
-    finally:
-        from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it
-
-        with suppress(OSError, ValueError):  # of the files in which we count
-            seconds = time.monotonic() - began
-            WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
-            WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failures)

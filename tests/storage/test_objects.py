@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
@@ -293,6 +294,19 @@ def test_an_object_that_is_a_link_goes_without_what_it_leads_to(folder, objects,
 
     assert folder.keys() == set()
     assert (tmp_path / "precious").exists()
+
+
+def test_a_folder_that_does_not_answer_has_failed_once_the_time_for_a_request_is_over(folder, objects):
+    fifo = folder.root / sentinel.NAME
+    fifo.unlink()
+    os.mkfifo(fifo)
+    asked = objects(folder, request_timeout=timedelta(seconds=0.2))
+
+    try:
+        assert "TimeoutError" in str(unavailable(asked, ["a"], until=time.monotonic() + 20))
+    finally:
+        # What still waits for somebody to write goes.
+        os.close(os.open(fifo, os.O_WRONLY))
 
 
 def test_a_forked_child_is_told_instead_of_left_hanging(folder):

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from metrics import logs
-from metrics.logs import LONGEST
+from metrics.logs import LONGEST, MOST, redact
 
 SECRET = "hunter2"
 LIMIT = 60.0
@@ -95,6 +95,29 @@ def test_a_secret_is_masked_in_message_fact_trace_and_a_library_s_line(stream, s
 
     assert SECRET not in stream.getvalue()
     assert "********" in stream.getvalue()
+
+
+TO_REDACT = {
+    "the name of a secret": {"api_key": SECRET},
+    "a secret with its name": {"fact": f"token={SECRET}"},
+    "a name in other letters": {"fact": f"pa\u017fsword={SECRET}"},
+    "a signature": {"fact": f"?sig={SECRET}"},
+    "a URL": {"fact": URL},
+    "controls that JSON escapes": {"fact": "\x1b"},
+    "controls that it does not": {"fact": "\x7f"},
+    "a long text": {"fact": "x" * 2 * LONGEST},
+    "a large number": {"fact": 2**63},
+    "many parts": {"fact": list(range(2 * MOST))},
+    "many facts": {f"fact {number}": number for number in range(2 * MOST)},
+}
+
+
+@pytest.mark.parametrize("facts", TO_REDACT.values(), ids=TO_REDACT)
+def test_a_line_of_plain_facts_is_redacted_where_there_is_something_to_redact(line, facts):
+    log.info("odd", **facts)
+
+    whole = {"at": line()["at"], "level": "info", "message": "odd", **facts}
+    assert line() == redact(whole) != whole
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,17 @@ class Vital(Thread):
     def broken(self, error: BaseException | None) -> None:
         """End the process, whose thread this was."""
         end_process(f"its thread {self.name!r} has ended", exc_info=error)
+
+
+class Rounds(Vital):
+    """Takes a *turn* every *interval* seconds, in a thread of its own: it waits for no other's server."""
+
+    def __init__(self, name: str, turn: Callable[[], None], *, interval: float) -> None:
+        super().__init__(name)
+        self._turn = turn
+        self._interval = interval
+
+    def work(self) -> None:
+        """Take turns until stopped."""
+        while not self.stopped.wait(self._interval):
+            self.take_turn(self._turn)

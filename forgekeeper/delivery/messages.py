@@ -50,7 +50,6 @@ from metrics.logs import clean
 
 TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option in which a run's message says which run of its number it is for."""
-
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
 UNREADABLE = "unreadable"

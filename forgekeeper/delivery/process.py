@@ -2,8 +2,7 @@
 
 It gives each process its clients and each message a database connection, and keeps the rows of the process and of its
 runs alive.  What Dramatiq lacks: a thread that has died leaves half a process (end it); a reply that is lost leaves a
-message with a process that does not know it (issue 894: give it back); heartbeats stop with the fetching (beat here),
-and have the time of each machine (expire those that are to come).
+message with a process that does not know it (issue 894: give it back); heartbeats stop with the fetching (beat here).
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -42,7 +40,7 @@ from forgekeeper.runs.processes import Heartbeat
 from metrics import logs
 from metrics.counting import WORKER, line_written
 from metrics.logs import clean, describe
-from metrics.threads import Vital, end_process
+from metrics.threads import Rounds, end_process
 
 LIMIT_LATE = 60.0
 """Seconds after which a time limit that has not ended its message will not."""
@@ -62,35 +60,6 @@ class Work(NamedTuple):
     attempt: Attempt | None = None
 
 
-@contextmanager
-def needed() -> Iterator[None]:
-    """Let the process end where a hook fails: Dramatiq would swallow that, and go on with half a process."""
-    try:
-        yield
-    except Exception as error:
-        log.critical("process ends itself", reason="it cannot start", exc_info=error)
-        raise SystemExit(1) from error
-
-
-class Rounds(Vital):
-    """Takes a *turn* every *interval* seconds, apart from the heartbeat: neither waits for the other's server."""
-
-    def __init__(self, turn: Callable[[], None], *, interval: float) -> None:
-        super().__init__("rounds")
-        self._turn = turn
-        self._interval = interval
-
-    def work(self) -> None:
-        """Take turns until stopped."""
-        while not self.stopped.wait(self._interval):
-            self.take_turn(self._turn)
-
-
-def _ids(thread: Any) -> Collection[str]:
-    """Return the ids of what the consumer has fetched, none while it connects."""
-    return getattr(thread.consumer, "queued_message_ids", ())
-
-
 class Process(Middleware):
     """What a worker process owns."""
 
@@ -107,7 +76,7 @@ class Process(Middleware):
         if not isinstance(actor, Declared):
             raise MiddlewareError(f"actor {actor.actor_name} is no batch and no child: declare it as one of them")
 
-    @needed()
+    @lifetime.needed()
     def after_process_boot(self, broker: Broker) -> None:
         """Point this process at its servers."""
         assert isinstance(broker, RedisBroker)
@@ -124,7 +93,7 @@ class Process(Middleware):
         broker.maintenance_chance = 200_000
         self._broker = broker
         self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._facts)
-        self._rounds = Rounds(self._turn, interval=settings.dead_after.total_seconds() / 3)
+        self._rounds = Rounds("rounds", self._turn, interval=settings.dead_after.total_seconds() / 3)
         self.fan_out = partial(self._send_children, broker, limit_depth=settings.queue_limit)
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
         self._drain = Drain(self.at_work, settings.shutdown_timeout)
@@ -133,7 +102,7 @@ class Process(Middleware):
         """Know the consumers before they fetch."""
         self._worker = worker
 
-    @needed()
+    @lifetime.needed()
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Be known as a process that works, and say that it is ready: its consumers fetch."""
         self.heartbeat.start()
@@ -159,7 +128,9 @@ class Process(Middleware):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the message, and connect; raise `NotReady` when the database is away."""
         consumers = {} if self._worker is None else self._worker.consumers
-        mine = [name for name, one in consumers.items() if message.message_id in _ids(one)] or [*consumers]
+        # A thread that connects has no consumer yet.
+        held = {name: getattr(one.consumer, "queued_message_ids", ()) for name, one in consumers.items()}
+        mine = [name for name, ids in held.items() if message.message_id in ids] or [*consumers]
         if mine and message.queue_name not in mine:
             # A body that lies in another queue than it names: Dramatiq would acknowledge it there, or its thread die.
             message.queue_name = mine[0]

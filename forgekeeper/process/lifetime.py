@@ -14,8 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -111,6 +111,16 @@ def _drain_once() -> None:
 def reserve(shutdown_timeout: timedelta) -> float:
     """Return how many of those seconds a worker's processes leave to their master, and to their own last words."""
     return min(3.0, shutdown_timeout.total_seconds() / 2)
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Let the process end where a hook fails: Dramatiq would swallow that, and go on with half a process."""
+    try:
+        yield
+    except Exception as error:
+        log.critical("process ends itself", reason="it cannot start", exc_info=error)
+        raise SystemExit(1) from error
 
 
 class Drain:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
@@ -149,6 +150,10 @@ class Git:
     def _end_of(self, process: subprocess.Popen[bytes]) -> int:
         """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""
         try:
+            # Popen.wait looks only every 50 ms; an exception that is set in this thread is heard within a second.
+            with suppress(OSError, ValueError), os.fdopen(os.pidfd_open(process.pid), "rb", buffering=0) as handle:
+                while (left := self.until - time.monotonic()) > 0 and not select([handle], [], [], min(left, 1.0))[0]:
+                    pass
             return process.wait(max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise self._end(process) from None

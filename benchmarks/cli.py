@@ -62,7 +62,7 @@ def _bare() -> dict[str, str]:
 
 @cache
 def _compile() -> None:
-    """Compile us as pip does; where Python may keep no bytecode, each command would compile a checkout anew."""
+    """Compile our modules, as pip does: where Python may keep no bytecode, each command would compile them again."""
     subprocess.run([sys.executable, "-m", "compileall", "-q", *OURS], cwd=ROOT, check=True)
 
 

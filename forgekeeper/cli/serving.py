@@ -185,7 +185,7 @@ class Wait:
         def ask() -> None:
             try:
                 answer.set_result(look())
-            except BaseException as error:  # noqa: BLE001, it is raised to whoever waits
+            except BaseException as error:  # noqa: BLE001, the thread that waits raises it
                 answer.set_exception(error)
             finally:
                 release()

@@ -158,11 +158,8 @@ class Figure(NamedTuple):
 
     def shown(self, pages: Pages) -> float | None:
         """Return what is shown, None when there is no such series."""
-        values = [
-            one.value
-            for one in pages[self.page]
-            if one.name == f"forgekeeper_{self.metric}" and self.labels.items() <= one.labels.items()
-        ]
+        named = (one for one in pages[self.page] if one.name == f"forgekeeper_{self.metric}")
+        values = [one.value for one in named if self.labels.items() <= one.labels.items()]
         return sum(values) if values else None
 
 
@@ -197,16 +194,11 @@ Compared = list[tuple[Figure, float | None]]
 """Figures, and what is shown for each."""
 
 
-def scrape(urls: Mapping[str, str]) -> Pages:
-    """Read these endpoints; one that does not answer shows nothing."""
-    return {name: _read(url) for name, url in urls.items()}
-
-
 def compare(urls: Mapping[str, str], expected: Sequence[Figure], *, timeout: float) -> Compared:
     """Compare what is shown with what is expected, until they agree or *timeout* seconds have passed."""
     ends = time.monotonic() + timeout
     while True:
-        pages = scrape(urls)
+        pages = {name: _read(url) for name, url in urls.items()}
         compared = [(figure, figure.shown(pages)) for figure in expected]
         if all(shown == figure.done for figure, shown in compared) or time.monotonic() > ends:
             return compared
@@ -214,6 +206,7 @@ def compare(urls: Mapping[str, str], expected: Sequence[Figure], *, timeout: flo
 
 
 def _read(url: str) -> list[Series]:
+    """Read a page; an endpoint that does not answer shows nothing."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310, an endpoint of our own
             text = answer.read().decode()
@@ -234,13 +227,17 @@ def count_all(settings: Settings, folder: Path) -> Counts:
 
 def show(before: Counts, after: Counts, compared: Compared) -> None:
     """Print what was there and is left, and what the batches and the metrics say."""
+
+    def amount(run: JobRun) -> int:
+        return sum(value for value in run.result.values() if isinstance(value, int))
+
     out.print("4. This is what they did:\n")
     pairs = ((was, after[name]) for name, was in before.items())
     rows = ((was.what, *(f"{n:,}" for n in (was.total, was.due, left.total, left.due))) for was, left in pairs)
     table(("what", "there were", "to go", "are left", "to go"), rows)
     out.print()
     runs = {batch: [run for run in JobRun.of(batch) if run.state == "succeeded"] for batch in BATCHES}
-    results = ((batch, len(of_batch), facts(max(of_batch, key=_amount).result)) for batch, of_batch in runs.items())
+    results = ((batch, len(of_batch), facts(max(of_batch, key=amount).result)) for batch, of_batch in runs.items())
     table(("batch", "runs", "the busiest one's result"), results)
     ports = ", ".join(f":{Settings.model_fields[f'metrics_port_{page}'].default} ({page})" for page in PAGES)
     out.print(f"\n5. Their pages of metrics say the same; elsewhere they are at {ports}:\n")
@@ -257,15 +254,6 @@ def check(before: Counts, after: Counts, compared: Compared) -> None:
     found = {one.what: (one.total, one.due) for one in after.values()}
     if found != expected:
         raise Problem(f"a figure is wrong: expected {expected}, found {found}")
-    wrong = [
-        f"{figure.metric}({figure.labels}) of the {figure.page} is {shown}, not {figure.done}"
-        for figure, shown in compared
-        if shown != figure.done
-    ]
-    if wrong:
+    differ = [(of, shown) for of, shown in compared if shown != of.done]
+    if wrong := [f"{of.metric}({of.labels}) of the {of.page} is {shown}, not {of.done}" for of, shown in differ]:
         raise Problem("a page of metrics is wrong: " + "; ".join(wrong))
-
-
-def _amount(run: JobRun) -> int:
-    """Say how much a run did: the sum of its figures."""
-    return sum(value for value in run.result.values() if isinstance(value, int))

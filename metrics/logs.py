@@ -88,7 +88,7 @@ def configure(
     console = structlog.dev.ConsoleRenderer(timestamp_key="at", colors=stream.isatty())
     writing: list[Processor] = [
         structlog.processors.ExceptionRenderer(trace),
-        *([_json] if as_json else [_redact, console]),
+        *([_json] if as_json else [lambda _logger, _method, facts: redact(facts), console]),
     ]
     output = Output(stream)
     output.setFormatter(
@@ -131,11 +131,6 @@ def _is_harmless(line: str) -> bool:
     if len(line) > LONGEST or not line.isascii() or not line.isprintable():
         return False
     return not any(map(line.lower().__contains__, ("\\", "://", "sig", *WORDS)))
-
-
-def _redact(_logger: WrappedLogger, _method: str, facts: EventDict) -> EventDict:
-    redacted: EventDict = redact(facts)
-    return redacted
 
 
 def trace(exc_info: ExcInfo) -> str:

@@ -165,6 +165,5 @@ def _complain(sentence: str, status: int) -> int:
 
 def _usage(error: typer.TyperException) -> str:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "forgekeeper"
+    command = getattr(getattr(error, "ctx", None), "command_path", "forgekeeper")
     return f"{' '.join(message.split()).rstrip('.')}; `{command} --help` says how it is used"

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import obstore
 from obstore.store import LocalStore
 
 from forgekeeper.database.sessions import insist
-from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
-from forgekeeper.storage.sentinel import NAME, objection, parse
+from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process, open_store, reason
+from forgekeeper.storage.sentinel import NAME, objection, owner
 
 BULK = 1_000
 """As many as one request to S3 may name."""
@@ -37,8 +37,6 @@ RETRY_TIMEOUT = timedelta(seconds=10)
 """After that long no request is repeated."""
 LONGEST = 1_024
 """Bytes, S3's limit for a key."""
-
-Answer = TypeVar("Answer")
 
 # Control characters, halves of characters, two that XML does not have, and the ending
 # that a local store keeps for files it has not finished writing.
@@ -111,7 +109,6 @@ class Objects:
         self.prefixes = tuple(prefixes)
         with self._answering():
             self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
-        # A folder has no time-out of its own: its disk may hang, or no thread be had to read it.
         self._timeout = request_timeout.total_seconds() if isinstance(self.store, LocalStore) else None
 
     def delete(
@@ -155,21 +152,20 @@ class Objects:
         """Return whether *path*, a normal one, lies where objects may be deleted."""
         return is_below(self.prefixes, path)
 
-    def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
-        """Yield the path of every object under *prefix* last changed earlier than *before*.
+    def listed(self, prefix: str, *, before: datetime) -> list[str]:
+        """Return the path of every object under *prefix* last changed earlier than *before*.
 
         Raises `StoreUnavailable`, also for a name that the store cannot spell out.
         """
         with self._answering():
-            for page in obstore.list(self.store, prefix or None):
-                for found in page:
-                    if found["last_modified"] < before and found["path"].rpartition("/")[2] != NAME:
-                        yield found["path"]
+            found = (one for page in obstore.list(self.store, prefix or None) for one in page)
+            paths = [one["path"] for one in found if one["last_modified"] < before]
+            return [path for path in paths if path.rpartition("/")[2] != NAME]
 
     def written(self, path: str) -> datetime | None:
         """Return when the object of exactly that name was last changed, None where there is none."""
         with self._answering(), suppress(FileNotFoundError):
-            return obstore.head(self.store, path)["last_modified"]
+            return asyncio.run(self.asked("head", obstore.head_async, path))["last_modified"]
         return None
 
     async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
@@ -185,7 +181,7 @@ class Objects:
 
     async def _last_modified(self, path: str) -> datetime | str | None:
         try:
-            return (await self.asked("head", obstore.head_async(self.store, path)))["last_modified"]
+            return (await self.asked("head", obstore.head_async, path))["last_modified"]
         except FileNotFoundError:
             return None
         except FAILURES as error:
@@ -194,22 +190,17 @@ class Objects:
     async def confirm(self, known: dict[str, Outcome]) -> None:
         """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""
         try:
-            found = parse(await self.asked("get", self._read_sentinel()))
+            found = await self.asked("get", owner)
         except FAILURES as error:
             raise StoreUnavailable(f"{self.location}: cannot read {NAME}: {reason(error)}", known) from None
         if said := objection(self.location, found, self.installation):
             raise StoreUnavailable(said, known)
 
-    async def _read_sentinel(self) -> bytes:
-        answer = await obstore.get_async(self.store, NAME)
-        return bytes(await answer.bytes_async())
-
-    async def asked(self, operation: str, answer: Awaitable[Answer]) -> Answer:
+    async def asked(self, operation: str, ask: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:
         """Count the request, however it ends; that there is no such object is an answer like others."""
         began, failures = time.monotonic(), 0
         try:
-            async with asyncio.timeout(self._timeout):
-                return await answer
+            return await answer(ask, self.store, *arguments, within=self._timeout)
         except FAILURES as error:
             failures = int(not isinstance(error, FileNotFoundError))
             raise
@@ -292,7 +283,7 @@ class _Deletion:
     async def _in_bulk(self, chunk: list[str]) -> bool:
         """Return whether all were deleted; if not, some may have been."""
         try:
-            await self._objects.asked("delete_many", obstore.delete_async(self._objects.store, chunk))
+            await self._objects.asked("delete_many", obstore.delete_async, chunk)
         except FAILURES:
             await self._confirm()
             return False
@@ -315,7 +306,7 @@ class _Deletion:
             if not self._objects.may_delete(str((real / name).relative_to(self._root))):
                 return Outcome("failed", f"a symbolic link leads {OUTSIDE}")
         try:
-            await self._objects.asked("delete", obstore.delete_async(self._objects.store, path))
+            await self._objects.asked("delete", obstore.delete_async, path)
         except FileNotFoundError:
             return MISSING
         except FAILURES as error:

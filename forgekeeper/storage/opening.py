@@ -12,15 +12,19 @@ percent-encoded.  What is not given there is looked for in the environment under
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from obstore.store import from_url
+
+from metrics.threads import end_process
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -43,6 +47,9 @@ LONGEST_REASON = 200
 _NOISE = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
 _QUERY = re.compile(r"\?[^\s,]*")
 
+Answer = TypeVar("Answer")
+_home = cache(os.getpid)
+
 
 def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
     """Open the store behind *url*; raise one of `FAILURES` when the URL is wrong or its folder is not there.
@@ -58,6 +65,22 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
     config: Any = options
     retry: Any = {"max_retries": retries, "retry_timeout": retry_timeout}
     return from_url(address, config=config, client_options=client, retry_config=retry)
+
+
+async def answer(ask: Callable[..., Awaitable[Answer]], *arguments: object, within: float | None) -> Answer:
+    """Ask a store; raise `TimeoutError` where it has not answered after *within* seconds.
+
+    A folder has no time-out of its own: its disk may hang, and a request for which there is no thread waits until
+    another one comes.  Where the store's client cannot begin it never will: the process ends itself.
+    """
+    try:
+        async with asyncio.timeout(within):
+            return await ask(*arguments)
+    except BaseException as error:
+        # Rust's: nobody can import it.
+        if type(error).__name__ == "PanicException":
+            end_process("its client for object stores has broken", exc_info=error)
+        raise
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
@@ -90,8 +113,3 @@ def check_process() -> None:
     """Raise unless this process used obstore first: a forked child lacks its threads, and would wait for ever."""
     if _home() != os.getpid():
         raise RuntimeError(f"process {_home()} has used object stores before it forked; open them in the child only")
-
-
-@cache
-def _home() -> int:
-    return os.getpid()

@@ -6,16 +6,21 @@ was deleted.  Where it names another installation, or none, nothing is deleted: 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 
-from forgekeeper.storage.opening import FAILURES, open_store, reason
+from forgekeeper.storage.opening import FAILURES, Answer, answer, open_store, reason
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 NAME = ".forgekeeper-root"
 TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
@@ -113,7 +118,7 @@ class Store:
     def sentinel(self) -> str | None:
         """Return whose the place is, as `parse` does, None when there is no sentinel."""
         with _readable(self._location), suppress(FileNotFoundError):
-            return parse(bytes(obstore.get(self._store, NAME).bytes()))
+            return self._asked(owner)
         return None
 
     def is_empty(self) -> bool:
@@ -126,14 +131,22 @@ class Store:
     def has(self, path: str) -> bool:
         """Return whether there is something at *path*."""
         with _readable(self._location), suppress(FileNotFoundError):
-            obstore.head(self._store, path)
+            self._asked(obstore.head_async, path)
             return True
         return False
 
     def create_sentinel(self, installation: str) -> None:
         """Write the sentinel, over one that names no installation."""
         with _readable(self._location):
-            obstore.put(self._store, NAME, text(installation))
+            self._asked(obstore.put_async, NAME, text(installation))
+
+    def _asked(self, ask: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:
+        return asyncio.run(answer(ask, self._store, *arguments, within=2 * TIMEOUT.total_seconds()))
+
+
+async def owner(store: ObjectStore) -> str:
+    """Return whose *store* is, as `parse` does; raise one of `FAILURES` where its sentinel cannot be read."""
+    return parse(bytes(await (await obstore.get_async(store, NAME)).bytes_async()))
 
 
 Place = Folder | Store

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from demo.tour import Figure, scrape
+from demo.tour import Figure, compare
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until
@@ -53,16 +53,17 @@ def first(start, traps, query):
     assert up.has_run_since(0), up.command.said
     pages = {"cron": worker, "others": others, "scheduler": scheduler, "exporter": exporter}
     urls = {name: f"http://127.0.0.1:{port}/metrics" for name, port in pages.items()}
-    up.all_shown = wait_until(lambda: at_work(scrape(urls)), 2 * LIMIT)
+    up.all_shown = wait_until(lambda: at_work(urls), 2 * LIMIT)
     up.query("insert into user_statuses (user_id, message) values (7, 'here to stay')")
     up.last = up.runs()
     up.command.ends(signal.SIGINT)
     return up
 
 
-def at_work(pages):
-    idle = AT_WORK[0]._replace(page="others").shown(pages)
-    return idle == 0 and all((figure.shown(pages) or 0) >= 1 for figure in AT_WORK)
+def at_work(urls):
+    idle = AT_WORK[0]._replace(page="others")
+    (_, of_idle), *shown = compare(urls, [idle, *AT_WORK], timeout=0)
+    return of_idle == 0 and all((count or 0) >= 1 for _, count in shown)
 
 
 @pytest.fixture(scope="module")

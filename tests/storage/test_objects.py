@@ -1,6 +1,7 @@
 """Deletion on S3 and in a local store: what fails, what is believed without the sentinel, which paths and URLs it takes."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -230,6 +231,22 @@ for use in (lambda: parents.delete(["b"]), lambda: Objects("artifacts", url, ins
         print(error, flush=True)
 os._exit(0)
 """
+# Has memory for what it does, but not for the stack of one more thread.
+NO_THREAD = """
+import resource, sys
+from pathlib import Path
+from forgekeeper.storage.sentinel import Store
+store = Store("artifacts", sys.argv[1])
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 1_500_000, resource.RLIM_INFINITY))
+store.sentinel()
+"""
+
+
+def in_a_child(program, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
 def test_missing_objects_keep_no_other(folder, objects):
@@ -296,30 +313,38 @@ def test_an_object_that_is_a_link_goes_without_what_it_leads_to(folder, objects,
     assert (tmp_path / "precious").exists()
 
 
-def test_a_folder_that_does_not_answer_has_failed_once_the_time_for_a_request_is_over(folder, objects):
+@pytest.fixture
+def silent(folder):
+    """Return a folder that does not answer who wants to read its sentinel."""
     fifo = folder.root / sentinel.NAME
     fifo.unlink()
     os.mkfifo(fifo)
-    asked = objects(folder, request_timeout=timedelta(seconds=0.2))
+    yield folder
+    # What still waits for somebody to write goes.
+    os.close(os.open(fifo, os.O_WRONLY))
 
-    try:
-        assert "TimeoutError" in str(unavailable(asked, ["a"], until=time.monotonic() + 20))
-    finally:
-        # What still waits for somebody to write goes.
-        os.close(os.open(fifo, os.O_WRONLY))
+
+def test_a_folder_that_does_not_answer_has_failed_once_the_time_for_a_request_is_over(silent, objects):
+    asked = objects(silent, request_timeout=timedelta(seconds=0.2))
+
+    assert "TimeoutError" in str(unavailable(asked, ["a"], until=time.monotonic() + 20))
+
+
+def test_whose_a_folder_is_that_does_not_answer_cannot_be_read(silent, monkeypatch):
+    monkeypatch.setattr(sentinel, "TIMEOUT", timedelta(seconds=0.1))
+
+    with pytest.raises(sentinel.Unreadable, match="TimeoutError"):
+        sentinel.Store("artifacts", silent.url).sentinel()
+
+
+def test_a_process_that_has_no_thread_as_it_first_asks_a_store_ends_itself(folder):
+    child = in_a_child(NO_THREAD, folder.url)
+
+    assert child.returncode == -signal.SIGTERM, child.stderr
 
 
 def test_a_forked_child_is_told_instead_of_left_hanging(folder):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-    child = subprocess.run(
-        [sys.executable, "-c", FORK, folder.url, INSTALLATION],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    child = in_a_child(FORK, folder.url, INSTALLATION)
 
     assert child.returncode == 0, child.stderr
     assert child.stdout.count("before it forked") == 3

@@ -167,7 +167,7 @@ def _look(location: str, prefix: str, settings: Settings) -> Found:
         store = stores.at(location, settings)
         assert store is not None
         horizon = now() - ORPHAN_AFTER
-        found, named, unnamed = list(store.listed(prefix, before=horizon)), 0, list[str]()
+        found, named, unnamed = store.listed(prefix, before=horizon), 0, list[str]()
         for page in chunked(found, PAGE):
             in_database = stores.answered_for(JobArtifact, location, page, settings)
             named += len(in_database)

@@ -24,6 +24,7 @@ ENVIRONMENT |= {
     "database_idle_timeout": "3",
     "database_network_timeout": "4",
     "redis_timeout": "2",
+    "store_timeout": "4",
     "scheduler_timeout": "1",
     "shutdown_timeout": f"{SHUTDOWN_TIMEOUT:g}",
     "object_visibility": "5",
@@ -40,6 +41,7 @@ PATIENT = {
     "database_idle_timeout": "9",
     "database_network_timeout": "15",
     "redis_timeout": "15",
+    "store_timeout": "15",
     "scheduler_timeout": "5",
 }
 """More of it for when the faults are over: that the machine is busy must not be another one."""

@@ -15,7 +15,9 @@ import redis
 
 from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
 from demo.servers import Servers
+from forgekeeper.settings import Settings
 
 MESSAGES = 20_000
 WORKER = ("--processes", "2", "--threads", "8")
@@ -60,10 +62,12 @@ def _rate(servers: Servers, count: int, kind: str) -> float:
     """Let workers of that kind work *count* messages off; return how many a second."""
     client = redis.Redis.from_url(servers.redis_url)
     client.flushdb()
+    with database_of(servers, "messages") as settings:
+        environment = _environment(servers, settings)
     stored = f"{NAMESPACES.get(kind, 'forgekeeper')}:{noop.QUEUES[kind]}.msgs"
-    _enqueue(servers, kind, count)
+    _enqueue(environment, kind, count)
     assert client.hlen(stored) == count, "not all messages were put in"
-    with _worker(servers, kind):
+    with _worker(environment, kind):
         _until(lambda: client.hlen(stored) < count)
         began, left = monotonic(), client.hlen(stored)
         _until(lambda: client.hlen(stored) == 0)
@@ -98,16 +102,16 @@ def _until(condition: Callable[[], bool]) -> None:
         sleep(LOOK_EVERY)
 
 
-def _enqueue(servers: Servers, kind: str, count: int) -> None:
-    subprocess.run([*NOOP, "enqueue", kind, str(count)], env=_environment(servers), cwd=ROOT, check=True)
+def _enqueue(environment: dict[str, str], kind: str, count: int) -> None:
+    subprocess.run([*NOOP, "enqueue", kind, str(count)], env=environment, cwd=ROOT, check=True)
 
 
 @contextmanager
-def _worker(servers: Servers, kind: str) -> Iterator[None]:
+def _worker(environment: dict[str, str], kind: str) -> Iterator[None]:
     """Run a worker with two processes, whose lines nobody reads."""
     process = subprocess.Popen(
         [*NOOP, "work", kind, *WORKER],
-        env=_environment(servers),
+        env=environment,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -119,9 +123,9 @@ def _worker(servers: Servers, kind: str) -> Iterator[None]:
         process.wait()
 
 
-def _environment(servers: Servers) -> dict[str, str]:
+def _environment(servers: Servers, settings: Settings) -> dict[str, str]:
     given = {
-        "DATABASE_URL": servers.database_url,
+        "DATABASE_URL": settings.require_database(),
         "REDIS_URL": servers.redis_url,
         "METRICS_PORT_WORKER": "0",
         "WORKER_THREADS": WORKER[-1],

@@ -139,8 +139,7 @@ def _redis_server(info: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
-    said = f"version {version}"
-    return ok(subject, said) if new else error(subject, f"{said}, needs {needed} or newer")
+    return ok(subject, f"version {version}") if new else error(subject, f"version {version}, needs {needed} or newer")
 
 
 def _postgresql() -> Iterator[Finding]:

@@ -128,10 +128,8 @@ def release(
                 said.append(f"{batch.name} is held by no brake: there is nothing to release")
     facts = {"released": [*released], "expect": released, "still_held": stay, "reason": reason}
     answer(facts, "\n".join(said), json=json)
-    say(
-        (f"{name} is still held: what is due cannot be counted now; say with --expect how many go" for name in stay),
-        err,
-    )
+    uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
+    say((f"{name} {uncounted}" for name in stay), err)
     if stay:
         raise typer.Exit(HELD)
 

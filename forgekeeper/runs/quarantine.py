@@ -44,6 +44,7 @@ WAITS = f"""
         and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
 """
 KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
+OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s)"
 DEAD_LETTERS = """
     select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
@@ -102,17 +103,16 @@ def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: 
 
 def forget(batch: str, record: str, keys: Iterable[str]) -> None:
     """Forget what has ended well, or is gone."""
-    found = _which(batch, record, keys)
+    which = _which(batch, record, keys)
     # Most have never failed: then a child only looks, and does not lock the table for writing.
-    if Quarantined.select().where(*found).exists():
+    if database.execute_sql(f"select 1 {OF_KEYS}", which).fetchone():
         with writing():
-            Quarantined.delete().where(*found).execute()
+            database.execute_sql(f"delete {OF_KEYS}", which)
 
 
 def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
     """Return those of *keys* that must be left out now: their time has not come, or they wait for a person."""
-    which = (*_which(batch, record, keys), pw.SQL(f"({WAITS})"))
-    found = {row.key for row in Quarantined.select(Quarantined.key).where(*which)}
+    found = {key for (key,) in database.execute_sql(f"select key {OF_KEYS} and ({WAITS})", _which(batch, record, keys))}
     return {key for key in keys if _text(key) in found}
 
 
@@ -150,9 +150,8 @@ def forget_old(horizon: datetime) -> int:
     return int(Quarantined.delete().where(*which).execute())
 
 
-def _which(batch: str, record: str, keys: Iterable[str]) -> tuple[pw.Expression, ...]:
-    row = Quarantined
-    return row.batch == batch, row.record == record, row.key.in_([*map(_text, keys)])
+def _which(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
+    return {"batch": batch, "record": record, "keys": [*map(_text, keys)]}
 
 
 def _text(value: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from metrics import logs
-from metrics.logs import LONGEST, MOST, redact
+from metrics.logs import LONGEST, MOST, WORDS, redact
 
 SECRET = "hunter2"
 LIMIT = 60.0
@@ -109,6 +109,7 @@ TO_REDACT = {
     "a large number": {"fact": 2**63},
     "many parts": {"fact": list(range(2 * MOST))},
     "many facts": {f"fact {number}": number for number in range(2 * MOST)},
+    **{word: {word.title(): 7} for word in WORDS},
 }
 
 

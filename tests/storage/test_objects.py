@@ -321,7 +321,7 @@ def silent(folder):
     os.mkfifo(fifo)
     yield folder
     # What still waits for somebody to write goes.
-    os.close(os.open(fifo, os.O_WRONLY))
+    os.close(os.open(fifo, os.O_RDWR))
 
 
 def test_a_folder_that_does_not_answer_has_failed_once_the_time_for_a_request_is_over(silent, objects):

@@ -45,7 +45,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--extra embedded --upgrade -o requirements/demo.txt setup.cfg
+		--extra embedded --extra console --upgrade -o requirements/demo.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra test -c requirements/demo.txt --no-emit-package forgekeeper -o requirements/test.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -17,7 +17,7 @@ from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import Json, Problem, emit, err, table
+from forgekeeper.cli.terminal import Json, Problem, emit, err, table
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.settings import Settings

@@ -28,7 +28,7 @@ from demo.up import Processes
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES, FeatureFlag, all_declared
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Problem, err, facts, out, table
+from forgekeeper.cli.terminal import Problem, err, facts, out, table
 from forgekeeper.database import database, now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings

@@ -18,9 +18,9 @@ from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.boot import load
 from forgekeeper.cli.connection import configured, connected
-from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
 from forgekeeper.cli.migrate import apply_pending
 from forgekeeper.cli.serving import Wait, database_missing, python, python_path
+from forgekeeper.cli.terminal import FAILED, Problem, err, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
 from forgekeeper.process import lifetime

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from forgekeeper.cli.console import Problem
+from forgekeeper.cli.terminal import Problem
 
 INSTALL = "install it with: pip install forgekeeper[embedded]"
 EVERYWHERE = (

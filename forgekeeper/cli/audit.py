@@ -15,8 +15,8 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.lookup import PATH, Found, Line, Subject
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Json, emit, moment, plain, read_time, say, table, wrong_use
-from forgekeeper.cli.console import facts as pairs
+from forgekeeper.cli.terminal import Json, emit, moment, plain, read_time, say, table, wrong_use
+from forgekeeper.cli.terminal import facts as pairs
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings

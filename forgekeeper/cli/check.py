@@ -16,9 +16,9 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
 from forgekeeper.cli.connection import configured, recorded, sentence
-from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
 from forgekeeper.cli.holding import FIRST
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
+from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, release, schema, sqlstate

@@ -29,8 +29,8 @@ from forgekeeper.cli import (
     ticks,
 )
 from forgekeeper.cli.connection import sentence
-from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.cli.streams import OutputLost
+from forgekeeper.cli.terminal import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import SettingsError
@@ -41,8 +41,10 @@ INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.sample_data"}
 """Commands of the demo by their modules, which no process of production imports."""
+ABOVE = DEMO | {"console": "forgekeeper.console.command"}
+"""Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
-    "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter),
+    "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
@@ -85,8 +87,8 @@ def application(*, demo: bool = True) -> typer.Typer:
         for command in commands:
             if not isinstance(command, str):
                 _add(app, panel, command)
-            elif demo:
-                _add(app, panel, getattr(import_module(DEMO[command]), command))
+            elif demo or command not in DEMO:
+                _add(app, panel, getattr(import_module(ABOVE[command]), command))
     for batch in BATCHES.values():
         if batch.commands:
             for name, command in import_module(batch.commands).COMMANDS.items():

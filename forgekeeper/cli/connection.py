@@ -13,7 +13,7 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
-from forgekeeper.cli.console import Problem, wrong_use
+from forgekeeper.cli.terminal import Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
 from forgekeeper.settings import Settings

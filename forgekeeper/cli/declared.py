@@ -11,7 +11,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
 from forgekeeper.boot import load
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, answer, emit, group, out, table, wrong_use
+from forgekeeper.cli.terminal import Json, answer, emit, group, out, table, wrong_use
 from forgekeeper.database import database
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import describe

@@ -12,8 +12,21 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import batch_named, connected, sentence
-from forgekeeper.cli.console import FAILED, FORMS, HELD, All, Json, answer, emit, err, moment, read_time, say, wrong_use
 from forgekeeper.cli.running import Names, Reason
+from forgekeeper.cli.terminal import (
+    FAILED,
+    FORMS,
+    HELD,
+    All,
+    Json,
+    answer,
+    emit,
+    err,
+    moment,
+    read_time,
+    say,
+    wrong_use,
+)
 from forgekeeper.database import database, now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind

@@ -14,8 +14,8 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
 from forgekeeper.cli.holding import FIRST, hold_new
+from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
 from forgekeeper.database import Base, database, sqlstate
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun

@@ -13,7 +13,7 @@ from rich.text import Text
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import Json, Problem, answer, emit, group, lasting, out, relative, table, warning
+from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, lasting, out, relative, table, warning
 from forgekeeper.connections import client, identity
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now

@@ -12,7 +12,7 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.batches import all_declared
 from forgekeeper.cli.connection import connected, require_redis, sentence
-from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
+from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Refused
 from forgekeeper.runs import quarantine as rows

@@ -15,7 +15,7 @@ from typing import Any
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.connection import sentence
-from forgekeeper.cli.console import Problem, err, progress, say
+from forgekeeper.cli.terminal import Problem, err, progress, say
 from forgekeeper.declaring.answers import Enqueued, Keyed
 from forgekeeper.process.lifetime import end_programs
 from forgekeeper.runs.attempt import Attempt, Runner

@@ -12,8 +12,8 @@ from rich.filesize import decimal
 from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
 from forgekeeper.cli.run_here import perform
+from forgekeeper.cli.terminal import HELD, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
 from forgekeeper.connections import Limits, identity
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Part

@@ -22,7 +22,7 @@ import typer
 from forgekeeper import migrations, shutdown
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.connection import STATES, configured, require_redis, sentence
-from forgekeeper.cli.console import FAILED, wrong_use
+from forgekeeper.cli.terminal import FAILED, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, release

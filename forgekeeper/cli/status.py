@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import redis
 from rich.text import Text
@@ -14,7 +14,7 @@ from rich.text import Text
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import process_list, ticks
 from forgekeeper.cli.connection import connected, sentence
-from forgekeeper.cli.console import Json, emit, facts, lasting, out, relative, say, table, warning
+from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
@@ -69,13 +69,20 @@ class Refusing(redis.ConnectionPool):
 class Looks:
     """Looks into Redis; *trouble* says what is wrong with it, None as long as nothing is.
 
-    Once Redis does not answer, or is another installation's, this process asks it nothing more.
+    Once Redis does not answer, or is another installation's, this process asks it nothing more within.
     """
 
     def __init__(self) -> None:
-        """Ask whether Redis answers, is this installation's, and takes writes."""
         self.trouble: str | None = None
+        self._pool = client.connection_pool
+
+    def __enter__(self) -> Self:
+        """Ask whether Redis answers, is this installation's, and takes writes."""
         self.ask(self._whose)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        client.connection_pool = self._pool
 
     def _whose(self) -> None:
         ours, theirs = Installation.known(), owner(client)
@@ -98,7 +105,11 @@ class Looks:
 
 def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
-    looks = Looks()
+    with Looks() as looks:
+        return _gather(settings, looks)
+
+
+def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     schedules, whose = process_list.schedules(known, instant, settings)
     batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}

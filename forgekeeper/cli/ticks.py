@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
+from forgekeeper.cli.terminal import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
 from forgekeeper.database import now
 from forgekeeper.runs import holds
 from forgekeeper.runs.ledger import JobRun

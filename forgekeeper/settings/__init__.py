@@ -192,6 +192,17 @@ class Settings(BaseSettings):
     metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
     metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
+    console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
+    console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")
+    console_actions: Literal["on", "off"] = setting("off", "Whether operators may act on the console.")
+    console_users: Path | None = setting(None, "The file of the console's users; `forgekeeper console user` writes it.")
+    console_proxy: Text | None = setting(
+        None, "Addresses of proxies, with commas, that say who looks at the console; they must ask who that is."
+    )
+    console_proxy_header: Text = setting("X-Forwarded-User", "The header in which these proxies name the user.")
+    console_tls_certificate: Path | None = setting(None, "The console's certificate (PEM): it serves HTTPS then.")
+    console_tls_key: Path | None = setting(None, "The key of that certificate.")
+
     log_format: Literal["json", "console"] | None = setting(None, "By default console on a terminal, else json.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
     failpoints: Failpoints = setting("", "For tests only.")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgekeeper.cli.console import Problem, read_time
+from forgekeeper.cli.terminal import Problem, read_time
 from tests.harness.every import every
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 
 from demo.sample_data import Sample
 from demo.tour import Figure, check
-from forgekeeper.cli.console import Problem
+from forgekeeper.cli.terminal import Problem
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until

@@ -29,6 +29,7 @@ FLOORS = (
     *({f"forgekeeper.{part}" for part in floor} for floor in ENGINE[2:]),
     {"forgekeeper", "scheduler", "metrics.exporter"},
     {"forgekeeper.cli"},
+    {"forgekeeper.console"},
     {"workers"},
     {"demo"},
     {"benchmarks"},

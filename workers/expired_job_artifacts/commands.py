@@ -17,7 +17,7 @@ from peewee import chunked
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import at_work, each_of
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out, table, write, wrong_use
+from forgekeeper.cli.terminal import All, Json, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.queries import pages

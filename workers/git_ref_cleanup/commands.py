@@ -13,7 +13,7 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import each_of
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import FAILED, Json, Problem, emit, visible, write, wrong_use
+from forgekeeper.cli.terminal import FAILED, Json, Problem, emit, visible, write, wrong_use
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_restore

@@ -16,7 +16,7 @@ from peewee import chunked
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import All, Json, Problem, emit, moment, visible, write, wrong_use
+from forgekeeper.cli.terminal import All, Json, Problem, emit, moment, visible, write, wrong_use
 from forgekeeper.connections import call, client
 from forgekeeper.coordination.values import text
 from forgekeeper.database import now

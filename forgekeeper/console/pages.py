@@ -1,0 +1,54 @@
+"""Pages: each is a function that says what its template shows.
+
+It is called in a thread of the reader, connected to PostgreSQL, and what it returns is shown to all who ask for the
+same address.  So it knows the address alone, and not who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from forgekeeper.console.reading import PATIENCE
+from forgekeeper.settings import Settings
+
+
+class Asked(NamedTuple):
+    """What a page is asked for: the *path*'s parts and the *query* of its address, and the settings."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    settings: Settings
+
+
+Look = Callable[[Asked], dict[str, Any]]
+
+
+class Page(NamedTuple):
+    """A page: its address, the template, its title, how many seconds it waits for its answer, whether it renews itself.
+
+    *place* is its entry in the navigation; None of a page that is found by its links.
+    """
+
+    address: str
+    template: str
+    title: str
+    look: Look
+    patience: float
+    live: bool
+    place: str | None
+
+
+PAGES: list[Page] = []
+
+
+def page(
+    address: str, template: str, title: str, *, place: str | None = None, patience: float = PATIENCE, live: bool = True
+) -> Callable[[Look], Look]:
+    """Declare a page; *title* may name parts of the path, as in ``{batch}``."""
+
+    def declare(look: Look) -> Look:
+        PAGES.append(Page(address, template, title, look, patience, live, place))
+        return look
+
+    return declare

@@ -1,0 +1,107 @@
+"""What pages show is asked here, once for all who look: a question that is being asked is not asked again.
+
+An answer serves everybody for `FRESH` seconds, so a thousand open pages cost the servers no more than one.  The last
+answers are kept, and shown with their age while a server is away.  Questions have a bounded number of threads and
+connections; one that hangs holds up nobody longer than the patience of its page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import peewee as pw
+import redis
+from playhouse.pool import MaxConnectionsExceeded
+
+from forgekeeper.cli.connection import sentence
+from forgekeeper.cli.terminal import Problem
+from forgekeeper.database import database, release
+from metrics.logs import clean, describe
+
+FRESH = 1.0
+"""Seconds for which an answer serves all who ask."""
+PATIENCE = 1.5
+"""Seconds that a page waits for an answer before it says that there is none: it has to say so within two."""
+KEPT = 200
+"""So many answers are kept, those that were asked for last."""
+THREADS = 4
+"""So many questions are asked at once, each on a connection of its own."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a question: the last *value*, since when, and what is the *trouble* with asking it now.
+
+    *problem* is the answer that there is no such thing.
+    """
+
+    value: dict[str, Any] | None = None
+    at: float = 0.0
+    trouble: str | None = None
+    problem: Problem | None = None
+
+    @property
+    def age(self) -> float:
+        """How many seconds old the value is."""
+        return time.monotonic() - self.at
+
+
+class Reader:
+    """Asks the servers for pages."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "reader")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._asking: dict[Hashable, tuple[Future[None], float]] = {}
+
+    def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:
+        """Return what *look* says, or has said to another who asked for *key* a moment ago.
+
+        Waits no longer than *patience* seconds; then, or where a server refuses, the answer says what the trouble is.
+        """
+        with self._lock:
+            known = self._known.get(key, Known())
+            if known.at and known.age < FRESH and known.trouble is None:
+                return known
+            if key not in self._asking:
+                self._asking[key] = self._pool.submit(self._look, key, look), time.monotonic()
+            asking, since = self._asking[key]
+        if not wait([asking], max(0.0, since + patience - time.monotonic())).done:
+            return replace(known, trouble="the servers have not answered yet; PostgreSQL or Redis may be away")
+        with self._lock:
+            return self._known.get(key, Known())
+
+    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> None:
+        with self._lock:
+            before = self._known.get(key, Known())
+        known = _asked(look, before)
+        with self._lock:
+            self._known[key] = known
+            self._known.move_to_end(key)
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            self._asking.pop(key, None)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
+    """Ask on a connection of this thread; what fails leaves the value as it was *before*."""
+    try:
+        database.connect(reuse_if_open=True)
+        return Known(look(), time.monotonic())
+    except Problem as problem:
+        return Known(at=time.monotonic(), problem=problem)
+    except (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError) as error:
+        return replace(before, trouble=clean(sentence(error) or describe(error)))
+    finally:
+        release()

@@ -1,4 +1,4 @@
-"""The command `demo`: real servers, sample data, a scheduler, a worker and an exporter, and what they did.
+"""The command `demo`: real servers, sample data, a scheduler, a worker, an exporter and a console, and what they did.
 
 What was due must have gone, and nothing else, and the metrics must say so: they are read as Prometheus reads them.
 """
@@ -64,7 +64,10 @@ def demo() -> None:
         _prepare(folder, settings)
         before = count_all(settings, folder)
         out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
-        out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
+        out.print("3. A scheduler, a worker, an exporter and a console start, each a process of its own.")
+        out.print(
+            f"   The console is at http://{settings.console_host}:{settings.console_port}/ until everything is done."
+        )
         compared = _work(folder / "forgekeeper.log", settings, before)
         after = count_all(settings, folder)
         show(before, after, compared)
@@ -88,8 +91,9 @@ def _environment() -> Iterator[Path]:
             "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
         }
         # Other processes of this machine may have the usual ports.
-        ports = zip(PAGES, _free_ports(len(PAGES)), strict=True)
-        addresses |= {f"METRICS_PORT_{page.upper()}": str(port) for page, port in ports}
+        console, *ports = map(str, _free_ports(1 + len(PAGES)))
+        addresses["CONSOLE_PORT"] = console
+        addresses |= {f"METRICS_PORT_{page.upper()}": port for page, port in zip(PAGES, ports, strict=True)}
         schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
         os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
         yield own.folder
@@ -116,7 +120,7 @@ def _prepare(folder: Path, settings: Settings) -> None:
             FeatureFlag.turn(batch.flag, on=True)
 
 
-def _work(log: Path, settings: Settings, before: Counts) -> Compared:
+def _work(log: Path, settings: Settings, before: Counts, console: str) -> Compared:
     """Run the processes until everything is done and counted; return what their metrics show of it."""
     ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in PAGES}
     urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
@@ -124,7 +128,9 @@ def _work(log: Path, settings: Settings, before: Counts) -> Compared:
         running.start("scheduler")
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")
+        running.start("console")
         _wait_until_done(running, log)
+        look(console)
         return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
 
 
@@ -213,6 +219,17 @@ def _read(url: str) -> list[Series]:
     except (OSError, HTTPException):
         return []
     return [series for family in text_string_to_metric_families(text) for series in family.samples]
+
+
+def look(console: str) -> None:
+    """Raise `Problem` unless the first page of the console names every batch."""
+    try:
+        with urllib.request.urlopen(console, timeout=10) as answer:  # noqa: S310, a console of our own
+            text = answer.read().decode()
+    except OSError as error:
+        raise Problem(f"the console at {console} does not answer: {error}") from None
+    if missing := [name for name in BATCHES if name not in text]:
+        raise Problem(f"the console does not show {', '.join(missing)}")
 
 
 def count_all(settings: Settings, folder: Path) -> Counts:

@@ -8,6 +8,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Self
@@ -81,6 +82,8 @@ class Processes:
 def up() -> None:
     """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
 
+    With them an exporter, and the console where its extra is installed.
+
     Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
     `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
     """
@@ -131,3 +134,6 @@ def _start_all(running: Processes, settings: Settings) -> None:
     running.start("worker", "--queues", ",".join(set(queues()) - of_batches), "--metrics-port", str(port))
     if settings.metrics_port_exporter:
         running.start("exporter")
+    if settings.console_port and find_spec("uvicorn"):
+        running.start("console")
+        err.print(f"the console is at http://{settings.console_host}:{settings.console_port}/")

@@ -87,6 +87,7 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     for process in ("WORKER", "SCHEDULER", "EXPORTER"):
         # Tests run beside one another: a page is served by those that ask for it, at a port of their own.
         monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
+    monkeypatch.setenv(f"{PREFIX}CONSOLE_PORT", "0")
     # Worlds of tests are small and young, and much in them is due: few tests are about the breaker.
     monkeypatch.setenv(f"{PREFIX}BREAKER_SHARE", "1")
     # Where a test destroys artifacts, their objects go in the same test.

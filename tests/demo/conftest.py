@@ -43,6 +43,7 @@ class Program:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self._mark}
         own |= {f"{PREFIX}METRICS_PORT_{process}": "0" for process in ("WORKER", "SCHEDULER", "EXPORTER")}
+        own[f"{PREFIX}CONSOLE_PORT"] = "0"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *words],

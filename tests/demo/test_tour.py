@@ -70,7 +70,7 @@ def test_it_leaves_nothing_behind_and_runs_nothing_that_lies_in_the_folder(tour)
 )
 def test_one_that_is_ended_in_the_middle_leaves_nothing_behind(start, deadly, status):
     tour = start("demo")
-    assert tour.says("A scheduler, a worker and an exporter start")
+    assert tour.says("A scheduler, a worker, an exporter and a console start")
     # The log is made a moment after that is said.
     logs = lambda: tour.temporary.glob("*/forgekeeper.log")  # noqa: E731
     assert wait_until(lambda: any("scheduler started" in log.read_text() for log in logs()), LIMIT)

@@ -1,6 +1,7 @@
 """`forgekeeper up`: every process in one terminal, with servers of its own where no URLs are set."""
 
 import signal
+import urllib.request
 from functools import partial
 
 import pytest
@@ -47,17 +48,27 @@ def traps(tmp_path_factory):
 @pytest.fixture(scope="module")
 def first(start, traps, query):
     """An `up` in an empty folder that has run a batch, was interrupted, and has ended; what its pages said."""
-    worker, scheduler, exporter, others = free_ports(4)
+    worker, scheduler, exporter, others, console = free_ports(5)
     ports = {"METRICS_PORT_WORKER": worker, "METRICS_PORT_SCHEDULER": scheduler, "METRICS_PORT_EXPORTER": exporter}
+    ports["CONSOLE_PORT"] = console
     up = Up(start, traps.folder, query, **{name: str(port) for name, port in ports.items()})
     assert up.has_run_since(0), up.command.said
     pages = {"cron": worker, "others": others, "scheduler": scheduler, "exporter": exporter}
     urls = {name: f"http://127.0.0.1:{port}/metrics" for name, port in pages.items()}
     up.all_shown = wait_until(lambda: at_work(urls), 2 * LIMIT)
+    up.console_shows = wait_until(lambda: shows_a_batch(f"http://127.0.0.1:{console}/"), LIMIT)
     up.query("insert into user_statuses (user_id, message) values (7, 'here to stay')")
     up.last = up.runs()
     up.command.ends(signal.SIGINT)
     return up
+
+
+def shows_a_batch(console):
+    try:
+        with urllib.request.urlopen(console, timeout=LIMIT) as answer:
+            return "user_status_cleanup" in answer.read().decode()
+    except OSError:
+        return False
 
 
 def at_work(urls):
@@ -81,6 +92,10 @@ def test_without_urls_it_starts_servers_of_its_own_and_says_so(first, traps):
 
 def test_it_serves_a_page_of_each_worker_the_scheduler_and_the_exporter(first):
     assert first.all_shown
+
+
+def test_it_serves_the_console(first):
+    assert first.console_shows
 
 
 def test_it_ends_everything_when_interrupted(first):

@@ -25,6 +25,8 @@ from forgekeeper.settings import Settings
 HERE = Path(__file__).parent
 OF_PAGES = ("overview", "batch", "story", "working", "quarantine", "recorded", "declared")
 """The modules that declare pages."""
+ORDER = ("Now", "Processes", "Quarantine", "Audit", "Alerts", "Flags", "Leases", "Settings", "Check")
+"""The places of the navigation as they are shown: what one looks for most often first."""
 MISSING, AWAY = 404, 503
 
 
@@ -53,6 +55,7 @@ def environment() -> Environment:
     )
     made.filters.update(FILTERS)
     places = [(page.place, page.address) for page in PAGES if page.place]
+    places.sort(key=lambda one: ORDER.index(one[0]) if one[0] in ORDER else len(ORDER))
     made.globals.update(places=places, batches=BATCHES, version=version())
     return made
 

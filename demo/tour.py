@@ -65,10 +65,9 @@ def demo() -> None:
         before = count_all(settings, folder)
         out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
         out.print("3. A scheduler, a worker, an exporter and a console start, each a process of its own.")
-        out.print(
-            f"   The console is at http://{settings.console_host}:{settings.console_port}/ until everything is done."
-        )
-        compared = _work(folder / "forgekeeper.log", settings, before)
+        console = f"http://{settings.console_host}:{settings.console_port}/"
+        out.print(f"   The console is at {console} until everything is done.")
+        compared = _work(folder / "forgekeeper.log", settings, before, console)
         after = count_all(settings, folder)
         show(before, after, compared)
         check(before, after, compared)

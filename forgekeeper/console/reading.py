@@ -24,10 +24,16 @@ from forgekeeper.cli.terminal import Problem
 from forgekeeper.database import database, release
 from metrics.logs import clean, describe
 
-FRESH = 1.0
+FRESH = 0.5
 """Seconds for which an answer serves all who ask."""
 PATIENCE = 1.5
-"""Seconds that a page waits for an answer before it says that there is none: it has to say so within two."""
+"""Seconds that a page waits for its first answer before it says that there is none: it has to say so within two."""
+RENEWING = 0.5
+"""The share of its patience that it has where there is a last answer to show.
+
+A page that is open asks half a second after an answer, may get one that is `FRESH`, asks again, and waits: less than two
+seconds in all, too.
+"""
 KEPT = 200
 """So many answers are kept, those that were asked for last."""
 THREADS = 4
@@ -73,6 +79,7 @@ class Reader:
             if key not in self._asking:
                 self._asking[key] = self._pool.submit(self._look, key, look), time.monotonic()
             asking, since = self._asking[key]
+        patience *= RENEWING if known.value is not None else 1
         if not wait([asking], max(0.0, since + patience - time.monotonic())).done:
             return replace(known, trouble="the servers have not answered yet; PostgreSQL or Redis may be away")
         with self._lock:

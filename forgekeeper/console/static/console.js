@@ -1,20 +1,57 @@
-// Renew what is live once a second, as long as somebody can see it.
+// Renew what is live twice a second, as long as somebody can see it.
 "use strict";
 
-const EVERY = 1000; // milliseconds from an answer to the next question
+const EVERY = 500; // milliseconds from an answer to the next question
+const LATE = 1500; // milliseconds after which a question without an answer is told of
+let next, late;
 
 function renew() {
   const live = document.querySelector("#live[data-live]");
-  if (live && !document.hidden) {
-    htmx.trigger(live, "renew");
-  } else {
-    setTimeout(renew, EVERY);
-  }
+  // A page that is shown again begins anew, see below.
+  if (!live || document.hidden) return;
+  clearTimeout(late);
+  late = setTimeout(() => lost(true), LATE);
+  htmx.trigger(live, "renew");
 }
 
-// Also after an error: the server may be back. A page with an error is shown, too: it says what is wrong.
-document.addEventListener("htmx:afterRequest", () => setTimeout(renew, EVERY));
-document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.xhr.status >= 400) event.detail.shouldSwap = true;
+// One timer, however many things ask for it: a page asks one question at a time.
+function later() {
+  clearTimeout(next);
+  next = setTimeout(renew, EVERY);
+}
+
+function lost(so) {
+  clearTimeout(late);
+  document.getElementById("lost").hidden = !so;
+}
+
+// Also after an error: the server may be back.
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.target.id === "live") later();
 });
-document.addEventListener("DOMContentLoaded", () => setTimeout(renew, EVERY));
+document.addEventListener("htmx:sendError", () => lost(true));
+document.addEventListener("htmx:timeout", () => lost(true));
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const answer = event.detail.xhr;
+  const moved = new URL(answer.responseURL).pathname !== location.pathname;
+  const whole = answer.responseText.includes('id="live"');
+  // A page with an error is shown, too: it says what is wrong.
+  event.detail.isError = false;
+  event.detail.shouldSwap = whole && !moved;
+  lost(!whole);
+  // Who is asked for a name and a password is asked as a page, not within this one.
+  if (moved) location.reload();
+});
+document.addEventListener("visibilitychange", renew);
+window.addEventListener("pageshow", later);
+
+// What a person has opened, typed or chosen stays so.
+function touched(field) {
+  if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+  if (field.options) return [...field.options].some((option) => option.selected !== option.defaultSelected);
+  return field.value !== field.defaultValue;
+}
+Object.assign(Idiomorph.defaults.callbacks, {
+  beforeNodeMorphed: (old) => !(old.matches?.("input, textarea, select") && (old === document.activeElement || touched(old))),
+  beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")),
+});

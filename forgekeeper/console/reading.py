@@ -31,8 +31,8 @@ PATIENCE = 1.5
 RENEWING = 0.5
 """The share of its patience that it has where there is a last answer to show.
 
-A page that is open asks half a second after an answer, may get one that is `FRESH`, asks again, and waits: less than two
-seconds in all, too.
+A page that is open asks half a second after an answer, may get one that is `FRESH`, asks again, and waits: all in less
+than two seconds, too.
 """
 KEPT = 200
 """So many answers are kept, those that were asked for last."""

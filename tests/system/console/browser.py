@@ -1,0 +1,73 @@
+"""A window of Chromium on a console, which notes whatever is not right with the pages that it opens."""
+
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.harness.console import Console
+from tests.harness.ports import free_ports
+from tests.harness.programs import eventually
+
+WIDE, NARROW = 1280, 375
+
+
+@contextmanager
+def console_in(folder, **settings):
+    """Run a console that is ready, its log in the folder."""
+    (port,) = free_ports(1)
+    log = Path(folder) / f"console-{port}.log"
+    one = Console(log, "-m", "forgekeeper.cli", "console", console_port=port, cwd=folder, **settings)
+    try:
+        eventually(one.ready)
+        yield one
+    finally:
+        one.kill()
+
+
+class Window:
+    """A window of the browser on a console; *allowed* is what its pages may complain of, a regular expression.
+
+    Every page that it has opened is watched; `wrong` is what was not right, `asked` each address that was asked for.
+    """
+
+    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^"):
+        self.console, self._allowed = console, re.compile(allowed)
+        self.wrong, self.asked = [], []
+        options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
+        self.context = browser.new_context(base_url=console.url, java_script_enabled=javascript, **options)
+        self.context.set_default_timeout(15_000)
+        self.context.on("request", self._request)
+        self.context.on("console", lambda said: said.type == "error" and self._complain(said.text))
+        self.context.on("weberror", lambda error: self._complain(str(error.error)))
+        self.context.on("dialog", self._dialog)
+        self.page = self.context.new_page()
+
+    def open(self, path):
+        """Go to a page; return it."""
+        self.page.goto(path)
+        return self.page
+
+    def sign_in(self, name, password):
+        """Say who one is."""
+        page = self.open("/login")
+        page.get_by_label("Name").fill(name)
+        page.get_by_label("Password").fill(password)
+        page.locator("main").get_by_role("button").click()
+        page.wait_for_url(lambda url: "/login" not in url)
+        return page
+
+    def close(self):
+        self.context.close()
+
+    def _request(self, request):
+        self.asked.append(request.url)
+        if not request.url.startswith(self.console.url + "/"):
+            self._complain(f"another host was asked: {request.url}")
+
+    def _dialog(self, dialog):
+        self.wrong.append(f"a script of somebody else's ran: {dialog.message}")
+        dialog.dismiss()
+
+    def _complain(self, sentence):
+        if not self._allowed.search(sentence):
+            self.wrong.append(sentence)

@@ -1,14 +1,343 @@
-"""Who looks, and what that person may do."""
+"""Who looks, what that person may do, and which requests no page and no action ever sees.
+
+A person is known by a session, after a login with the password of a user in the file; or by the header of a proxy that
+the settings name; or, where there are neither users nor proxies, is anybody on this machine, who may only look.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import asyncio
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
 
-Role = Literal["viewer", "operator"]
+import structlog
+from anyio import CapacityLimiter, to_thread
+from itsdangerous import BadData, URLSafeTimedSerializer
+from starlette.datastructures import ImmutableMultiDict, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forgekeeper.cli.terminal import Problem
+from forgekeeper.console.pages import shown
+from forgekeeper.console.users import LONGEST, Role, User, Users, is_password
+from forgekeeper.settings import Settings
+from metrics.logs import one_line
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every response."""
+SESSION, SAID = "forgekeeper_session", "forgekeeper_said"
+"""Cookies."""
+HOURS_12 = 12 * 3600
+LARGEST = 64 * 1024
+"""Bytes of a form."""
+FIELDS = 2_000
+SLOWEST = 10.0
+"""Seconds in which a form arrives."""
+LOGINS, MINUTE = 5, 60.0
+"""So many logins may fail in a minute, of an address and of a name."""
+HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+"""What a browser calls this machine."""
+
+log = structlog.get_logger(__name__)
+# Of this process alone: a restart ends all sessions.
+_signed = URLSafeTimedSerializer(secrets.token_hex(32))
 
 
 class Person(NamedTuple):
-    """Who looks at a page; an *operator* may act."""
+    """Who looks at a page; an *operator* may act.  *session*: by a login, which can be ended."""
 
     name: str
     role: Role
+    session: bool = False
+
+
+NOBODY = Person("not logged in", "viewer")
+
+
+class Refused(Exception):
+    """A request that is refused, with the status and a sentence for the person."""
+
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = headers
+
+
+def may_act(request: Request) -> bool:
+    """Say whether who asks may act: an operator, where the settings let operators act."""
+    person: Person = request.state.person
+    return person.role == "operator"
+
+
+def say_next(response: Response, sentence: str) -> None:
+    """Let the next page that this browser shows begin with the sentence, once.
+
+    For the answer to a POST, a redirect: `base.html` shows it as `said`, escaped, to persons without a session too.
+    """
+    response.set_cookie(SAID, _signed.dumps(sentence[:1000], salt=SAID), max_age=60, httponly=True, samesite="lax")
+
+
+def local(path: str) -> str:
+    """Return where to go next: *path*, or the first page where it could lead to another host."""
+    fine = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if fine and " " not in path else "/"
+
+
+class Gate:
+    """Lets through what may be asked, with `person`, `said` and, of a POST, `form` in the request's state."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._users = Users(settings.console_users) if settings.console_users else None
+        self._ended: deque[str] = deque(maxlen=1000)
+        self._failures = Failures()
+        self._hashing = CapacityLimiter(2)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or let it through."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.state.person, request.state.said = NOBODY, None
+        if request.method == "GET" and "hx-request" not in request.headers and SAID in request.cookies:
+            request.state.said = _loaded(request, SAID, 60)
+            send = _said_once(send)
+        try:
+            answer = await self._answer(request)
+        except Refused as refused:
+            answer = shown(request, "problem.html", "Refused", refused.status, sentence=str(refused))
+            answer.headers.update(refused.headers)
+        await (answer or self._app)(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response | None:
+        """Return the answer of a request that is let through to nothing else; raise `Refused`."""
+        path = request.url.path
+        if int(request.headers.get("content-length", 0)) > LARGEST:
+            raise Refused(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
+        self._insist_on_host(request)
+        if request.method not in {"GET", "HEAD"}:
+            _insist_on_same_site(request)
+        if path.startswith("/static/"):
+            return None
+        try:
+            known = self._person(request)
+        except Problem as problem:
+            log.warning("console's users cannot be read", error=str(problem))
+            raise Refused(503, "the console cannot read the file of its users; its log says why") from None
+        request.state.person = known or NOBODY
+        if known is None and not (path == "/login" and self._users):
+            return self._to_login(request)
+        if request.method == "POST":
+            request.state.form = await _form(request)
+        if self._users and path in {"/login", "/logout"}:
+            return await (self._login(request) if path == "/login" else self._logout(request))
+        return None
+
+    def _insist_on_host(self, request: Request) -> None:
+        """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
+        if self._users or self._settings.console_proxy:
+            return
+        name = _host(f"//{request.headers.get('host', '')}")
+        if name not in {*HERE, self._settings.console_host}:
+            raise Refused(421, "this console is called localhost: open it by that name")
+
+    def _person(self, request: Request) -> Person | None:
+        """Return who asks, None who has to log in."""
+        users = self._users.known() if self._users else {}
+        if self._settings.console_proxy:
+            if (name := self._named(request)) is not None:
+                user = users.get(name)
+                return self._as(one_line(name)[:LONGEST], user.role if user else "viewer")
+        elif not self._users:
+            return self._as("anybody", "viewer")
+        session = _loaded(request, SESSION, HOURS_12)
+        if not isinstance(session, dict) or session["once"] in self._ended:
+            return None
+        user = users.get(session["name"])
+        if user is None or not hmac.compare_digest(session["of"], _fingerprint(user)):
+            return None
+        return self._as(user.name, user.role, session=True)
+
+    def _as(self, name: str, role: Role, *, session: bool = False) -> Person:
+        return Person(name, role if self._settings.console_actions == "on" else "viewer", session)
+
+    def _named(self, request: Request) -> str | None:
+        """Return whom the proxy names, None where it names nobody and people can log in."""
+        peer = _peer(request)
+        if peer is None or not any(peer in network for network in self._settings.console_proxy):
+            tls = self._settings.console_tls_certificate
+            if self._users and (tls or (peer is not None and peer.is_loopback)):
+                return None
+            raise Refused(403, "come by the proxy that asks who you are")
+        names = request.headers.getlist(self._settings.console_proxy_header)
+        if not names and self._users:
+            return None
+        if len(names) != 1 or not names[0].strip():
+            raise Refused(403, "the proxy does not say who you are, or says it more than once")
+        return names[0].encode("latin-1").decode("utf-8", "replace").strip()
+
+    def _to_login(self, request: Request) -> Response:
+        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
+        # A page that renews itself has to be left; what htmx follows it would take for the answer.
+        if "hx-request" in request.headers:
+            return Response(status_code=401, headers={"HX-Redirect": to})
+        return RedirectResponse(to, 303)
+
+    async def _login(self, request: Request) -> Response:
+        asked = request.state.form if request.method == "POST" else request.query_params
+        to, wrong = local(asked.get("next", "/")), request.method == "POST"
+        if wrong and (user := await self._proven(request, asked.get("name", ""), asked.get("password", ""))):
+            return _session(RedirectResponse(to, 303), user, request)
+        return shown(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
+
+    async def _proven(self, request: Request, name: str, password: str) -> User | None:
+        """Return the user whose name and password these are; raise `Refused` after too many that were not."""
+        user = self._users.known().get(name) if self._users else None
+        peer = _peer(request)
+        keys = f"of {_network(peer)}", f"for {name[:LONGEST]}"
+        if seconds := self._failures.wait(*keys):
+            log.warning("console login refused", user=user and user.name, client=str(peer), reason="too many")
+            sentence = f"too many logins have failed: try again in {seconds} seconds"
+            raise Refused(429, sentence, **{"Retry-After": str(seconds)})
+        # Before it is known: who asks many times at once has no more guesses.
+        self._failures.count(*keys)
+        if not await to_thread.run_sync(partial(is_password, user, password), limiter=self._hashing):
+            log.warning("console login failed", user=user and user.name, client=str(peer))
+            return None
+        self._failures.forgive(*keys)
+        log.info("console login", user=user and user.name, client=str(peer))
+        return user
+
+    async def _logout(self, request: Request) -> Response:
+        if request.method != "POST":
+            return RedirectResponse("/", 303)
+        session = _loaded(request, SESSION, HOURS_12)
+        if isinstance(session, dict):
+            self._ended.append(session["once"])
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(SESSION, httponly=True, samesite="lax")
+        return answer
+
+
+class Failures:
+    """Logins that have failed within a minute, by what they have in common."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._at: dict[str, list[float]] = {}
+        self._now = now
+
+    def wait(self, *keys: str) -> int:
+        """Say for how many seconds none is allowed, 0 if one is."""
+        since = self._now() - MINUTE
+        self._at = {key: recent for key, at in self._at.items() if (recent := [one for one in at if one > since])}
+        full = [at[-LOGINS] - since for key in keys if len(at := self._at.get(key, [])) >= LOGINS]
+        return int(max(full)) + 1 if full else 0
+
+    def count(self, *keys: str) -> None:
+        """Count one."""
+        for key in keys:
+            self._at.setdefault(key, []).append(self._now())
+
+    def forgive(self, *keys: str) -> None:
+        """Take the last back, which has not failed."""
+        for key in keys:
+            if at := self._at.get(key):
+                at.pop()
+
+
+def _insist_on_same_site(request: Request) -> None:
+    """Refuse what a page of another site has a browser send."""
+    headers = request.headers
+    if (site := headers.get("sec-fetch-site")) is not None:
+        fine = site in {"same-origin", "none"}
+    else:
+        fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
+    if not fine:
+        raise Refused(403, "this form was not sent from a page of the console: open the page and send it again")
+
+
+async def _form(request: Request) -> ImmutableMultiDict[str, str]:
+    """Read the fields of a form."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SLOWEST):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > LARGEST:
+                    raise Refused(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
+        fields = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=FIELDS)
+    except TimeoutError:
+        raise Refused(408, "the form has not arrived in time: send it again") from None
+    except (ValueError, ClientDisconnect):
+        raise Refused(400, f"the form cannot be read, or has more than {FIELDS:,} fields: select less") from None
+    return ImmutableMultiDict(fields)
+
+
+def _session(answer: Response, user: User, request: Request) -> Response:
+    """Let the answer begin a session, always a new one."""
+    value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
+    # Where a proxy speaks TLS for us the browser says so.
+    secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+    answer.set_cookie(SESSION, value, max_age=HOURS_12, httponly=True, samesite="lax", secure=secure)
+    return answer
+
+
+def _fingerprint(user: User) -> str:
+    """Return what is another when the user's password is."""
+    return hmac.digest(_signed.secret_keys[0], user.hash.encode(), "sha256").hex()
+
+
+def _loaded(request: Request, cookie: str, seconds: int) -> object:
+    """Return what we have put into a cookie; None where it is not there, too old, or not ours."""
+    try:
+        return _signed.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
+    except BadData:
+        return None
+
+
+def _said_once(send: Send) -> Send:
+    """Take the sentence away with the page that has shown it."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start" and not 300 <= message["status"] < 400:
+            gone = Response()
+            gone.delete_cookie(SAID, httponly=True, samesite="lax")
+            MutableHeaders(scope=message).append("Set-Cookie", gone.headers["set-cookie"])
+        await send(message)
+
+    return sending
+
+
+def _peer(request: Request) -> IPv4Address | IPv6Address | None:
+    """Return the address at the other end of the connection; nothing that the request says changes it."""
+    peer = ip_address(request.client.host) if request.client else None
+    return (peer.ipv4_mapped or peer) if isinstance(peer, IPv6Address) else peer
+
+
+def _network(peer: IPv4Address | IPv6Address | None) -> str:
+    """Return what stands for one client: of IPv6 each has 2^64 addresses."""
+    return peer.exploded[:19] if isinstance(peer, IPv6Address) else str(peer)
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.console.access import Person
-from forgekeeper.console.pages import PAGES, Asked, Page, load_pages
+from forgekeeper.console.access import Gate
+from forgekeeper.console.pages import PAGES, Asked, Page, load_pages, shown
 from forgekeeper.console.reading import Reader
 from forgekeeper.console.words import FILTERS
 from forgekeeper.runs.processes import version
@@ -30,13 +31,17 @@ MISSING, AWAY = 404, 503
 def application(settings: Settings) -> Starlette:
     """Return the console's web application; the process has to be connected, and the batches loaded."""
     load_pages()
-    reader, templates = Reader(), environment()
+    reader = Reader()
     routes: list[Route | Mount] = [
-        Route(page.address, _endpoint(page, settings, reader, templates), name=page.address) for page in PAGES
+        Route(page.address, _endpoint(page, settings, reader), name=page.address) for page in PAGES
     ]
     routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
-    made = Starlette(routes=routes)
-    made.state.reader = reader
+    made = Starlette(
+        routes=routes,
+        middleware=[Middleware(Gate, settings=settings)],
+        exception_handlers={HTTPException: _no_page, Exception: _mistake},
+    )
+    made.state.reader, made.state.templates = reader, environment()
     return made
 
 
@@ -56,31 +61,30 @@ def environment() -> Environment:
     return made
 
 
-def _endpoint(page: Page, settings: Settings, reader: Reader, templates: Environment) -> Callable[[Request], Response]:
+def _endpoint(page: Page, settings: Settings, reader: Reader) -> Callable[[Request], Response]:
     def show(request: Request) -> Response:
         # Starlette calls it in a thread, as it waits.
         query = {name: value for name, value in request.query_params.items() if value}
         asked = Asked(request.path_params, query, settings)
         key = (page.address, *sorted(request.path_params.items()), *sorted(query.items()))
         known = reader.ask(key, lambda: page.look(asked), patience=page.patience)
-        facts: dict[str, Any] = {
-            "person": getattr(request.state, "person", Person("anybody", "viewer")),
-            "path": request.url.path,
-            "address": page.address,
-            "query": query,
-            "title": page.title.format(**request.path_params),
-            "trouble": known.trouble,
-            "age": known.age,
-            "live": page.live,
-        }
+        title = page.title.format(**request.path_params)
+        facts = {"address": page.address, "trouble": known.trouble, "age": known.age, "live": page.live}
         if known.problem is not None:
-            return _html(templates, "problem.html", facts | {"sentence": str(known.problem)}, MISSING)
+            return shown(request, "problem.html", title, MISSING, **facts, sentence=str(known.problem))
         if known.value is None:
-            return _html(templates, "away.html", facts | {"live": True}, AWAY)
-        return _html(templates, page.template, facts | known.value)
+            return shown(request, "away.html", title, AWAY, **facts | {"live": True})
+        return shown(request, page.template, title, **facts | known.value)
 
     return show
 
 
-def _html(templates: Environment, name: str, facts: dict[str, Any], status: int = 200) -> HTMLResponse:
-    return HTMLResponse(templates.get_template(name).render(facts), status, {"Cache-Control": "no-store"})
+def _no_page(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", MISSING)
+    sentence = "there is no such page" if status == MISSING else "that cannot be asked of this page"
+    return shown(request, "problem.html", "Nothing here", status, sentence=sentence)
+
+
+def _mistake(request: Request, _error: Exception) -> Response:
+    """Say that there is a mistake of our own; it is raised again, and so logged with its trace."""
+    return shown(request, "problem.html", "Something is wrong", 500, sentence="the log of the console says what")

@@ -1,45 +1,245 @@
-"""The command `console`: a page to look at, and to act on."""
+"""The command `console`: a page to look at, and to act on; and its users."""
 
 from __future__ import annotations
 
+import contextvars
+import getpass
+import os
+import socket
+import sys
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import structlog
 import typer
 
+from forgekeeper import shutdown
 from forgekeeper.cli.connection import configured, recorded
-from forgekeeper.cli.terminal import Problem, err, wrong_use
+from forgekeeper.cli.terminal import WRONG_USE, Json, Problem, emit, out, table, wrong_use
 from forgekeeper.connections import Limits, connect
-from forgekeeper.settings import PREFIX
+from forgekeeper.process import lifetime
+from forgekeeper.settings import PREFIX, Settings
+from metrics.endpoint import PortTaken, listen
+from metrics.threads import Vital, ended_itself
 
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+    from forgekeeper.console.users import Users
+
+BRIEF = timedelta(seconds=2)
+LIMITS = Limits(BRIEF, timedelta(seconds=15), BRIEF, BRIEF, BRIEF, timedelta(seconds=0.7))
+"""How long the console waits for its servers: only the statements of a preview take long."""
+CONNECTIONS = 8
+DRAIN = 2
+"""Seconds in which requests may be answered before it ends."""
+SHORTEST = 8
+"""Characters of a password."""
+
+log = structlog.get_logger(__name__)
 console = typer.Typer(name="console", help="Serve a page that shows what the commands say, and acts as they do.")
-LACKING = "this needs the extra `console`: pip install 'forgekeeper[console]'"
+user = typer.Typer(name="user", help="See and change who may use the console.", no_args_is_help=True)
+console.add_typer(user)
 
 
 @console.callback(invoke_without_command=True)
 def serve(context: typer.Context) -> None:
     """Serve a page that shows what the commands say, and acts as they do.
 
-    It listens on FORGEKEEPER_CONSOLE_HOST and FORGEKEEPER_CONSOLE_PORT.  SIGTERM and Ctrl-C end it.
+    It listens on FORGEKEEPER_CONSOLE_HOST and FORGEKEEPER_CONSOLE_PORT.  PostgreSQL and Redis may be away.  SIGTERM
+    and Ctrl-C end it.
     """
     if context.invoked_subcommand is not None:
         return
+    settings = configured()
+    _refuse_what_is_open(settings)
+    asked = shutdown.requests()
+    connect(settings, LIMITS, name="console", connections=CONNECTIONS)
+    with recorded(settings):
+        serving = _Serving(_server(settings), settings)
+        serving.start()
+        lifetime.tell_supervisor("READY=1", f"STATUS=serves {url(settings)}")
+        log.info("console started", url=url(settings))
+        asked.get()
+        serving.end()
+    log.info("console stopped")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A question to a server that hangs would hold up the interpreter's end.
+    os._exit(int(ended_itself()))
+
+
+@user.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Who it is, as one types it to log in, or as the proxy says it.")],
+    role: Annotated[Literal["viewer", "operator"], typer.Option(help="A viewer looks, an operator acts.")],
+    *,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Only a proxy names this user: there is no password.")] = False,
+) -> None:
+    """Add a user, or give one that there is another role and password, which ends that user's sessions.
+
+    It asks for the password, or reads it from standard input, a line.
+    """
+    users = _users()
+    from forgekeeper.console.users import BY_PROXY, LONGEST, User, fits, hasher
+
+    if not fits(name):
+        wrong_use(f"a name has 1 to {LONGEST} characters that can be printed, no colon, and no space around it")
+    hashed = BY_PROXY if proxy else hasher.hash(_password())
+    with users.changed() as known:
+        done = "changed" if name in known else "added"
+        known[name] = User(name, role, hashed)
+    out.print(f"{done} {name}, {role}{', whom a proxy names' if proxy else ''}")
+
+
+@user.command("remove")
+def remove(name: Annotated[str, typer.Argument(help="Who it is.")]) -> None:
+    """Remove a user, and end that user's sessions."""
+    users = _users()
+    with users.changed() as known:
+        if known.pop(name, None) is None:
+            raise Problem(f"there is no user {name!r} in {users.path}; there are: {', '.join(known) or 'none'}")
+    out.print(f"removed {name}")
+
+
+@user.command("list")
+def listing(*, json: Json = False) -> None:
+    """List the users."""
+    from forgekeeper.console.users import BY_PROXY
+
+    found = [{"name": one.name, "role": one.role, "proxy": one.hash == BY_PROXY} for one in _users().known().values()]
+    if json:
+        emit(found)
+    else:
+        table(["user", "role", "known by"], ([one["name"], one["role"], _how(one["proxy"])] for one in found))
+
+
+def _how(proxy: object) -> str:
+    return "proxy" if proxy else "password"
+
+
+class _Serving(Vital):
+    """Serves the console; the process ends where it does."""
+
+    def __init__(self, server: Server, settings: Settings) -> None:
+        super().__init__("console")
+        self._server = server
+        self._socket = _listen(settings)
+        self._context = contextvars.copy_context()
+
+    def work(self) -> None:
+        """Serve until it is asked to end."""
+        self._context.run(self._server.run, sockets=[self._socket])
+
+    def end(self) -> None:
+        """Answer what was asked, and end."""
+        self.stopped.set()
+        self._server.should_exit = True
+        self.join(DRAIN + 1)
+
+
+def url(settings: Settings) -> str:
+    """Return where the console is."""
+    host = f"[{settings.console_host}]" if ":" in settings.console_host else settings.console_host
+    return f"http{'s' if settings.console_tls_certificate else ''}://{host}:{settings.console_port}/"
+
+
+def _server(settings: Settings) -> Server:
     try:
         import uvicorn
 
+        from forgekeeper.console.access import HEADERS
         from forgekeeper.console.app import application
+        from forgekeeper.console.users import Users
     except ImportError as missing:
-        raise Problem(f"{LACKING} ({missing})") from None
-    settings = configured()
+        _lacking(missing)
+    if settings.console_users:
+        Users(settings.console_users).known()
+    made = uvicorn.Config(
+        application(settings),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        headers=list(HEADERS.items()),
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        timeout_graceful_shutdown=DRAIN,
+        ssl_certfile=settings.console_tls_certificate,
+        ssl_keyfile=settings.console_tls_key,
+    )
+    try:
+        made.load()
+    except OSError as error:
+        wrong_use(
+            f"cannot use {settings.console_tls_certificate} with the key {settings.console_tls_key}: "
+            f"{error.strerror or error}; name a certificate and its key, both as PEM"
+        )
+    return uvicorn.Server(made)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        return listen(settings.console_host, settings.console_port)
+    except PortTaken as taken:
+        raise PortTaken(str(taken).replace("metrics", "the console", 1)) from None
+
+
+def _refuse_what_is_open(settings: Settings) -> None:
+    """Refuse settings by which somebody could look or act who should not."""
+    host, users, proxy = settings.console_host, settings.console_users, settings.console_proxy
+    certificate, key = settings.console_tls_certificate, settings.console_tls_key
+    tell_users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
     if not settings.console_port:
         wrong_use(f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do")
-    connect(settings, Limits.of_scheduler(settings), name="console", connections=8)
-    with recorded(settings):
-        err.print(f"the console is at http://{settings.console_host}:{settings.console_port}/")
-        uvicorn.run(
-            application(settings),
-            host=settings.console_host,
-            port=settings.console_port,
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=2,
+    if bool(certificate) != bool(key):
+        wrong_use(f"set both {PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY, or neither")
+    if settings.console_actions == "on" and not (users or proxy):
+        wrong_use(f"{PREFIX}CONSOLE_ACTIONS is on, but anybody here could act: {tell_users}")
+    if not _is_loopback(host) and not (certificate or proxy):
+        wrong_use(
+            f"others would see passwords on their way to {host}: set {PREFIX}CONSOLE_TLS_CERTIFICATE and "
+            f"{PREFIX}CONSOLE_TLS_KEY, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
         )
+    if not _is_loopback(host) and not (users or proxy):
+        wrong_use(f"anybody who reaches {host} could look: {tell_users}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _users() -> Users:
+    path: Path | None = configured().console_users
+    if path is None:
+        wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the file that has, or shall have, the console's users")
+    try:
+        from forgekeeper.console.users import Users
+    except ImportError as missing:
+        _lacking(missing)
+    return Users(path)
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        password = getpass.getpass("password: ")
+        if getpass.getpass("again: ") != password:
+            wrong_use("these were two different passwords; nothing was changed")
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if len(password) < SHORTEST:
+        wrong_use(f"a password has {SHORTEST} characters or more; nothing was changed")
+    return password
+
+
+def _lacking(missing: ImportError) -> NoReturn:
+    raise Problem(
+        f"this needs the extra `console`: pip install 'forgekeeper[console]' ({missing})", WRONG_USE
+    ) from None

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
 from forgekeeper.console.reading import PATIENCE
 from forgekeeper.settings import Settings
 
@@ -61,3 +64,20 @@ def load_pages() -> None:
     """Have all pages declared."""
     for module in MODULES:
         import_module(f"forgekeeper.console.{module}")
+
+
+def shown(request: Request, template: str, title: str, status: int = 200, /, **facts: Any) -> HTMLResponse:
+    """Render a template for the person who asks; *facts* add to what every template is given, or replace it."""
+    of_all = {
+        "person": request.state.person,
+        "said": request.state.said,
+        "path": request.url.path,
+        "address": request.url.path,
+        "query": {name: value for name, value in request.query_params.items() if value},
+        "title": title,
+        "trouble": None,
+        "age": 0.0,
+        "live": False,
+    }
+    text = request.app.state.templates.get_template(template).render(of_all | facts)
+    return HTMLResponse(text, status, {"Cache-Control": "no-store"})

@@ -7,8 +7,10 @@ the environment wins.  A name that is not declared, or a value that does not fit
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from functools import cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -74,6 +76,25 @@ def _modules(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _networks(value: object) -> tuple[Network, ...]:
+    networks = []
+    for text in (part.strip() for part in str(value).split(",")) if value else ():
+        try:
+            network = ip_network(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no address: write IP addresses or networks such as 10.0.0.0/28") from None
+        if network.prefixlen == 0:
+            raise ValueError(f"{text} is everybody: name the proxies")
+        networks.append(network)
+    return tuple(networks)
+
+
+def _header(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError("not the name of a header such as X-Forwarded-User")
+    return value
+
+
 # The kinds of values, each as it is read, and what people call it.  Three weeks: PostgreSQL counts its time-outs in
 # milliseconds, in 31 bits.
 Text = Annotated[str, "text"]
@@ -91,6 +112,9 @@ Days = Annotated[int, Field(ge=31, le=36_500), "days"]
 Port = Annotated[int, Field(ge=0, le=65535), "port"]
 ObjectStores = Annotated[Json[dict[str, SecretStr]], NoDecode, "JSON"]
 ObjectPrefixes = Annotated[Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]]], NoDecode, "JSON"]
+Network = IPv4Network | IPv6Network
+Networks = Annotated[tuple[Network, ...], PlainValidator(_networks), NoDecode, "addresses"]
+Header = Annotated[str, AfterValidator(_header), "text"]
 Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode, "text"]
 CatchUp = Literal["once", "skip"]
 Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse), NoDecode, "failpoints"]
@@ -195,11 +219,13 @@ class Settings(BaseSettings):
     console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
     console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")
     console_actions: Literal["on", "off"] = setting("off", "Whether operators may act on the console.")
-    console_users: Path | None = setting(None, "The file of the console's users; `forgekeeper console user` writes it.")
-    console_proxy: Text | None = setting(
-        None, "Addresses of proxies, with commas, that say who looks at the console; they must ask who that is."
+    console_users: Path | None = setting(
+        None, "The file of the console's users; `forgekeeper console user add` writes it."
     )
-    console_proxy_header: Text = setting("X-Forwarded-User", "The header in which these proxies name the user.")
+    console_proxy: Networks = setting(
+        "", "Addresses or networks of proxies, with commas, that ask who looks at the console, and say so to it."
+    )
+    console_proxy_header: Header = setting("X-Forwarded-User", "The header in which these proxies name the user.")
     console_tls_certificate: Path | None = setting(None, "The console's certificate (PEM): it serves HTTPS then.")
     console_tls_key: Path | None = setting(None, "The key of that certificate.")
 

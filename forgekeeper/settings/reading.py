@@ -147,5 +147,5 @@ def _shown(value: Any, setting: str, none: str = "") -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
     if isinstance(value, tuple):
-        return (", " if setting == "batches" else " ").join(str(part) for part in value)
+        return (" " if setting == "object_prefixes" else ", ").join(str(part) for part in value)
     return str(value)

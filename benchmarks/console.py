@@ -34,16 +34,17 @@ VIEWERS, FOR = 50, 20.0
 RENEWED = 1.0
 """Seconds after an answer until a page renews itself, as in console.js."""
 FILL = """
-    insert into job_runs (batch, tick, state, attempt, claimed_by, claimed_at, started_by, started_at, finished_at, result)
+    insert into job_runs (batch, tick, state, attempt, claimed_by, claimed_at, started_by, started_at, finished_at,
+        result)
     select 'user_status_cleanup', now() - (%(runs)s - n) * interval '1 minute', 'succeeded', 1, 'host:1',
         now() - (%(runs)s - n) * interval '1 minute', 'host:2', now() - (%(runs)s - n) * interval '1 minute',
         now() - (%(runs)s - n) * interval '1 minute' + interval '3 s', jsonb_build_object('deleted', n)
     from generate_series(1, %(runs)s) as n;
     insert into run_totals (batch, run, day, records, bytes)
     select batch, id, (finished_at at time zone 'UTC')::date, 100, 0 from job_runs;
-    insert into quarantine (batch, record, key, kind, error, failures, since)
-    select 'git_ref_cleanup', 'clean_project_refs', n, 'child', 'OSError: the disk of project ' || n || ' is full', 25,
-        now() - n * interval '1 s'
+    insert into quarantine (batch, record, key, reason, error, failures, since, failed_at, retry_at)
+    select 'git_ref_cleanup', 'clean_project_refs', n, 'child_failed', 'OSError: disk ' || n || ' is full', 25,
+        now() - n * interval '1 s', now(), 'infinity'
     from generate_series(1, %(letters)s) as n;
     insert into audit_acts (at, act, what, batch, by_user, by_host, actor, reason)
     select now() - (%(acts)s - n) * interval '10 s', 'pause', 'user_status_cleanup', 'user_status_cleanup', 'root',

@@ -25,13 +25,14 @@ from benchmarks.processes import ROOT, environment, until
 from benchmarks.serving import Shared
 from demo.servers import Servers
 from forgekeeper.console.pages import PAGES, load_pages
+from forgekeeper.console.reading import FRESH
 from forgekeeper.database import database
 
 RUNS, LETTERS, ROWS, ACTS = 10_000, 100_000, 10_000_000, 100_000
 ASKED = 7
 """So often each page is asked for; its median counts."""
 VIEWERS, FOR = 50, 20.0
-RENEWED = 1.0
+RENEWED = 0.5
 """Seconds after an answer until a page renews itself, as in console.js."""
 FILL = """
     insert into job_runs (batch, tick, state, attempt, claimed_by, claimed_at, started_by, started_at, finished_at,
@@ -89,7 +90,7 @@ def _pages(servers: Servers, scale: float) -> Measured:
                 _get(url + page)
                 found.setdefault(page, []).append(time.monotonic() - began)
             if turn < ASKED - 1:
-                time.sleep(RENEWED)  # an answer serves everybody for a second
+                time.sleep(FRESH)  # an answer serves everybody for a second
         for page, seconds in found.items():
             sys.stderr.write(f"{page}: {1000 * median(seconds):.0f} ms, {1000 * max(seconds):.0f} at most\n")
         page, seconds = max(found.items(), key=lambda one: median(one[1]))

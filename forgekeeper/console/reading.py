@@ -17,6 +17,7 @@ from typing import Any
 
 import peewee as pw
 import redis
+import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.cli.connection import sentence
@@ -34,6 +35,7 @@ RENEWING = 0.5
 A page that is open asks half a second after an answer, may get one that is `FRESH`, asks again, and waits: all in less
 than two seconds, too.
 """
+SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
 KEPT = 200
 """So many answers are kept, those that were asked for last."""
 THREADS = 4
@@ -42,13 +44,14 @@ THREADS = 4
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a question: the last *value*, since when, and what is the *trouble* with asking it now.
+    """What is known of a question: the last *value*, *at* what time, and what is the *trouble* since it was *asked*.
 
     *problem* is the answer that there is no such thing.
     """
 
     value: dict[str, Any] | None = None
     at: float = 0.0
+    asked: float = 0.0
     trouble: str | None = None
     problem: Problem | None = None
 
@@ -56,6 +59,9 @@ class Known:
     def age(self) -> float:
         """How many seconds old the value is."""
         return time.monotonic() - self.at
+
+
+log = structlog.get_logger(__name__)
 
 
 class Reader:
@@ -74,21 +80,21 @@ class Reader:
         """
         with self._lock:
             known = self._known.get(key, Known())
-            if known.at and known.age < FRESH and known.trouble is None:
+            if known.asked and time.monotonic() - known.asked < FRESH:
                 return known
             if key not in self._asking:
                 self._asking[key] = self._pool.submit(self._look, key, look), time.monotonic()
             asking, since = self._asking[key]
         patience *= RENEWING if known.value is not None else 1
         if not wait([asking], max(0.0, since + patience - time.monotonic())).done:
-            return replace(known, trouble="the servers have not answered yet; PostgreSQL or Redis may be away")
+            return replace(known, trouble=SILENT)
         with self._lock:
             return self._known.get(key, Known())
 
     def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> None:
         with self._lock:
             before = self._known.get(key, Known())
-        known = _asked(look, before)
+        known = replace(_asked(look, before), asked=time.monotonic())
         with self._lock:
             self._known[key] = known
             self._known.move_to_end(key)
@@ -107,8 +113,11 @@ def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
         database.connect(reuse_if_open=True)
         return Known(look(), time.monotonic())
     except Problem as problem:
-        return Known(at=time.monotonic(), problem=problem)
+        return Known(problem=problem)
     except (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError) as error:
         return replace(before, trouble=clean(sentence(error) or describe(error)))
+    except Exception:
+        log.exception("page failed")
+        return replace(before, trouble="this page has a fault, which the log of the console has")
     finally:
         release()

@@ -32,15 +32,11 @@ document.addEventListener("htmx:afterRequest", (event) => {
 document.addEventListener("htmx:sendError", () => lost(true));
 document.addEventListener("htmx:timeout", () => lost(true));
 document.addEventListener("htmx:beforeSwap", (event) => {
-  const answer = event.detail.xhr;
-  const moved = new URL(answer.responseURL).pathname !== location.pathname;
-  const whole = answer.responseText.includes('id="live"');
-  // A page with an error is shown, too: it says what is wrong.
+  // A page with an error is shown, too: it says what is wrong.  What is no page of the console's takes nothing's place.
+  const page = event.detail.xhr.responseText.includes('id="live"');
   event.detail.isError = false;
-  event.detail.shouldSwap = whole && !moved;
-  lost(!whole);
-  // Who is asked for a name and a password is asked as a page, not within this one.
-  if (moved) location.reload();
+  event.detail.shouldSwap = page;
+  lost(!page);
 });
 document.addEventListener("visibilitychange", renew);
 window.addEventListener("pageshow", later);

@@ -4,17 +4,31 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
+from forgekeeper.console.users import User, Users, hasher
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
 
 WIDE, NARROW = 1280, 375
+ROLES = {"ada": "operator", "eve": "viewer"}
+PATIENCE = 15_000
+"""Milliseconds that a page has for what it is expected to do."""
+PASSWORD = "a swordfish in a teacup"
+SEEN = """state => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => state === "hidden"});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""Lets a page be taken for one that can be seen, or not."""
 
 
 @contextmanager
 def console_in(folder, **settings):
-    """Run a console that is ready, its log in the folder."""
+    """Run a console that is ready, its log in the folder: `ada` operates it, `eve` may look."""
     (port,) = free_ports(1)
+    users = Path(folder) / f"users-{port}"
+    with Users(users).changed() as known:
+        known |= {name: User(name, role, hasher.hash(PASSWORD)) for name, role in ROLES.items()}
+    settings = {"console_users": users, "console_actions": "on"} | settings
     log = Path(folder) / f"console-{port}.log"
     one = Console(log, "-m", "forgekeeper.cli", "console", console_port=port, cwd=folder, **settings)
     try:
@@ -25,17 +39,20 @@ def console_in(folder, **settings):
 
 
 class Window:
-    """A window of the browser on a console; *allowed* is what its pages may complain of, a regular expression.
+    """A window of the browser on a console; *allowed* is what its pages may complain of, a regular expression,
+    and *like* a window whose person looks here, too.
 
     Every page that it has opened is watched; `wrong` is what was not right, `asked` each address that was asked for.
     """
 
-    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^"):
+    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^", like=None):
         self.console, self._allowed = console, re.compile(allowed)
         self.wrong, self.asked = [], []
         options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
+        if like is not None:
+            options["storage_state"] = like.context.storage_state()
         self.context = browser.new_context(base_url=console.url, java_script_enabled=javascript, **options)
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(PATIENCE)
         self.context.on("request", self._request)
         self.context.on("console", lambda said: said.type == "error" and self._complain(said.text))
         self.context.on("weberror", lambda error: self._complain(str(error.error)))
@@ -47,14 +64,14 @@ class Window:
         self.page.goto(path)
         return self.page
 
-    def sign_in(self, name, password):
-        """Say who one is."""
+    def sign_in(self, name):
+        """Say who one is; return the window."""
         page = self.open("/login")
         page.get_by_label("Name").fill(name)
-        page.get_by_label("Password").fill(password)
-        page.locator("main").get_by_role("button").click()
-        page.wait_for_url(lambda url: "/login" not in url)
-        return page
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(self.console.url + "/")
+        return self
 
     def close(self):
         self.context.close()

@@ -2,12 +2,8 @@
 
 import pytest
 
-from .browser import console_in
+from .browser import SEEN, console_in
 
-SEEN = """state => {
-    Object.defineProperty(document, "hidden", {configurable: true, get: () => state === "hidden"});
-    document.dispatchEvent(new Event("visibilitychange"));
-}"""
 QUIET = 1_500
 """Milliseconds in which a page that is seen asks twice at least."""
 
@@ -19,7 +15,7 @@ def console(database, tmp_path):
 
 
 def test_a_page_asks_one_question_at_a_time_however_often_it_is_shown_again(window):
-    looking = window()
+    looking = window().sign_in("ada")
     page = looking.open("/")
     for state in ("hidden", "visible") * 5:
         page.evaluate(SEEN, state)
@@ -31,7 +27,7 @@ def test_a_page_asks_one_question_at_a_time_however_often_it_is_shown_again(wind
 
 
 def test_a_page_that_nobody_can_see_asks_nothing_and_asks_at_once_when_it_is_shown_again(window):
-    looking = window()
+    looking = window().sign_in("ada")
     page = looking.open("/")
     page.wait_for_timeout(QUIET)
     page.evaluate(SEEN, "hidden")
@@ -45,7 +41,7 @@ def test_a_page_that_nobody_can_see_asks_nothing_and_asks_at_once_when_it_is_sho
 
 
 def test_a_page_says_within_two_seconds_that_the_console_is_away_and_comes_back_by_itself(window, console):
-    page = window(allowed="Failed to load|htmx").open("/")
+    page = window(allowed="Failed to load|htmx").sign_in("ada").open("/")
     lost = page.locator("#lost")
     page.wait_for_timeout(QUIET)
 

@@ -1,0 +1,157 @@
+"""An installation that has lived: every batch with its history, and one of everything that a page can show.
+
+It is written on the servers that the settings name, into tables that are there and empty.
+"""
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+
+from demo.sample_data import add_samples
+from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES, FeatureFlag, queues
+from forgekeeper.connections import client
+from forgekeeper.coordination.leases import Lease
+from forgekeeper.database import now
+from forgekeeper.runs import quarantine
+from forgekeeper.runs.holds import Batch, Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage import sentinel
+from tests.harness.performing import recorded
+
+TICKS = 60
+PERIODS = dict.fromkeys(BATCHES, 60) | {
+    "expired_job_artifacts": 300,
+    "stale_direct_uploads": 360,
+    "stale_imports": 4 * 3600,
+    "prune": 3600,
+}
+"""Seconds between ticks."""
+AMOUNTS = {"user_status_cleanup": 140, "expired_job_artifacts": 5_200, "delete_objects": 900, "git_ref_cleanup": 310}
+WORKER, LOST = "forge-1:4711", "forge-2:980"
+TRACE = """Traceback (most recent call last):
+  File "/srv/forgekeeper/workers/git_ref_cleanup/children.py", line 88, in clean_project_refs
+    repository.delete(refs)
+OSError: git update-ref: cannot lock ref 'refs/merge-requests/4/head': File exists"""
+ODD = {
+    4: {"state": "coalesced"},
+    5: {"state": "coalesced"},
+    6: {"state": "missed"},
+    13: {"state": "skipped", "reason": "paused"},
+    21: {"state": "failed", "error": TRACE, "attempt": 6, "failures": 6},
+    34: {"state": "blocked", "reason": "no_store"},
+}
+"""What has become of some ticks, counted from the newest; the others have succeeded."""
+UNRUN = {"coalesced", "missed", "skipped"}
+HOSTILE = "<script>alert('ran')</script><img src=x onerror=\"alert('ran')\">"
+LONG = "refs/heads/" + "a-branch-whose-name-does-not-end-and-has-no-place-to-break" * 4
+
+
+def settings_of(folder):
+    """Return the settings, without their prefix, that lead to the store and the repositories in the folder."""
+    return {
+        "object_stores": json.dumps({"artifacts": (folder / "objects").as_uri()}),
+        "repositories_root": str(folder / "repositories"),
+        "object_grace": "0",
+        "breaker_share": "1",
+        "dead_after": "3600",
+    }
+
+
+def fill(settings, folder, installation, *, hostile=False):
+    """Let it have lived; with *hostile* texts that come from outside want to be run as a script."""
+    said = f" {HOSTILE} {LONG}" if hostile else ""
+    for name in ("objects", "repositories"):
+        (folder / name).mkdir()
+        sentinel.Folder(folder / name).create_sentinel(installation)
+    for batch in BATCHES.values():
+        if batch.flag is not None:
+            FeatureFlag.turn(batch.flag, on=True)
+    Batch.register(BATCHES)
+    add_samples(1, settings)
+    with acts.begin(on=True, actor="ada"):
+        _work(settings)
+        _hold(said)
+    _processes()
+    _quarantine(said)
+    hour = timedelta(hours=1)
+    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, at_most=hour, clock=time.monotonic).take()
+
+
+def _work(settings):
+    """Run every batch, after the history of each."""
+    for name, period in PERIODS.items():
+        JobRun.insert_many(_history(name, period)).execute()
+        _totals(name)
+    for batch in BATCHES.values():
+        recorded(batch, settings)
+
+
+def _history(name, period):
+    newest = int(now().timestamp()) // period * period
+    for back in reversed(range(1, TICKS + 1)):
+        tick = datetime.fromtimestamp(newest - back * period, UTC)
+        amount = AMOUNTS.get(name, 24) * (80 + (back * 37) % 41) // 100
+        facts = {"state": "succeeded", "reason": None, "error": None, "attempt": 1, "failures": 0} | ODD.get(back, {})
+        ran = facts["state"] not in UNRUN
+        lasted = timedelta(milliseconds=700 + amount % 900)
+        yield facts | {
+            "batch": name,
+            "tick": tick,
+            "claimed_by": "forge-1:4700",
+            "claimed_at": tick + timedelta(milliseconds=20),
+            "enqueued_at": tick + timedelta(milliseconds=30) if ran else None,
+            "started_by": WORKER if ran else None,
+            "started_at": tick + timedelta(milliseconds=60) if ran else None,
+            "finished_at": tick + (lasted if ran else timedelta(milliseconds=30)),
+            "attempt": facts["attempt"] if ran else 0,
+            "result": {"deleted": amount} if facts["state"] == "succeeded" else None,
+        }
+
+
+def _totals(name):
+    done = [run for run in JobRun.of(name) if run.state == "succeeded"]
+    RunTotal.insert_many(
+        [{"batch": name, "run": run.id, "day": run.started_at.date(), "records": run.result["deleted"]} for run in done]
+    ).execute()
+
+
+def _hold(said):
+    """Pause one, stop one, let the breaker hold one, block one; each act of a person is in the audit."""
+    until, reason = now() + timedelta(hours=2), "the disks of the forge are being moved" + said
+    Hold.add("stale_imports", "pause", until=until, reason=reason, by="ada")
+    acts.record("pause", "stale_imports", batch="stale_imports", reason=reason, after={"until": until.isoformat()})
+    Hold.add("stale_direct_uploads", "stop", until=None, reason="uploads vanish, see the incident" + said, by="grace")
+    acts.record("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason="uploads vanish" + said)
+    sentence = "it is about to delete 48,210 records, 9 times as many as the most of its last 60 runs" + said
+    Hold.add("expired_job_artifacts", "breaker", until=None, reason=sentence, by=WORKER)
+    Batch.block("delete_objects", reason="no_store", sentence="the store `artifacts` does not answer" + said)
+
+
+def _processes():
+    hour, facts = timedelta(hours=1), {"version": "0.2.0"}
+    schedules = {name: batch.cron for name, batch in BATCHES.items()}
+    Process.beat(
+        None, kind="scheduler", host="forge-1", pid=4700, dead_after=hour, facts={"timetable": schedules}, **facts
+    )
+    run = JobRun.start_here("git_ref_cleanup", by=WORKER)
+    work = [{"what": "git_ref_cleanup", "run": run.id, "message_id": str(run.id), "seconds": 42.0}]
+    for pid, at_work in ((4711, work), (4712, [])):
+        beat = {"queues": list(queues()), "at_work": at_work}
+        Process.beat(None, kind="worker", host="forge-1", pid=pid, dead_after=hour, facts=beat, **facts)
+    silent = {"queues": ["git"], "at_work": []}
+    Process.beat(None, kind="worker", host="forge-2", pid=980, dead_after=timedelta(0), facts=silent, **facts)
+
+
+def _quarantine(said):
+    error = "OSError: git update-ref: cannot lock ref 'refs/merge-requests/4/head': File exists" + said
+    for key in range(1, 25):
+        for _ in range(1 + key % 4):
+            quarantine.fail("git_ref_cleanup", "clean_project_refs", str(key), error, reason="child_failed")
+    for key in range(1, 6):
+        record = f"artifacts:uploads/{key}{said[:400]}"
+        quarantine.fail("stale_direct_uploads", "stale_upload", record, "NotFound: no such key", reason="record_failed")
+    quarantine.fail("git_ref_cleanup", "clean_project_refs", "980", "its worker was lost", reason="worker_lost")
+    quarantine.fail("unknown", "git", "4711", "its body is no message" + said, reason="unreadable")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -31,11 +32,15 @@ READS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
 """Commands that change nothing."""
 FOLDERS: list[Traversable] = []
 """Where scripts lie; each is known by its name alone."""
+asked: ContextVar[bool] = ContextVar("asked", default=True)
+"""Whether this thread asks Redis anything: where it does not, each command fails at once."""
 
 
 class _Guarded:
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send a command; raise `WritesByItself` for what a batch may not."""
+        """Send a command; raise `WritesByItself` for what a batch may not, `ConnectionError` unless it is `asked`."""
+        if not asked.get():
+            raise redis.ConnectionError("it is not asked any more")
         name = str(args[0]).split()[0].upper()
         if name not in READS:
             insist(f"by Redis's {name}")

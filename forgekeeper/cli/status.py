@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import redis
 from rich.text import Text
@@ -15,7 +15,7 @@ from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import process_list, ticks
 from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
-from forgekeeper.connections import Limits, client
+from forgekeeper.connections import Limits, asked, client
 from forgekeeper.database import now
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
@@ -58,37 +58,29 @@ def _limits(settings: Settings) -> Limits:
     return replace(usual, redis=min(usual.redis, TIMEOUT))
 
 
-class Refusing(redis.ConnectionPool):
-    """A pool without connections: what asks Redis fails at once."""
-
-    def get_connection(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Raise `redis.ConnectionError`."""
-        raise redis.ConnectionError("it is not asked any more")
-
-
 class Looks:
     """Looks into Redis; *trouble* says what is wrong with it, None as long as nothing is.
 
-    Once Redis does not answer, or is another installation's, this process asks it nothing more within.
+    Once Redis does not answer, or is another installation's, this thread asks it nothing more within.
     """
 
     def __init__(self) -> None:
         self.trouble: str | None = None
-        self._pool = client.connection_pool
 
     def __enter__(self) -> Self:
         """Ask whether Redis answers, is this installation's, and takes writes."""
+        self._token = asked.set(True)
         self.ask(self._whose)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        client.connection_pool = self._pool
+        asked.reset(self._token)
 
     def _whose(self) -> None:
         ours, theirs = Installation.known(), owner(client)
         if theirs not in (None, ours):
             self.trouble = conflict(str(ours), str(theirs))
-            client.connection_pool = Refusing()
+            asked.set(False)
         elif theirs is not None:
             claim_by_writing(client, theirs)
 
@@ -99,7 +91,7 @@ class Looks:
         except redis.RedisError as error:
             self.trouble = self.trouble or sentence(error)
             if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-                client.connection_pool = Refusing()
+                asked.set(False)
             return None
 
 
@@ -113,16 +105,12 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     schedules, whose = process_list.schedules(known, instant, settings)
     batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
-    letters = quarantine.dead_letters()
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
         "timetable_of": whose,
-        "queues": {
-            queue: _queue(queue, known, instant, looks) | {"dead": letters.get(("message", queue), 0)}
-            for queue in queues()
-        },
+        "queues": queue_facts(known, instant, looks),
         **{name: looks.ask(look) for name, look in shown.items()},
         "leases": looks.ask(process_list.held),
         "processes": process_list.facts_of(known, instant),
@@ -171,6 +159,14 @@ def _fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:
 
 def _run(run: JobRun, *more: str) -> dict[str, Any]:
     return _fields(run, *RUN, *more) | {"result": ticks.result_of(run)}
+
+
+def queue_facts(known: list[Process], instant: datetime, looks: Looks) -> dict[str, dict[str, Any]]:
+    """Return what lies in each queue, since when the oldest is due, and how many workers serve it."""
+    letters = quarantine.dead_letters()
+    return {
+        queue: _queue(queue, known, instant, looks) | {"dead": letters.get(("message", queue), 0)} for queue in queues()
+    }
 
 
 def _queue(queue: str, known: list[Process], instant: datetime, looks: Looks) -> dict[str, Any]:

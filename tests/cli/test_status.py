@@ -6,14 +6,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 
 import pytest
+import redis
 
 from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
+from forgekeeper.cli.status import Looks
+from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
@@ -272,3 +276,24 @@ def test_a_check_of_a_redis_that_takes_writes_changes_nothing_in_it(main, server
     main("check")
 
     assert server.get(INSTALLATION) is None
+
+
+def test_a_look_that_has_met_a_redis_that_is_away_keeps_no_other_thread_from_asking():
+    asked = []
+
+    def ask():
+        asked.append(client.ping())
+
+    with Looks() as looks:
+        looks.ask(lost)
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
+        assert looks.ask(client.ping) is None
+
+    assert asked == [True]
+    assert client.ping()
+
+
+def lost():
+    raise redis.ConnectionError("away")

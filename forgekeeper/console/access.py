@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 import time
 from collections import deque
@@ -20,13 +21,13 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import structlog
 from anyio import CapacityLimiter, to_thread
 from itsdangerous import BadData, URLSafeTimedSerializer
-from starlette.datastructures import ImmutableMultiDict, MutableHeaders
+from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.console.pages import shown
+from forgekeeper.console.pages import SAID, shown
 from forgekeeper.console.users import LONGEST, Role, User, Users, is_password
 from forgekeeper.settings import Settings
 from metrics.logs import one_line
@@ -41,8 +42,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Headers of every response."""
-SESSION, SAID = "forgekeeper_session", "forgekeeper_said"
-"""Cookies."""
+SESSION = "forgekeeper_session"
+"""The cookie of who has logged in."""
 HOURS_12 = 12 * 3600
 LARGEST = 64 * 1024
 """Bytes of a form."""
@@ -88,7 +89,7 @@ def may_act(request: Request) -> bool:
 def say_next(response: Response, sentence: str) -> None:
     """Let the next page that this browser shows begin with the sentence, once.
 
-    For the answer to a POST, a redirect: `base.html` shows it as `said`, escaped, to persons without a session too.
+    For the answer to a POST, a redirect: `base.html` shows it as `said`, escaped, also to persons without a session.
     """
     response.set_cookie(SAID, _signed.dumps(sentence[:1000], salt=SAID), max_age=60, httponly=True, samesite="lax")
 
@@ -117,7 +118,6 @@ class Gate:
         request.state.person, request.state.said = NOBODY, None
         if request.method == "GET" and "hx-request" not in request.headers and SAID in request.cookies:
             request.state.said = _loaded(request, SAID, 60)
-            send = _said_once(send)
         try:
             answer = await self._answer(request)
         except Refused as refused:
@@ -145,15 +145,15 @@ class Gate:
             return self._to_login(request)
         if request.method == "POST":
             request.state.form = await _form(request)
-        if self._users and path in {"/login", "/logout"}:
-            return await (self._login(request) if path == "/login" else self._logout(request))
-        return None
+        if self._users and path == "/login":
+            return await self._login(request)
+        return self._logout(request) if (request.method, path) == ("POST", "/logout") else None
 
     def _insist_on_host(self, request: Request) -> None:
         """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
         if self._users or self._settings.console_proxy:
             return
-        name = _host(f"//{request.headers.get('host', '')}")
+        name = re.sub(r":\d+\Z", "", request.headers.get("host", "")).strip("[]")
         if name not in {*HERE, self._settings.console_host}:
             raise Refused(421, "this console is called localhost: open it by that name")
 
@@ -225,9 +225,7 @@ class Gate:
         log.info("console login", user=user and user.name, client=str(peer))
         return user
 
-    async def _logout(self, request: Request) -> Response:
-        if request.method != "POST":
-            return RedirectResponse("/", 303)
+    def _logout(self, request: Request) -> Response:
         session = _loaded(request, SESSION, HOURS_12)
         if isinstance(session, dict):
             self._ended.append(session["once"])
@@ -312,19 +310,6 @@ def _loaded(request: Request, cookie: str, seconds: int) -> object:
         return None
 
 
-def _said_once(send: Send) -> Send:
-    """Take the sentence away with the page that has shown it."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start" and not 300 <= message["status"] < 400:
-            gone = Response()
-            gone.delete_cookie(SAID, httponly=True, samesite="lax")
-            MutableHeaders(scope=message).append("Set-Cookie", gone.headers["set-cookie"])
-        await send(message)
-
-    return sending
-
-
 def _peer(request: Request) -> IPv4Address | IPv6Address | None:
     """Return the address at the other end of the connection; nothing that the request says changes it."""
     peer = ip_address(request.client.host) if request.client else None
@@ -334,10 +319,3 @@ def _peer(request: Request) -> IPv4Address | IPv6Address | None:
 def _network(peer: IPv4Address | IPv6Address | None) -> str:
     """Return what stands for one client: of IPv6 each has 2^64 addresses."""
     return peer.exploded[:19] if isinstance(peer, IPv6Address) else str(peer)
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None

@@ -8,16 +8,16 @@ import os
 import socket
 import sys
 from datetime import timedelta
+from importlib.util import find_spec
 from ipaddress import ip_address
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import structlog
 import typer
 
 from forgekeeper import shutdown
 from forgekeeper.cli.connection import configured, recorded
-from forgekeeper.cli.terminal import WRONG_USE, Json, Problem, emit, out, table, wrong_use
+from forgekeeper.cli.terminal import Json, Problem, emit, out, table, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
@@ -25,7 +25,7 @@ from metrics.endpoint import PortTaken, listen
 from metrics.threads import Vital, ended_itself
 
 if TYPE_CHECKING:
-    from uvicorn import Server
+    from uvicorn import Config
 
     from forgekeeper.console.users import Users
 
@@ -37,6 +37,7 @@ DRAIN = 2
 """Seconds in which requests may be answered before it ends."""
 SHORTEST = 8
 """Characters of a password."""
+EXTRA = ("argon2", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicorn", "yaml")
 
 log = structlog.get_logger(__name__)
 console = typer.Typer(name="console", help="Serve a page that shows what the commands say, and acts as they do.")
@@ -51,6 +52,8 @@ def serve(context: typer.Context) -> None:
     It listens on FORGEKEEPER_CONSOLE_HOST and FORGEKEEPER_CONSOLE_PORT.  PostgreSQL and Redis may be away.  SIGTERM
     and Ctrl-C end it.
     """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        wrong_use(f"this needs the extra `console`, for {missing[0]}: pip install 'forgekeeper[console]'")
     if context.invoked_subcommand is not None:
         return
     settings = configured()
@@ -58,15 +61,13 @@ def serve(context: typer.Context) -> None:
     asked = shutdown.requests()
     connect(settings, LIMITS, name="console", connections=CONNECTIONS)
     with recorded(settings):
-        serving = _Serving(_server(settings), settings)
+        serving = _Serving(_served(settings), _listening(settings))
         serving.start()
         lifetime.tell_supervisor("READY=1", f"STATUS=serves {url(settings)}")
         log.info("console started", url=url(settings))
         asked.get()
         serving.end()
     log.info("console stopped")
-    sys.stdout.flush()
-    sys.stderr.flush()
     # A question to a server that hangs would hold up the interpreter's end.
     os._exit(int(ended_itself()))
 
@@ -109,24 +110,21 @@ def listing(*, json: Json = False) -> None:
     """List the users."""
     from forgekeeper.console.users import BY_PROXY
 
-    found = [{"name": one.name, "role": one.role, "proxy": one.hash == BY_PROXY} for one in _users().known().values()]
+    found = [(one.name, one.role, one.hash == BY_PROXY) for one in _users().known().values()]
     if json:
-        emit(found)
+        emit([{"name": name, "role": role, "proxy": proxy} for name, role, proxy in found])
     else:
-        table(["user", "role", "known by"], ([one["name"], one["role"], _how(one["proxy"])] for one in found))
-
-
-def _how(proxy: object) -> str:
-    return "proxy" if proxy else "password"
+        table(["user", "role", "known by"], ((*one, "proxy" if proxy else "password") for *one, proxy in found))
 
 
 class _Serving(Vital):
     """Serves the console; the process ends where it does."""
 
-    def __init__(self, server: Server, settings: Settings) -> None:
+    def __init__(self, served: Config, listening: socket.socket) -> None:
+        from uvicorn import Server
+
         super().__init__("console")
-        self._server = server
-        self._socket = _listen(settings)
+        self._server, self._socket = Server(served), listening
         self._context = contextvars.copy_context()
 
     def work(self) -> None:
@@ -146,43 +144,39 @@ def url(settings: Settings) -> str:
     return f"http{'s' if settings.console_tls_certificate else ''}://{host}:{settings.console_port}/"
 
 
-def _server(settings: Settings) -> Server:
-    try:
-        import uvicorn
+def _served(settings: Settings) -> Config:
+    """Return what uvicorn serves, and how; refuse a file of users or a certificate that cannot be used."""
+    from uvicorn import Config
 
-        from forgekeeper.console.access import HEADERS
-        from forgekeeper.console.app import application
-        from forgekeeper.console.users import Users
-    except ImportError as missing:
-        _lacking(missing)
+    from forgekeeper.console.access import HEADERS
+    from forgekeeper.console.app import application
+
     if settings.console_users:
-        Users(settings.console_users).known()
-    made = uvicorn.Config(
+        _users().known()
+    certificate, key = settings.console_tls_certificate, settings.console_tls_key
+    # Of what uvicorn has to say only what went wrong is of use, and our log has it.
+    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "log_level": "warning", "server_header": False}
+    made = Config(
         application(settings),
         http="h11",
         ws="none",
         lifespan="off",
         headers=list(HEADERS.items()),
         proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
         timeout_graceful_shutdown=DRAIN,
-        ssl_certfile=settings.console_tls_certificate,
-        ssl_keyfile=settings.console_tls_key,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        **quiet,
     )
     try:
         made.load()
     except OSError as error:
-        wrong_use(
-            f"cannot use {settings.console_tls_certificate} with the key {settings.console_tls_key}: "
-            f"{error.strerror or error}; name a certificate and its key, both as PEM"
-        )
-    return uvicorn.Server(made)
+        why = error.strerror or error
+        wrong_use(f"cannot use {certificate} with the key {key}: {why}; name a certificate and its key, both as PEM")
+    return made
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listening(settings: Settings) -> socket.socket:
     try:
         return listen(settings.console_host, settings.console_port)
     except PortTaken as taken:
@@ -191,22 +185,22 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _refuse_what_is_open(settings: Settings) -> None:
     """Refuse settings by which somebody could look or act who should not."""
-    host, users, proxy = settings.console_host, settings.console_users, settings.console_proxy
-    certificate, key = settings.console_tls_certificate, settings.console_tls_key
-    tell_users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
-    if not settings.console_port:
-        wrong_use(f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do")
-    if bool(certificate) != bool(key):
-        wrong_use(f"set both {PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY, or neither")
-    if settings.console_actions == "on" and not (users or proxy):
-        wrong_use(f"{PREFIX}CONSOLE_ACTIONS is on, but anybody here could act: {tell_users}")
-    if not _is_loopback(host) and not (certificate or proxy):
-        wrong_use(
-            f"others would see passwords on their way to {host}: set {PREFIX}CONSOLE_TLS_CERTIFICATE and "
-            f"{PREFIX}CONSOLE_TLS_KEY, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
-        )
-    if not _is_loopback(host) and not (users or proxy):
-        wrong_use(f"anybody who reaches {host} could look: {tell_users}")
+    host, certificate, key = settings.console_host, settings.console_tls_certificate, settings.console_tls_key
+    asks, beyond = bool(settings.console_users or settings.console_proxy), not _is_loopback(host)
+    tls = f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
+    users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
+    through = f"set {tls}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
+    refused = {
+        f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do": not settings.console_port,
+        f"set both {tls}, or neither": bool(certificate) != bool(key),
+        f"{PREFIX}CONSOLE_ACTIONS is on, but anybody here could act: {users}": settings.console_actions == "on"
+        and not asks,
+        f"others would see passwords on their way to {host}: {through}": beyond
+        and not (certificate or settings.console_proxy),
+        f"anybody who reaches {host} could look: {users}": beyond and not asks,
+    }
+    for sentence in (sentence for sentence, so in refused.items() if so):
+        wrong_use(sentence)
 
 
 def _is_loopback(host: str) -> bool:
@@ -217,13 +211,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _users() -> Users:
-    path: Path | None = configured().console_users
-    if path is None:
+    from forgekeeper.console.users import Users
+
+    if (path := configured().console_users) is None:
         wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the file that has, or shall have, the console's users")
-    try:
-        from forgekeeper.console.users import Users
-    except ImportError as missing:
-        _lacking(missing)
     return Users(path)
 
 
@@ -237,9 +228,3 @@ def _password() -> str:
     if len(password) < SHORTEST:
         wrong_use(f"a password has {SHORTEST} characters or more; nothing was changed")
     return password
-
-
-def _lacking(missing: ImportError) -> NoReturn:
-    raise Problem(
-        f"this needs the extra `console`: pip install 'forgekeeper[console]' ({missing})", WRONG_USE
-    ) from None

@@ -44,6 +44,8 @@ class Page(NamedTuple):
 
 
 PAGES: list[Page] = []
+SAID = "forgekeeper_said"
+"""The cookie with what the next page says first."""
 MODULES = ("overview", "batch", "story", "working", "quarantine", "recorded", "declared")
 """The modules that declare pages."""
 
@@ -80,4 +82,7 @@ def shown(request: Request, template: str, title: str, status: int = 200, /, **f
         "live": False,
     }
     text = request.app.state.templates.get_template(template).render(of_all | facts)
-    return HTMLResponse(text, status, {"Cache-Control": "no-store"})
+    answer = HTMLResponse(text, status, {"Cache-Control": "no-store"})
+    if request.state.said:
+        answer.delete_cookie(SAID, httponly=True, samesite="lax")
+    return answer

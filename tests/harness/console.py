@@ -1,6 +1,8 @@
 """A real console: `forgekeeper console` as a process, asked over HTTP."""
 
+import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import NamedTuple
 
@@ -21,8 +23,25 @@ class Console(Program):
     def get(self, path, **headers):
         return self.ask(urllib.request.Request(self.url + path, headers=headers))
 
+    def post(self, path, fields=(), **headers):
+        """Send a form, as a browser does from a page of the console; headers are given with _ for -."""
+        headers = {"sec-fetch-site": "same-origin"} | {name.replace("_", "-"): one for name, one in headers.items()}
+        data = urllib.parse.urlencode(fields, doseq=True).encode()
+        given = {name: value for name, value in headers.items() if value is not None}
+        return self.ask(urllib.request.Request(self.url + path, data=data, headers=given, method="POST"))
+
+    def log_in(self, name, password, **fields):
+        """Log in; return the cookie of the session as a header's value."""
+        answer = self.post("/login", {"name": name, "password": password, **fields})
+        assert answer.status == 303, answer.text
+        return answer.headers["set-cookie"].partition(";")[0]
+
     def ask(self, request):
-        opener = urllib.request.build_opener(_NoRedirect)
+        certificate = self.settings.get("FORGEKEEPER_CONSOLE_TLS_CERTIFICATE")
+        tls = (
+            [urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificate))] if certificate else []
+        )
+        opener = urllib.request.build_opener(_NoRedirect, *tls)
         try:
             with opener.open(request, timeout=30) as answer:
                 return Answer(answer.status, answer.headers, answer.read().decode())
@@ -31,7 +50,8 @@ class Console(Program):
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.settings['FORGEKEEPER_CONSOLE_PORT']}"
+        scheme = "https" if "FORGEKEEPER_CONSOLE_TLS_CERTIFICATE" in self.settings else "http"
+        return f"{scheme}://127.0.0.1:{self.settings['FORGEKEEPER_CONSOLE_PORT']}"
 
     def ready(self):
         try:

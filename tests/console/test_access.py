@@ -1,0 +1,505 @@
+"""Who is let in, and what is refused: asked of a real console over HTTP."""
+
+import base64
+import http.client
+import json
+import re
+import socket
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from forgekeeper.console.access import HEADERS, LARGEST, LOGINS
+from forgekeeper.console.users import User, Users, hasher
+from tests.harness.every import every
+from tests.harness.programs import eventually
+
+PASSWORD = "correct horse"
+HASH = hasher.hash(PASSWORD)
+LOOPBACK = "127.0.0.1"
+HEADER = "X-Forwarded-User"
+
+
+@pytest.fixture
+def users(tmp_path):
+    """The file of users, with an operator and a viewer of one password, and an operator whom a proxy names."""
+    made = Users(tmp_path / "users")
+    with made.changed() as known:
+        for name, role, hashed in (("anna", "operator", HASH), ("vera", "viewer", HASH), ("petra", "operator", "-")):
+            known[name] = User(name, role, hashed)
+    return made
+
+
+@pytest.fixture
+def guarded(console, users):
+    """A console whose users log in, and may act."""
+    return console(console_users=users.path, console_actions="on")
+
+
+def shown_person(answer):
+    """Who the page says looks, and in which role."""
+    name, role = re.search(r'class="person">\s*<span>([^<]*)</span> <span class="role">\((\w+)\)', answer.text).groups()
+    return name, role
+
+
+def raw(console, request):
+    """Send bytes; return all that is answered."""
+    port = int(console.settings["FORGEKEEPER_CONSOLE_PORT"])
+    with socket.create_connection((LOOPBACK, port), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+
+
+# Nobody asks who it is
+
+
+def test_without_users_and_proxies_anybody_here_may_look_and_not_act(console):
+    answer = console().get("/")
+
+    assert (answer.status, shown_person(answer)) == (200, ("anybody", "viewer"))
+
+
+@every(
+    "host", ["evil.example", "evil.example:9190", "127.0.0.1.evil.example", "localhost.evil.example", "", "[", "a]:1"]
+)
+def test_a_page_of_another_host_whose_name_has_come_to_lead_here_sees_nothing(console, host):
+    answer = console().get("/", Host=host)
+
+    assert answer.status in {400, 421}
+    assert "user_status_cleanup</a></th>" not in answer.text
+
+
+@every("host", ["localhost", "localhost:1234", "127.0.0.1:80", "[::1]", "[::1]:9190"])
+def test_every_name_of_this_machine_leads_to_it(console, host):
+    assert console().get("/", Host=host).status == 200
+
+
+# Logging in
+
+
+@every("path", ["/", "/batches/prune", "/nothing", "/act/pause?batch=prune", "/settings"])
+def test_nobody_sees_a_page_without_a_login(guarded, path):
+    answer = guarded.get(path)
+
+    assert (answer.status, answer.text) == (303, "")
+    assert answer.headers["location"].startswith("/login?next=%2F")
+
+
+def test_nobody_acts_without_a_login(guarded):
+    answer = guarded.post("/act/pause", {"batch": "prune"})
+
+    assert (answer.status, answer.headers["location"]) == (303, "/login?next=%2F")
+
+
+def test_a_page_that_renews_itself_is_left_for_the_login(guarded):
+    answer = guarded.get("/", **{"HX-Request": "true"})
+
+    assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login?next=%2F")
+
+
+def test_whoever_logs_in_comes_to_the_page_that_was_asked_for(guarded):
+    form = guarded.get(guarded.get("/audit?who=anna&what=a%20b").headers["location"])
+    (to,) = re.findall(r'name="next" value="([^"]*)"', form.text)
+
+    answer = guarded.post("/login", {"name": "anna", "password": PASSWORD, "next": to.replace("&amp;", "&")})
+
+    assert (answer.status, answer.headers["location"]) == (303, "/audit?who=anna&what=a%20b")
+
+
+def test_the_page_names_who_has_logged_in_with_role_and_a_way_out(guarded):
+    answer = guarded.get("/", Cookie=guarded.log_in("vera", PASSWORD))
+
+    assert (answer.status, shown_person(answer)) == (200, ("vera", "viewer"))
+    assert '<form method="post" action="/logout">' in answer.text
+
+
+def test_an_operator_is_a_viewer_where_nobody_may_act(console, users):
+    one = console(console_users=users.path)
+
+    assert shown_person(one.get("/", Cookie=one.log_in("anna", PASSWORD))) == ("anna", "viewer")
+
+
+@every("given", [("anna", "wrong"), ("nobody", PASSWORD), ("petra", PASSWORD), ("petra", "-"), ("anna", HASH)])
+def test_who_gives_a_wrong_name_or_password_is_told_so_and_has_no_session(guarded, given):
+    answer = guarded.post("/login", dict(zip(("name", "password"), given, strict=True)))
+
+    assert (answer.status, answer.headers["set-cookie"]) == (401, None)
+    assert "That is not the name and the password of a user." in answer.text
+
+
+EVIL = ["//evil.example", "https://evil.example/", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "evil"]
+
+
+@every("to", [*EVIL, "/\t/evil.example", "/\n/evil.example", " //evil.example", "/a\r\nSet-Cookie: a=b"])
+def test_a_login_leads_to_no_other_host(guarded, to):
+    answer = guarded.post("/login", {"name": "anna", "password": PASSWORD, "next": to})
+
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+
+
+def test_the_form_of_a_login_repeats_no_address_of_another_host(guarded):
+    assert "evil.example" not in guarded.get("/login?next=//evil.example").text
+
+
+# Sessions
+
+
+def test_a_script_cannot_read_the_session_and_another_site_cannot_send_it(guarded):
+    cookie = guarded.post("/login", {"name": "anna", "password": PASSWORD}).headers["set-cookie"].lower()
+
+    assert ("httponly" in cookie, "samesite=lax" in cookie, "max-age=43200" in cookie) == (True, True, True)
+
+
+def test_behind_a_proxy_with_tls_the_session_never_goes_without(guarded):
+    fields = {"name": "anna", "password": PASSWORD}
+
+    answer = guarded.post(
+        "/login", fields, sec_fetch_site=None, origin="https://console.example", host="console.example"
+    )
+
+    assert "secure" in answer.headers["set-cookie"].lower()
+
+
+def test_each_login_begins_a_new_session_whatever_the_browser_had_before(guarded):
+    planted = guarded.log_in("vera", PASSWORD)
+
+    answer = guarded.post("/login", {"name": "anna", "password": PASSWORD}, cookie=planted)
+    fresh = answer.headers["set-cookie"].partition(";")[0]
+
+    assert fresh not in {planted, guarded.log_in("anna", PASSWORD)}
+    assert shown_person(guarded.get("/", Cookie=planted)) == ("vera", "viewer")
+
+
+def test_a_session_that_was_ended_is_of_no_use_to_who_has_kept_it(guarded):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    answer = guarded.post("/logout", cookie=cookie)
+
+    assert (answer.status, answer.headers["location"]) == (303, "/login")
+    assert guarded.get("/", Cookie=cookie).status == 303
+
+
+def test_a_session_ends_with_its_user(guarded, users):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    with users.changed() as known:
+        del known["anna"]
+
+    assert guarded.get("/", Cookie=cookie).status == 303
+
+
+def test_a_session_ends_when_its_users_password_changes(guarded, users):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    with users.changed() as known:
+        known["anna"] = known["anna"]._replace(hash=hasher.hash(PASSWORD))
+
+    assert guarded.get("/", Cookie=cookie).status == 303
+
+
+def test_a_user_who_becomes_a_viewer_is_one_at_once(guarded, users):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    with users.changed() as known:
+        known["anna"] = known["anna"]._replace(role="viewer")
+
+    assert shown_person(guarded.get("/", Cookie=cookie)) == ("anna", "viewer")
+
+
+def tampered(cookie):
+    """The session as somebody would like to have it, each with the signature that there is."""
+    name, _, value = cookie.partition("=")
+    payload, stamp, signature = value.rsplit(".", 2)
+    renamed = (
+        base64.urlsafe_b64encode(json.dumps({"name": "anna", "of": "", "once": ""}).encode()).rstrip(b"=").decode()
+    )
+    values = (
+        f"{renamed}.{stamp}.{signature}",
+        f"{payload}.zzzzzz.{signature}",
+        f"{payload}.{stamp}.",
+        payload,
+        "",
+        "a.b.c",
+    )
+    return [f"{name}={one}" for one in values]
+
+
+def test_a_session_that_somebody_has_changed_is_none(guarded):
+    cookie = guarded.log_in("vera", PASSWORD)
+
+    assert {guarded.get("/", Cookie=one).status for one in tampered(cookie)} == {303}
+
+
+def test_what_was_signed_for_another_purpose_is_no_session(guarded):
+    cookie = guarded.log_in("vera", PASSWORD)
+
+    answer = guarded.get("/login", Cookie=cookie.replace("forgekeeper_session", "forgekeeper_said"))
+
+    assert "vera" not in answer.text
+
+
+def test_a_console_that_was_started_again_knows_no_session_of_before(console, users):
+    cookie = console(console_users=users.path).log_in("anna", PASSWORD)
+
+    assert console(console_users=users.path).get("/", Cookie=cookie).status == 303
+
+
+def test_nobody_is_let_in_while_the_file_of_users_cannot_be_used(guarded, users):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    users.path.write_text("anna:operator:swordfish\n")
+    answers = [guarded.get("/", Cookie=cookie), guarded.post("/login", {"name": "anna", "password": "swordfish"})]
+
+    assert [one.status for one in answers] == [503, 503]
+    assert "swordfish" not in "".join(one.text for one in answers)
+    eventually(lambda: guarded.said("console's users cannot be read"))
+    assert "swordfish" not in guarded.text()
+
+
+# Guessing
+
+
+def test_an_address_may_guess_a_few_times_a_minute_and_is_told_to_wait(guarded):
+    answers = [guarded.post("/login", {"name": f"n{number}", "password": "x"}) for number in range(LOGINS + 1)]
+
+    assert [one.status for one in answers] == [401] * LOGINS + [429]
+    assert 0 < int(answers[-1].headers["retry-after"]) <= 60
+    assert f"try again in {answers[-1].headers['retry-after']} seconds" in answers[-1].text
+
+
+def test_whoever_has_guessed_too_often_is_not_let_in_with_the_right_password_either(guarded):
+    for _ in range(LOGINS):
+        guarded.post("/login", {"name": "anna", "password": "wrong"})
+
+    assert guarded.post("/login", {"name": "anna", "password": PASSWORD}).status == 429
+
+
+def test_logins_that_succeed_count_for_nothing(guarded):
+    assert {guarded.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(LOGINS + 2)} == {303}
+
+
+def test_the_log_says_who_has_logged_in_and_no_password_and_no_name_that_nobody_has(guarded):
+    guarded.log_in("anna", PASSWORD)
+    guarded.post("/login", {"name": "swordfish", "password": "hunter2hunter2"})
+
+    eventually(lambda: guarded.said("console login failed"))
+    (login,), (failed,) = guarded.said("console login"), guarded.said("console login failed")
+    assert ((login["user"], login["client"]), failed["user"]) == (("anna", LOOPBACK), None)
+    assert {word for word in ("swordfish", "hunter2", PASSWORD) if word in guarded.text()} == set()
+
+
+# A proxy that says who it is
+
+
+@pytest.fixture
+def proxied(console, users):
+    """A console behind a proxy at this address, and file of users beside."""
+    return console(console_proxy=LOOPBACK, console_users=users.path, console_actions="on")
+
+
+def test_whom_the_proxy_names_has_the_role_of_the_file(proxied):
+    assert shown_person(proxied.get("/", **{HEADER: "petra"})) == ("petra", "operator")
+
+
+def test_whom_the_proxy_names_and_nobody_else_knows_may_look(proxied):
+    assert shown_person(proxied.get("/", **{HEADER: "stranger"})) == ("stranger", "viewer")
+
+
+def test_from_another_address_than_the_proxys_the_header_names_nobody(console, users):
+    one = console(console_proxy="192.0.2.1", console_users=users.path, console_actions="on")
+
+    assert one.get("/", **{HEADER: "petra"}).status == 303
+
+
+def test_past_the_proxy_nobody_comes_in_where_nobody_can_log_in(console):
+    one = console(console_proxy="192.0.2.1")
+
+    answer = one.get("/", **{HEADER: "petra", "X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"})
+
+    assert (answer.status, "come by the proxy" in answer.text) == (403, True)
+
+
+@every("headers", [b"", b"X-Forwarded-User: petra\r\nX-Forwarded-User: vera\r\n", b"X-Forwarded-User:  \r\n"])
+def test_a_proxy_that_does_not_say_one_name_lets_nobody_in(console, headers):
+    one = console(console_proxy=LOOPBACK)
+
+    answer = raw(one, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers + b"\r\n")
+
+    assert answer.startswith("HTTP/1.1 403 ")
+
+
+@every("header", ["X_Forwarded_User", "X-Forwarded-Email", "Remote-User"])
+def test_another_header_names_nobody(proxied, header):
+    assert proxied.get("/", **{header: "petra"}).status == 303
+
+
+def test_a_name_that_is_html_or_endless_is_only_text(proxied):
+    name = "<script>alert(1)</script>" + "x" * 500
+
+    text = proxied.get("/", **{HEADER: name}).text
+
+    assert "<script>alert" not in text
+    assert 0 < text.count("x" * 50) <= 2
+
+
+# Requests that other sites have browsers send
+
+
+FORGED = [
+    {"sec_fetch_site": "cross-site"},
+    {"sec_fetch_site": "same-site"},
+    {"sec_fetch_site": ""},
+    {"sec_fetch_site": "cross-site", "origin": "SELF"},
+    {"sec_fetch_site": None, "origin": "https://evil.example"},
+    {"sec_fetch_site": None, "origin": "null"},
+    {"sec_fetch_site": None, "origin": "http://127.0.0.1:1"},
+    {"sec_fetch_site": None, "referer": "SELF"},
+    {"sec_fetch_site": None},
+]
+
+
+@every("headers", FORGED)
+@every("path", ["/login", "/logout", "/act/pause", "/", "/static/console.css", "/nothing"])
+def test_a_form_that_no_page_of_the_console_has_sent_is_refused(guarded, path, headers):
+    cookie = guarded.log_in("anna", PASSWORD)
+    headers = {name: value and value.replace("SELF", guarded.url) for name, value in headers.items()}
+
+    answer = guarded.post(path, {"name": "anna", "password": PASSWORD}, cookie=cookie, **headers)
+
+    assert (answer.status, answer.headers["set-cookie"]) == (403, None)
+    assert "this form was not sent from a page of the console" in answer.text
+
+
+@every(
+    "headers",
+    [{"sec_fetch_site": "same-origin"}, {"sec_fetch_site": "none"}, {"sec_fetch_site": None, "origin": "SELF"}],
+)
+def test_a_form_of_the_console_itself_is_taken_also_from_an_older_browser(guarded, headers):
+    headers = {name: value and value.replace("SELF", guarded.url) for name, value in headers.items()}
+
+    assert guarded.post("/login", {"name": "anna", "password": PASSWORD}, **headers).status == 303
+
+
+@every("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get"])
+def test_no_other_method_does_anything(guarded, method):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    said = raw(
+        guarded, f"{method} / HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n".encode()
+    )
+
+    assert int(said.split()[1]) in {400, 403, 405}
+
+
+# Bodies
+
+
+def test_a_form_that_is_too_large_is_refused_before_it_is_read(guarded):
+    head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nConnection: close\r\n"
+
+    answer = raw(guarded, head + f"Content-Length: {LARGEST + 1}\r\n\r\nname=a".encode())
+
+    assert answer.startswith("HTTP/1.1 413 ")
+
+
+def test_a_form_without_a_length_is_read_only_so_far(guarded):
+    port = int(guarded.settings["FORGEKEEPER_CONSOLE_PORT"])
+    parts = (b"name=" + b"a" * 1023 for _ in range(LARGEST // 1024 + 1))
+
+    with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=30)) as connection:
+        connection.request("POST", "/login", parts, {"Sec-Fetch-Site": "same-origin"}, encode_chunked=True)
+        answer = connection.getresponse()
+        answer.read()
+
+    assert answer.status == 413
+
+
+def test_a_form_of_too_many_fields_is_refused(guarded):
+    assert guarded.post("/login", [("a", "")] * 5_000).status == 400
+
+
+# Every response
+
+
+PATHS = ["/", "/nothing", "/static/console.css", "/static/nothing", "/static/../app.py", "/login", "/batches/none"]
+
+
+@every("path", PATHS)
+def test_every_response_has_the_headers_of_security(console, users, path):
+    open_to_all = console().get(path)
+    asked = console(console_users=users.path).get(path)
+
+    for answer in (open_to_all, asked):
+        assert {name: answer.headers.get_all(name) for name in HEADERS} == {name: [HEADERS[name]] for name in HEADERS}
+
+
+def test_refusals_have_them_too(guarded):
+    for answer in (guarded.post("/", sec_fetch_site="cross-site"), guarded.get("/", **{"HX-Request": "true"})):
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+def test_the_policy_lets_nothing_inline_and_no_other_host_and_no_frame():
+    policy = HEADERS["Content-Security-Policy"]
+
+    assert ("unsafe" in policy, "http" in policy, "*" in policy) == (False, False, False)
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith("frame-ancestors 'none'")
+
+
+@every("path", ["/", "/login", "/nothing"])
+def test_nothing_on_a_page_is_inline(guarded, path):
+    text = guarded.get(path, Cookie=guarded.log_in("anna", PASSWORD)).text
+
+    assert re.findall(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:", text) == []
+
+
+def test_no_page_is_kept_by_a_browser(guarded):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    assert {guarded.get(path, Cookie=cookie).headers["cache-control"] for path in ("/", "/login", "/no")} == {
+        "no-store"
+    }
+
+
+def test_head_is_answered_as_get_without_the_page(console):
+    said = raw(console(), b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+
+    assert said.startswith("HTTP/1.1 200 ")
+    assert said.endswith("\r\n\r\n")
+
+
+def test_nobody_learns_what_serves_it(console):
+    answer = console().get("/")
+
+    assert answer.headers["server"] is None
+
+
+def test_with_a_certificate_it_speaks_tls_and_its_sessions_never_go_without(console, users, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    name = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            *name,
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
+
+    one = console(console_users=users.path, console_tls_certificate=certificate, console_tls_key=key)
+    answer = one.post("/login", {"name": "anna", "password": PASSWORD})
+
+    assert one.url.startswith("https://")
+    assert (answer.status, "secure" in answer.headers["set-cookie"].lower()) == (303, True)

@@ -47,6 +47,7 @@ class Window:
 
     def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^", like=None):
         self.console, self._allowed = console, re.compile(allowed)
+        self.name = f"{width} pixels, {scheme}{'' if javascript else ', no JavaScript'}"
         self.wrong, self.asked = [], []
         options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
         if like is not None:

@@ -1,6 +1,11 @@
 """A page that is open renews itself while it can be seen, and keeps what a person does on it."""
 
+import re
+
 import pytest
+
+from tests.harness.waiting import patient
+from tests.system.proxy import postgres_through, redis_through
 
 from .browser import SEEN, console_in
 
@@ -9,8 +14,20 @@ QUIET = 1_500
 
 
 @pytest.fixture
-def console(database, tmp_path):
-    with console_in(tmp_path) as one:
+def proxies(urls):
+    """Proxies before the servers, and the settings that lead through them."""
+    (postgres, database_url), (redis, redis_url) = postgres_through(urls.database), redis_through(urls.redis)
+    with postgres, redis:
+        yield {
+            "PostgreSQL": postgres,
+            "Redis": redis,
+            "settings": {"database_url": database_url, "redis_url": redis_url},
+        }
+
+
+@pytest.fixture
+def console(database, proxies, tmp_path):
+    with console_in(tmp_path, **proxies["settings"]) as one:
         yield one
 
 
@@ -50,3 +67,29 @@ def test_a_page_says_within_two_seconds_that_the_console_is_away_and_comes_back_
     console.start()
 
     lost.wait_for(state="hidden")
+
+
+def silent(proxy):
+    proxy.black_hole()
+
+
+def gone(proxy):
+    proxy.refuse()
+    proxy.cut()
+
+
+@pytest.mark.parametrize("server", ["PostgreSQL", "Redis"])
+@pytest.mark.parametrize("leave", [silent, gone])
+def test_a_page_says_within_two_seconds_that_a_server_is_away_and_comes_back_by_itself(window, proxies, server, leave):
+    page = window(allowed="Failed to load").sign_in("ada").page
+    page.wait_for_timeout(QUIET)
+    says = page.locator(".trouble").filter(
+        has_text=re.compile(f"{server}.*away|{server}.*not|cannot use {server}|connect")
+    )
+    assert says.count() == 0
+
+    leave(proxies[server])
+    says.first.wait_for(timeout=patient(2.0) * 1_000)
+    proxies[server].passing()
+
+    says.first.wait_for(state="detached")

@@ -44,13 +44,16 @@ class Act(Base):
         primary_key = pw.CompositeKey("id", "at")
 
 
-_recording: ContextVar[tuple[str | None, bool]] = ContextVar("recording", default=(None, True))
+_recording: ContextVar[tuple[str | None, bool, str | None]] = ContextVar("recording", default=(None, True, None))
 
 
 @contextmanager
-def begin(*, on: bool, actor: str | None = None) -> Iterator[None]:
-    """Let the acts within be those of the person that *actor* names; none is recorded unless *on*."""
-    token = _recording.set((actor, on))
+def begin(*, on: bool, actor: str | None = None, reason: str | None = None) -> Iterator[None]:
+    """Let the acts within be those of the person that *actor* names; none is recorded unless *on*.
+
+    *reason* is that of each act which gives none itself.
+    """
+    token = _recording.set((actor, on, reason))
     try:
         yield
     finally:
@@ -59,7 +62,7 @@ def begin(*, on: bool, actor: str | None = None) -> Iterator[None]:
 
 def who() -> str:
     """Name who acts here: what FORGEKEEPER_ACTOR says, or else the user and the host of the process."""
-    actor, _ = _recording.get()
+    actor, _, _ = _recording.get()
     return actor or f"{_user()}@{socket.gethostname()}"
 
 
@@ -71,9 +74,10 @@ def record(
     *before* and *after* are what it changed, as JSON holds it, without secrets, and cut where it is long.  Does nothing
     where the audit is off.  Change what is elsewhere after this: an act that cannot be recorded does not happen.
     """
-    actor, on = _recording.get()
+    actor, on, given = _recording.get()
     if not on:
         return
+    reason = reason or given
     Act.insert(
         act=act,
         what=_short(what),

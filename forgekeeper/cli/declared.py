@@ -120,10 +120,22 @@ def flags_off(name: Flag, json: Json = False) -> None:
 
 
 def _turn(name: str, *, on: bool, json: bool) -> None:
+    flag_named(name)
+    with connected("flags"):
+        turn(name, on=on)
+    answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)
+
+
+def flag_named(name: str) -> str:
+    """Return the flag's sentence; refuse an unknown name."""
     if name not in FLAGS:
         wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
-    word = "on" if on else "off"
-    with connected("flags"), database.atomic():
+    return FLAGS[name]
+
+
+def turn(name: str, *, on: bool) -> bool:
+    """Turn a flag on or off for all processes, and record it; return whether it was on.  Needs a connection."""
+    with database.atomic():
         was_on = FeatureFlag.turn(name, on=on)
-        acts.record(f"flags {word}", name, before={"on": was_on}, after={"on": on})
-    answer({"flags": {name: on}}, f"{name} is {word}", json=json)
+        acts.record(f"flags {'on' if on else 'off'}", name, before={"on": was_on}, after={"on": on})
+    return was_on

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import peewee as pw
 import typer
@@ -31,7 +32,7 @@ from forgekeeper.database import database, now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
 from forgekeeper.runs.holds import Batch as BatchRow
-from metrics.logs import clean, one_line
+from metrics.logs import one_line
 
 FIRST = "0001_ledger"
 """A command that applies this migration makes a new installation."""
@@ -86,22 +87,16 @@ def resume(
     What others hold stays, and is named: then the exit status is 3.  A batch that a brake holds is let go with
     `forgekeeper release`.
     """
-    names, ended = _named(batches, everything), dict[str, list[Hold]]()
-
-    def lift(name: str) -> None:
-        before = _state(name)
-        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()))
-        acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
-
+    names = _named(batches, everything)
     with connected("resume", redis_needed=False):
-        known = _known(names)
-        done = _each(known, "resumed", lift)
-        left = {name: Hold.standing(batch=name) for name in done}
+        lifted = resume_now(names, by=by, reason=reason)
+    _complain(lifted.refused, "resumed")
+    ended, left = lifted.ended, lifted.left
     if json:
-        _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in done])
+        _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in left])
     else:
-        say(said for name in done for said in _resumed(name, ended[name], left[name]))
-    if len(done) < len(known):
+        say(said for name in left for said in resumed(name, ended[name], left[name]))
+    if lifted.refused:
         raise typer.Exit(FAILED)
     if any(hold.kind in BY_PEOPLE for holds in left.values() for hold in holds):
         raise typer.Exit(HELD)
@@ -125,56 +120,131 @@ def release(
     names = _named(batches, everything)
     if not reason.strip():
         wrong_use("say why with --reason: the audit keeps it")
-    chosen = [one for one in BATCHES.values() if (one.deletes if names is None else one.name in names)]
-    said, stay, released = list[str](), list[str](), dict[str, int | None]()
     with connected("release", redis_needed=False):
-        for batch in chosen:
-            held = Hold.standing(*BRAKES, batch=batch.name)
-            number = breaker.amount(batch, now()) if held and expect is None else expect
-            if held and number is None and batch.stake is not None:
-                stay.append(batch.name)
-            elif held and _let_go(batch.name, number, reason=reason):
-                released[batch.name] = number
-                limit = "" if number is None else f"; {number:,} records may go, and no more"
-                said.append(f"{batch.name} runs again from its next tick{limit}")
-            else:
-                said.append(f"{batch.name} is held by no brake: there is nothing to release")
-    facts = {"released": [*released], "expect": released, "still_held": stay, "reason": reason}
-    answer(facts, "\n".join(said), json=json)
-    uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
-    say((f"{name} {uncounted}" for name in stay), err)
-    if stay:
+        done = release_now(names, expect=expect, reason=reason)
+    facts = {"released": [*done.released], "expect": done.released, "still_held": done.uncounted, "reason": reason}
+    answer(facts, "\n".join(released(done)), json=json)
+    say(uncounted(done), err)
+    if done.uncounted:
         raise typer.Exit(HELD)
 
 
 def _hold(
     kind: Kind, word: str, names: list[str] | None, until: str | None, reason: str | None, *, json: bool, migrated: bool
 ) -> None:
-    """Hold the batches back, record it, and say it."""
+    """Hold the batches back, and say it."""
+    with connected(kind, migrated=migrated, redis_needed=False):
+        held = hold_now(kind, names, until=until, reason=reason)
+    _complain(held.refused, word)
+    if json:
+        _emit([{"batch": name, word: True, "until": held.until, "reason": reason} for name in held.done])
+    else:
+        end = held.until
+        say(f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in held.done)
+    if held.refused:
+        raise typer.Exit(FAILED)
+
+
+class Held(NamedTuple):
+    """The batches that are held back now, *until* when, and where that was refused and why."""
+
+    done: list[str]
+    until: datetime | None
+    refused: dict[str, str]
+
+
+class Lifted(NamedTuple):
+    """What has *ended* and what is *left*, by batch, and where that was refused and why."""
+
+    ended: dict[str, list[Hold]]
+    left: dict[str, list[Hold]]
+    refused: dict[str, str]
+
+
+class Released(NamedTuple):
+    """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*."""
+
+    released: dict[str, int | None]
+    unheld: list[str]
+    uncounted: list[str]
+
+
+def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None) -> Held:
+    """Hold these batches back, all where *names* is None, each in a transaction of its own, and record it.
+
+    Needs a connection, and nothing else.  Raises `Problem` for an end that is no time to come, and what the database
+    refuses where that is the only batch.
+    """
+    since = now()
+    end = None if until is None else read_time(until, since, ahead=True)
+    if end is not None and end <= since:
+        wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
 
     def add(name: str) -> None:
         before = _state(name)
         Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end)
         acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
 
-    with connected(kind, migrated=migrated, redis_needed=False):
-        since = now()
-        end = None if until is None else read_time(until, since, ahead=True)
-        if end is not None and end <= since:
-            wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
-        known = _known(names)
-        done = _each(known, word, add)
-    if json:
-        _emit([{"batch": name, word: True, "until": end, "reason": reason} for name in done])
-    else:
-        say(f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in done)
-    if len(done) < len(known):
-        raise typer.Exit(FAILED)
+    done, refused = _each(known(names), add)
+    return Held(done, end, refused)
 
 
-def _each(names: Sequence[str], word: str, do: Callable[[str], None]) -> list[str]:
-    """Do it to each batch in a transaction of its own; return where it was done, and name the others."""
-    done = []
+def resume_now(names: list[str] | None, *, by: str | None, reason: str | None) -> Lifted:
+    """End the pauses and stops of these batches by one person, who acts unless *by* says so, and record it.
+
+    Needs a connection.  Raises what the database refuses where that is the only batch.
+    """
+    ended: dict[str, list[Hold]] = {}
+
+    def lift(name: str) -> None:
+        before = _state(name)
+        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()))
+        acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
+
+    done, refused = _each(known(names), lift)
+    return Lifted(ended, {name: Hold.standing(batch=name) for name in done}, refused)
+
+
+def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> Released:
+    """Let these batches go that a brake holds, each for *expect* records or as many as are due now, and record it.
+
+    Needs a connection.  Where *names* is None, all that delete are meant.
+    """
+    done = Released({}, [], [])
+    for batch in BATCHES.values():
+        if not (batch.deletes if names is None else batch.name in names):
+            continue
+        held = Hold.standing(*BRAKES, batch=batch.name)
+        number = breaker.amount(batch, now()) if held and expect is None else expect
+        if held and number is None and batch.stake is not None:
+            done.uncounted.append(batch.name)
+        elif held and _let_go(batch.name, number, reason=reason):
+            done.released[batch.name] = number
+        else:
+            done.unheld.append(batch.name)
+    return done
+
+
+def released(done: Released) -> Iterator[str]:
+    """Say which batches run again, and which no brake held."""
+    for name in BATCHES:
+        if name in done.released:
+            number = done.released[name]
+            limit = "" if number is None else f"; {number:,} records may go, and no more"
+            yield f"{name} runs again from its next tick{limit}"
+        elif name in done.unheld:
+            yield f"{name} is held by no brake: there is nothing to release"
+
+
+def uncounted(done: Released) -> Iterator[str]:
+    """Say which batches a brake still holds."""
+    for name in done.uncounted:
+        yield f"{name} is still held: what is due cannot be counted now; say with --expect how many go"
+
+
+def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
+    """Do it to each batch in a transaction of its own; return where it was done, and where not and why."""
+    done, refused = [], {}
     for name in names:
         try:
             with database.atomic():
@@ -182,10 +252,14 @@ def _each(names: Sequence[str], word: str, do: Callable[[str], None]) -> list[st
         except pw.PeeweeException as error:
             if len(names) == 1 or (said := sentence(error)) is None:
                 raise
-            err.print(clean(f"{name} is not {word}: {said}"))
+            refused[name] = said
         else:
             done.append(name)
-    return done
+    return done, refused
+
+
+def _complain(refused: Mapping[str, str], word: str) -> None:
+    say((f"{name} is not {word}: {why}" for name, why in refused.items()), err)
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
@@ -195,7 +269,7 @@ def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
     return None if everything else list(dict.fromkeys(batch_named(name).name for name in batches or ()))
 
 
-def _known(names: list[str] | None) -> list[str]:
+def known(names: list[str] | None) -> list[str]:
     """Return *names*, or those of all batches: also of those that only other processes have declared."""
     if names is not None:
         return names
@@ -213,7 +287,8 @@ def _facts(holds: Sequence[Hold]) -> list[dict[str, Any]]:
     return [{field: getattr(hold, field) for field in fields} for hold in holds]
 
 
-def _resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
+def resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
+    """Say what has ended, what still holds the batch back, and how that ends."""
     yield from (f"{name}: ended {_whose(hold)}" for hold in ended)
     for hold in left:
         if hold.kind in BY_PEOPLE:

@@ -139,15 +139,19 @@ def leases_break(
 ) -> None:
     """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
     with connected("leases"):
-        require_redis()
-        holder = next((one for one in locks.leases(client) if one.name == name), None)
-        if holder is not None:
-            acts.record("leases break", name, before={"holder": holder.holder, "since": holder.since})
-        broken = holder is not None and locks.break_lease(client, name)
-    if not broken:
-        raise Problem(f"nobody holds the lease {name}; `forgekeeper leases list` shows those that are held")
-    log.warning("lease broken", lease=name, by=identity())
+        free(name)
     answer({"lease": name, "broken": True}, f"{name} is free", json=json)
+
+
+def free(lease: str) -> None:
+    """Free a lease, and record it.  Needs a connection; raises `Problem` where nobody holds it."""
+    require_redis()
+    holder = next((one for one in locks.leases(client) if one.name == lease), None)
+    if holder is not None:
+        acts.record("leases break", lease, before={"holder": holder.holder, "since": holder.since})
+    if holder is None or not locks.break_lease(client, lease):
+        raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` shows those that are held")
+    log.warning("lease broken", lease=lease, by=identity())
 
 
 def held() -> list[dict[str, Any]]:

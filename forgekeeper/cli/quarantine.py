@@ -117,17 +117,24 @@ def quarantine_discard(
 
 
 def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind: str | None) -> int:
-    """Do it to one, or to all of a batch or kind, and record it; return how many there were."""
     if (number is None) != everything:
         wrong_use("name one by its id, or say --all")
     with connected("quarantine") as settings:
-        done = _on_rows(act, number, batch, kind)
-        if number is None or not number.isdecimal():
-            kind, _, key = (kind, "", None) if number is None else number.partition(":")
-            done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
-        if number is not None and not done:
-            there = _named(number, settings) is not None
-            raise Problem(f"{number} stays as it is: {STAYS[act]}") if there else _nothing(number)
+        return decide(act, number, batch, kind, settings)
+
+
+def decide(act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> int:
+    """Do it to one by its id, or to all of a batch or kind, and record it; return to how many it was done.
+
+    Needs a connection.  Raises `Problem` where one is not there, or stays as it is.
+    """
+    done = _on_rows(act, number, batch, kind)
+    if number is None or not number.isdecimal():
+        kind, _, key = (kind, "", None) if number is None else number.partition(":")
+        done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
+    if number is not None and not done:
+        there = _named(number, settings) is not None
+        raise Problem(f"{number} stays as it is: {STAYS[act]}") if there else _nothing(number)
     return done
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.filesize import decimal
@@ -102,17 +102,34 @@ def send(batch: Name, json: Json = False) -> None:
     chosen = batch_named(batch)
     # A server that hangs must not delay the answer.
     with connected("send", limits=Limits.of_scheduler):
-        require_redis()
-        back = Hold.why(batch)
-        number = None if back else by_hand.claim(chosen)
-        if number is None:
-            say(holds.sentences(batch) if back else [_overlapping(batch)], err)
-        reconcile.send(batch, deliver)
-    facts = {"batch": batch, "run": number, "skipped": None if number else back or "overlap"}
-    if json or number is not None:
-        answer(facts, f"{batch} is queued as run {number}; `forgekeeper why {batch}` follows it", json=json)
-    if back == "held":
+        sent = send_now(chosen)
+    say(sent.obstacles, err)
+    facts = {"batch": batch, "run": sent.run, "skipped": sent.skipped}
+    if json or sent.run is not None:
+        answer(facts, f"{batch} is queued as run {sent.run}; `forgekeeper why {batch}` follows it", json=json)
+    if sent.skipped == "held":
         raise typer.Exit(HELD)
+
+
+class Sent(NamedTuple):
+    """The *run* that was made, or why none was: *skipped* in a word, *obstacles* in sentences."""
+
+    run: int | None
+    skipped: str | None
+    obstacles: list[str]
+
+
+def send_now(batch: BatchSpec) -> Sent:
+    """Send the batch to the workers, and record it, unless it is held back, queued or running.
+
+    Needs a connection.  Raises `Problem` for a Redis of another installation, and what Redis raises when it is away.
+    """
+    require_redis()
+    back = Hold.why(batch.name)
+    number = None if back else by_hand.claim(batch)
+    obstacles = [] if number is not None else holds.sentences(batch.name) if back else [_overlapping(batch.name)]
+    reconcile.send(batch.name, deliver)
+    return Sent(number, None if number else back or "overlap", obstacles)
 
 
 def cancel(
@@ -125,15 +142,27 @@ def cancel(
     What it has left is for the next run of its batch.
     """
     with connected("cancel", redis_needed=False):
-        run = numbered(number)
-        with database.atomic():
-            state = by_hand.cancel(number, reason=reason, by=acts.who())
-            before = {"state": run.state, "cancelled_at": run.cancelled_at}
-            acts.record(
-                "cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state}
-            )
+        run, state, sentence = cancel_now(number, reason=reason)
     facts = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": reason}
-    answer(facts, f"run {number} of {run.batch} {_cancelled(run, state)}", json=json)
+    answer(facts, sentence, json=json)
+
+
+class Cancelled(NamedTuple):
+    """The *run* as it was, the *state* in which it is then, None when it had ended, and what becomes of it."""
+
+    run: JobRun
+    state: str | None
+    sentence: str
+
+
+def cancel_now(number: int, *, reason: str | None) -> Cancelled:
+    """Cancel a run, and record it.  Needs a connection; raises `Problem` where the ledger has no such run."""
+    run = numbered(number)
+    with database.atomic():
+        state = by_hand.cancel(number, reason=reason, by=acts.who())
+        before = {"state": run.state, "cancelled_at": run.cancelled_at}
+        acts.record("cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state})
+    return Cancelled(run, state, f"run {number} of {run.batch} {_cancelled(run, state)}")
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:

@@ -33,6 +33,14 @@ def test_an_act_says_who_did_what_to_what_and_why():
     assert (act.before, act.after) == ({"on": False}, {"on": True})
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, "it is time"), ("of its own", "of its own")])
+def test_an_act_without_a_reason_has_that_of_all_acts(given, kept):
+    with acts.begin(actor="Anna", on=True, reason="it is time"):
+        acts.record("send", "run 1", reason=given)
+
+    assert only().reason == kept
+
+
 def test_whoever_is_behind_sudo_is_named(monkeypatch):
     monkeypatch.setenv("SUDO_USER", "anna")
 

@@ -49,6 +49,14 @@ class Found(NamedTuple):
     retry_at: datetime | None
 
 
+class Kept(NamedTuple):
+    """What documents keep of that: *entries*, how many in all, and of which kinds nothing is known, and why."""
+
+    entries: list[Found]
+    total: int
+    unknown: dict[str, str]
+
+
 def quarantine_list(
     batch: Batch = None,
     kind: Kind = None,
@@ -56,22 +64,38 @@ def quarantine_list(
     json: Json = False,
 ) -> None:
     """List what failed and is left out, how often, why, and when it is tried again."""
-    unknown: dict[str, str] = {}
     with connected("quarantine") as settings:
-        total = Quarantined.oldest_first(batch=batch, kind=kind).count()
-        found = [_row(row) for row in Quarantined.oldest_first(batch=batch, kind=kind).limit(limit)]
-        for name, refused in _kept(batch, kind):
-            try:
-                found += _entries(name, refused, settings, limit)
-                total += refused.count()
-            except (redis.RedisError, Problem) as error:
-                unknown[refused.kind] = sentence(error) or str(error)
+        rows = [_row(row) for row in Quarantined.oldest_first(batch=batch, kind=kind).limit(limit)]
+        kept = kept_by_documents(settings, batch, kind, limit)
+        found, total = [*rows, *kept.entries], count(batch, kind) + kept.total
     if json:
-        emit({"total": total, "entries": [one._asdict() for one in found], "unknown": unknown})
+        emit({"total": total, "entries": [one._asdict() for one in found], "unknown": kept.unknown})
         return
     table(("id", "kind", "batch", "what", "failures", "since", "tried again", "error"), map(_line, found))
     out.print(f"{total} in all")
-    say((f"what lies there of kind {name} is unknown: {why}" for name, why in unknown.items()), err)
+    say((f"what lies there of kind {name} is unknown: {why}" for name, why in kept.unknown.items()), err)
+
+
+def count(batch: str | None, kind: str | None) -> int:
+    """Count the rows of ours, of all or of a batch or kind."""
+    return Quarantined.oldest_first(batch=batch, kind=kind).count()
+
+
+def after(number: int, batch: str | None, kind: str | None, limit: int) -> list[Found]:
+    """Return the rows of ours that came in after the one of that number, the next *limit*."""
+    return [_row(row) for row in Quarantined.after(number, batch=batch, kind=kind).limit(limit)]
+
+
+def kept_by_documents(settings: Settings, batch: str | None, kind: str | None, limit: int) -> Kept:
+    """Return what documents keep themselves, oldest first, *limit* of each kind; refuse an unknown kind."""
+    found, unknown, total = list[Found](), dict[str, str](), 0
+    for name, refused in _kept(batch, kind):
+        try:
+            found += _entries(name, refused, settings, limit)
+            total += refused.count()
+        except (redis.RedisError, Problem) as error:
+            unknown[refused.kind] = sentence(error) or str(error)
+    return Kept(found, total, unknown)
 
 
 quarantine = group(
@@ -85,9 +109,7 @@ quarantine = group(
 def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: Json = False) -> None:
     """Show all that is known of one of them."""
     with connected("quarantine") as settings:
-        found = _named(number, settings)
-    if found is None:
-        raise _nothing(number)
+        found = named(number, settings)
     if json:
         emit(found._asdict())
     else:
@@ -179,9 +201,21 @@ def _entries(name: str, refused: Refused, settings: Settings, limit: int) -> Ite
         yield Found(f"{refused.kind}:{one.key}", refused.kind, name, refused.record, *one)
 
 
+def named(number: str, settings: Settings) -> Found:
+    """Return the one of that id; raise `Problem` where there is none."""
+    if (found := _named(number, settings)) is None:
+        raise _nothing(number)
+    return found
+
+
+def row_of(number: str) -> Quarantined | None:
+    """Return the row of ours of that id, with all that only we know; None of what a document keeps."""
+    return Quarantined.get_or_none(Quarantined.id == int(number)) if number.isdecimal() else None
+
+
 def _named(number: str, settings: Settings) -> Found | None:
     if number.isdecimal():
-        return next(map(_row, Quarantined.select().where(Quarantined.id == int(number))), None)
+        return _row(row) if (row := row_of(number)) else None
     kept = _kept(None, number.partition(":")[0])
     every = (one for name, refused in kept for one in _entries(name, refused, settings, MOST))
     return next((one for one in every if one.id == number), None)

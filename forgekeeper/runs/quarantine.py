@@ -82,6 +82,11 @@ class Quarantined(Base):
         query = query if batch is None else query.where(cls.batch == batch)
         return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
 
+    @classmethod
+    def after(cls, id: int, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:  # noqa: A002
+        """Select the same, in the order in which it came in, from the one after that *id* on; of any size at once."""
+        return cls.oldest_first(batch=batch, kind=kind).where(cls.id > id).order_by(cls.id)
+
     @property
     def kind(self) -> str:
         """What it is."""

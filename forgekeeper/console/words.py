@@ -27,6 +27,7 @@ SIGNS = {
     "held": "■",
     "paused": "‖",
     "ok": "✓",
+    "alive": "✓",
     "warning": "!",
     "error": "✗",
     "silent": "✗",

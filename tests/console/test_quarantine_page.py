@@ -68,7 +68,7 @@ def test_what_documents_keep_is_on_the_first_page_and_on_no_other(console):
 
     first, second = every_page(console(), "/quarantine")
 
-    assert first[100:] == [f"ref:{refused.id}".replace(":", "%3A"), "upload%3Aartifacts%3Afolder/a"]
+    assert sorted(first[100:]) == [f"ref%3A{refused.id}", "upload%3Aartifacts%3Afolder/a"]
     assert len(second) == 50
 
 

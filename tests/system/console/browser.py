@@ -9,6 +9,15 @@ from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
 
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 WIDE, NARROW = 1280, 375
 ROLES = {"ada": "operator", "eve": "viewer"}
 PATIENCE = 15_000
@@ -42,13 +51,13 @@ class Window:
     """A window of the browser on a console; *allowed* is what its pages may complain of, a regular expression,
     and *like* a window whose person looks here, too.
 
-    Every page that it has opened is watched; `wrong` is what was not right, `asked` each address that was asked for.
+    Every page that it has opened is watched; `wrong` is what was not right, `requests` what was asked for.
     """
 
     def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^", like=None):
         self.console, self._allowed = console, re.compile(allowed)
         self.name = f"{width} pixels, {scheme}{'' if javascript else ', no JavaScript'}"
-        self.wrong, self.asked = [], []
+        self.wrong, self.requests = [], []
         options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
         if like is not None:
             options["storage_state"] = like.context.storage_state()
@@ -78,7 +87,7 @@ class Window:
         self.context.close()
 
     def _request(self, request):
-        self.asked.append(request.url)
+        self.requests.append(request)
         if not request.url.startswith(self.console.url + "/"):
             self._complain(f"another host was asked: {request.url}")
 
@@ -89,3 +98,12 @@ class Window:
     def _complain(self, sentence):
         if not self._allowed.search(sentence):
             self.wrong.append(sentence)
+
+
+def tab_to(page, selector, most=900):
+    """Go with Tab to what the selector names."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"Tab does not come to {selector}")

@@ -8,17 +8,8 @@ from playwright.sync_api import sync_playwright
 
 from tests.harness.programs import ROOT
 
-from .browser import Window
+from .browser import OPTIONS, Window
 
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 AXE = ROOT / ".venv/browser/node_modules/axe-core/axe.min.js"
 
 

@@ -12,7 +12,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, FeatureFlag, queues
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import Lease
-from forgekeeper.database import now
+from forgekeeper.database import database, now
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -120,13 +120,24 @@ def _totals(name):
 
 def _hold(said):
     """Pause one, stop one, let the breaker hold one, block one; each act of a person is in the audit."""
-    until, reason = now() + timedelta(hours=2), "the disks of the forge are being moved" + said
-    Hold.add("stale_imports", "pause", until=until, reason=reason, by="ada")
+    until, since, reason = (
+        now() + timedelta(hours=2),
+        now() - timedelta(minutes=47),
+        "the disks of the forge are being moved" + said,
+    )
+    Hold.add("stale_imports", "pause", until=until, reason=reason, by="ada", since=since)
     acts.record("pause", "stale_imports", batch="stale_imports", reason=reason, after={"until": until.isoformat()})
-    Hold.add("stale_direct_uploads", "stop", until=None, reason="uploads vanish, see the incident" + said, by="grace")
+    Hold.add(
+        "stale_direct_uploads",
+        "stop",
+        until=None,
+        reason="uploads vanish, see the incident" + said,
+        by="grace",
+        since=since,
+    )
     acts.record("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason="uploads vanish" + said)
     sentence = "it is about to delete 48,210 records, 9 times as many as the most of its last 60 runs" + said
-    Hold.add("expired_job_artifacts", "breaker", until=None, reason=sentence, by=WORKER)
+    Hold.add("expired_job_artifacts", "breaker", until=None, reason=sentence, by=WORKER, since=since)
     Batch.block("delete_objects", reason="no_store", sentence="the store `artifacts` does not answer" + said)
 
 
@@ -143,15 +154,22 @@ def _processes():
         Process.beat(None, kind="worker", host="forge-1", pid=pid, dead_after=hour, facts=beat, **facts)
     silent = {"queues": ["git"], "at_work": []}
     Process.beat(None, kind="worker", host="forge-2", pid=980, dead_after=timedelta(0), facts=silent, **facts)
+    database.execute_sql("update processes set started_at = started_at - interval '3 days'")
 
 
 def _quarantine(said):
-    error = "OSError: git update-ref: cannot lock ref 'refs/merge-requests/4/head': File exists" + said
-    for key in range(1, 25):
+    errors = (
+        "OSError: git update-ref: cannot lock ref 'refs/merge-requests/4/head': File exists",
+        "OSError: [Errno 28] No space left on device: packed-refs.new",
+        "TimeoutError: git did not end within 60 s",
+    )
+    for key in range(1, 13):
         for _ in range(1 + key % 4):
-            quarantine.fail("git_ref_cleanup", "clean_project_refs", str(key), error, reason="child_failed")
+            error = errors[key % len(errors)] + said
+            quarantine.fail("git_ref_cleanup", "clean_project_refs", str(40 + key), error, reason="child_failed")
     for key in range(1, 6):
-        record = f"artifacts:uploads/{key}{said[:400]}"
+        record = f"artifacts:uploads/4f{key}c{said[:400]}"
         quarantine.fail("stale_direct_uploads", "stale_upload", record, "NotFound: no such key", reason="record_failed")
     quarantine.fail("git_ref_cleanup", "clean_project_refs", "980", "its worker was lost", reason="worker_lost")
     quarantine.fail("unknown", "git", "4711", "its body is no message" + said, reason="unreadable")
+    database.execute_sql("update quarantine set since = since - (100 - id) * interval '17 minutes'")

@@ -36,11 +36,11 @@ def test_a_page_asks_one_question_at_a_time_however_often_it_is_shown_again(wind
     page = looking.open("/")
     for state in ("hidden", "visible") * 5:
         page.evaluate(SEEN, state)
-    before = len(looking.asked)
+    before = len(looking.requests)
 
     page.wait_for_timeout(3_000)
 
-    assert 2 <= len(looking.asked) - before <= 6
+    assert 2 <= len(looking.requests) - before <= 6
 
 
 def test_a_page_that_nobody_can_see_asks_nothing_and_asks_at_once_when_it_is_shown_again(window):
@@ -49,10 +49,10 @@ def test_a_page_that_nobody_can_see_asks_nothing_and_asks_at_once_when_it_is_sho
     page.wait_for_timeout(QUIET)
     page.evaluate(SEEN, "hidden")
     page.wait_for_timeout(QUIET)
-    hidden = len(looking.asked)
+    hidden = len(looking.requests)
     page.wait_for_timeout(QUIET)
 
-    assert len(looking.asked) == hidden
+    assert len(looking.requests) == hidden
     with page.expect_request("**/", timeout=400):
         page.evaluate(SEEN, "visible")
 

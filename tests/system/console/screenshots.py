@@ -1,0 +1,85 @@
+"""Make the pictures of the console for the README: `python -m tests.system.console.screenshots FOLDER`.
+
+They show servers, a console and data of their own, in Debian's Chromium.
+"""
+
+import logging
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from playwright.sync_api import sync_playwright
+
+from demo.servers import servers
+from demo.tables import make_tables
+from forgekeeper import migrations
+from forgekeeper.boot import load
+from forgekeeper.cli.terminal import Problem
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database
+from forgekeeper.delivery.broker import load_batches
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import PREFIX
+from forgekeeper.storage.installation import Installation
+
+from . import lived_in
+from .browser import OPTIONS, SEEN, Window, console_in
+
+LARGEST = 200_000
+"""Bytes of a picture."""
+HEIGHT = 880
+BATCH = "git_ref_cleanup"
+
+
+@contextmanager
+def lived():
+    """Yield a console of an installation that has lived, and the run whose story is told."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    with servers() as own:
+        os.chdir(own.folder)
+        given = {"database_url": own.database_url, "redis_url": own.redis_url, **lived_in.settings_of(own.folder)}
+        os.environ.update({PREFIX + name.upper(): value for name, value in given.items()})
+        load_batches()
+        # What its runs have to say is of no interest.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        settings = load()
+        connect(settings, Limits.of_worker(settings), name="screenshots", connections=5)
+        with database.connection_context():
+            migrations.migrate(database.obj)
+            make_tables(database.obj)
+            lived_in.fill(settings, own.folder, Installation.ensure())
+            run = JobRun.get(JobRun.batch == BATCH, JobRun.state == "failed").id
+            with console_in(own.folder) as console:
+                yield console, run
+        os.chdir("/")
+
+
+def take(folder):
+    """Take the pictures."""
+    program = shutil.which("chromium")
+    if program is None:
+        raise Problem("Chromium is not here: apt-get install chromium")
+    with lived() as (console, run), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, headless=True, args=OPTIONS)
+        looking = Window(browser, console).sign_in("ada")
+        looking.page.set_viewport_size({"width": 1280, "height": HEIGHT})
+        pages = {"overview": "/", "batch": f"/batches/{BATCH}", "story": f"/runs/{run}", "quarantine": "/quarantine"}
+        for name, path in pages.items():
+            page = looking.open(path)
+            page.evaluate(SEEN, "hidden")
+            picture = folder / f"{name}.png"
+            page.screenshot(path=picture, full_page=False)
+            if (size := picture.stat().st_size) > LARGEST:
+                raise Problem(f"{picture} has {size:,} bytes, more than {LARGEST:,}")
+        looking.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]).resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    take(target)

@@ -15,6 +15,7 @@ from forgekeeper.database import database
 
 SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
 SIZE = "greatest(cardinality(ids), cardinality(hashes))"
+LAST = 2**63 - 1
 FEW = 20
 """A row with fewer records than that is in the index of what is in it: see migration 0010."""
 # The planner knows nothing of a month that has just begun; and its workers pay where a hundred thousand rows are read.
@@ -31,7 +32,24 @@ FOUND = f"""
 KINDS = {"ids": "bigint", "hashes": "integer"}
 CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
-NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by {{order}} desc limit %(limit)s"
+# What a run has is few: by the order of the ids all is read backwards until enough of it has come.
+OF_RUN = f"select {SHOWN} from audit_deletions where run = %(run)s{{where}} order by id + 0 desc limit %(limit)s"
+# Until enough since then has come, where there is little, all before would be read.
+NEWEST = f"""
+    select * from (
+        select {SHOWN} from audit_deletions where id < %(before)s order by id desc limit %(limit)s
+    ) as newest where true{{where}}
+"""
+PROJECT = "project_id"
+"""What the details call whose a record is."""
+LOOKED_AT, MATCHING = 50_000, 300
+"""So many rows of a batch are looked at for a project, and so many are taken apart."""
+OF_BATCH = "from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit %(rows)s"
+LOOKED = f"select count(*) from (select 1 {OF_BATCH}) as looked"
+OF_PROJECT = f"""
+    select {SHOWN} from (select * {OF_BATCH}) as looked
+    where detail->'{PROJECT}' @> to_jsonb(%(project)s::bigint) order by id desc limit %(limit)s
+"""
 TOTALS = f"""
     select batch, record, state, sum(records)::bigint, min(at), max(at)
     from audit_deletions as line, lateral (
@@ -161,18 +179,31 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     ]
 
 
-def newest(since: datetime | None, *, limit: int, run: int | None = None) -> list[Line]:
-    """Return the newest rows since then, or of all times; of one run if it is named."""
-    values = {"run": run, "since": since, "limit": limit}
-    # What a run has is few: by the order of the ids all is read backwards until enough of it has come.
-    where, order = ("", "id") if run is None else (" and run = %(run)s", "id + 0")
-    statement = NEWEST.format(where=where + _since(since), order=order)
+def newest(since: datetime | None, *, limit: int, run: int | None = None, before: int | None = None) -> list[Line]:
+    """Return the newest rows since then, or of all times: of one run if it is named, else of ids below *before*."""
+    values = {"run": run, "since": since, "limit": limit, "before": LAST if before is None else before}
+    statement = (NEWEST if run is None else OF_RUN).format(where=_since(since))
     return [Line(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 
-def acts(since: datetime | None, *, limit: int, who: str | None = None) -> list[Act]:
-    """Return the newest acts of people since then, or of all times: of that user, host or actor if one is named."""
+def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], bool]:
+    """Return what the batch has of a project since then, the latest first, and whether that is all of it.
+
+    `LOOKED_AT` rows are looked at, the latest, as no index knows projects.
+    """
+    values = {"project": project, "batch": batch, "since": since, "rows": LOOKED_AT, "limit": MATCHING}
+    (looked,) = database.execute_sql(LOOKED, values).fetchone()
+    lines = [Line(*row) for row in database.execute_sql(OF_PROJECT, values).fetchall()]
+    return _became(lines, {PROJECT: project}), looked < LOOKED_AT and len(lines) < MATCHING
+
+
+def acts(since: datetime | None, *, limit: int, who: str | None = None, before: int | None = None) -> list[Act]:
+    """Return the newest acts of people since then, or of all times, with ids below *before* if that is said.
+
+    *who* is the user, host or actor whose they are.
+    """
     query = Act.select().order_by(Act.id.desc()).limit(limit)
+    query = query if before is None else query.where(Act.id < before)
     if who:
         query = query.where((Act.by_user == who) | (Act.by_host == who) | (Act.actor == who))
     return list(query if since is None else query.where(Act.at >= since))

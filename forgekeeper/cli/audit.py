@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated, Any
+from heapq import merge
+from itertools import islice
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -57,16 +59,17 @@ def audit(
     rows: list[Any] = []
     if sum(option is not None for option in (what, run, who)) > 1:
         wrong_use("say one of --what, --run and --who")
-    known = [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
-    asked = None if what is None else _subject(what, known)
+    asked = None if what is None else subject_named(what)
     with connected("audit", redis_needed=False) as settings:
         begins = None if since is None else read_time(since, now(), ahead=False)
         if asked is not None:
-            answer = _about(*asked, known, begins, settings, limit=limit)
+            answer = about(*asked, begins, settings, limit=limit)
         elif run is not None:
-            answer, rows = _of_run(run, known, begins, limit)
+            answer, lines = of_run(run, begins, limit)
+            rows = [*map(row_of, lines)]
         else:
-            answer, rows = _newest(known, begins, who, limit)
+            answer, found = newest(begins, who, limit)
+            rows = [*map(row_of, found)]
         answer["reaches_back"] = lookup.reaches_back()
     if json:
         emit(answer)
@@ -76,12 +79,21 @@ def audit(
         table(("at", "by", "what was done", "to what", "why"), rows)
 
 
-def _subject(text: str, known: Sequence[Subject]) -> tuple[Subject, str]:
-    """Read ``CALLED:…``; return the kind and the rest, for one without a name of its own a number."""
+def subjects() -> list[Subject]:
+    """Return what batches let people ask for, each with its batch."""
+    return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
+
+
+def subject_named(text: str) -> tuple[Subject, str]:
+    """Read ``CALLED:…``; return the kind and the rest, for one without a name of its own a number.
+
+    Raises `Problem` where the audit knows no such thing.
+    """
+    known = (*subjects(), PATH)
     called, _, rest = text.partition(":")
-    subject = next((one for one in (*known, PATH) if one.called == called), None)
+    subject = next((one for one in known if one.called == called), None)
     if subject is None or not rest:
-        usages = ", ".join(one.usage for one in (*known, PATH))
+        usages = ", ".join(one.usage for one in known)
         wrong_use(f"{text!r} is nothing that the audit knows; ask for {usages}")
     if subject.name is None and not (rest.isascii() and rest.isdigit() and len(rest) < 19):
         wrong_use(f"{rest!r} is no number: ask for {subject.usage}")
@@ -90,11 +102,9 @@ def _subject(text: str, known: Sequence[Subject]) -> tuple[Subject, str]:
     return subject, rest
 
 
-def _about(
-    subject: Subject, rest: str, known: Sequence[Subject], since: datetime | None, settings: Settings, *, limit: int
-) -> Answer:
+def about(subject: Subject, rest: str, since: datetime | None, settings: Settings, *, limit: int) -> Answer:
     """Answer who deleted one thing; of what had an object, what has become of that."""
-    found = lookup.find(subject, rest, since, limit=limit)
+    found, known = lookup.find(subject, rest, since, limit=limit), subjects()
     sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
     objects: list[Found] = []
     if subject is not PATH and found and (path := found[0].facts.get("path")):
@@ -125,7 +135,9 @@ def _written_by(name: str) -> Iterator[str]:
         yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
-def _of_run(run: int, known: Sequence[Subject], since: datetime | None, limit: int) -> tuple[Answer, list[Any]]:
+def of_run(run: int, since: datetime | None, limit: int) -> tuple[Answer, list[Line]]:
+    """Answer what a run and its children have deleted: in all, and the newest rows of it."""
+    known = subjects()
     totals, lines = lookup.totals(run), lookup.newest(since, limit=limit, run=run)
     sentences = [
         f"Run {run} of {one.batch}: {one.records:,} {one.record}"
@@ -137,19 +149,57 @@ def _of_run(run: int, known: Sequence[Subject], since: datetime | None, limit: i
         sentences += _written_by(row.batch)
     deletions = [line.as_json() for line in lines]
     answer = {"run": run, "totals": [one._asdict() for one in totals], "deletions": deletions, "sentences": sentences}
-    return answer, [_shown(one, known) for one in lines]
+    return answer, lines
 
 
-def _newest(known: Sequence[Subject], since: datetime | None, who: str | None, limit: int) -> tuple[Answer, list[Any]]:
-    people = lookup.acts(since, limit=limit, who=who)
-    lines = [] if who else lookup.newest(since, limit=limit)
-    rows = [*map(_act, people), *(_shown(line, known) for line in lines)]
+class Before(NamedTuple):
+    """Where a page of the newest begins: below these ids; None is from the newest on."""
+
+    act: int | None = None
+    line: int | None = None
+
+
+START = Before()
+
+
+def newest(
+    since: datetime | None, who: str | None, limit: int, before: Before = START
+) -> tuple[Answer, list[Act | Line]]:
+    """Answer what people did and what was deleted, newest first; of a person acts alone."""
+    people = lookup.acts(since, limit=limit, who=who, before=before.act)
+    lines = [] if who else lookup.newest(since, limit=limit, before=before.line)
     answer = {
         "acts": [act.__data__ for act in people],
         "deletions": [line.as_json() for line in lines],
-        "sentences": [] if rows else ["The audit has nothing of that."],
+        "sentences": [] if people or lines else ["The audit has nothing of that."],
     }
-    return answer, sorted(rows, key=lambda row: row[0], reverse=True)[:limit]
+    # Each in the order of its ids: a page goes on where the one before has ended.
+    both: list[Iterable[Act | Line]] = [people, lines]
+    return answer, list(islice(merge(*both, key=lambda one: one.at, reverse=True), limit))
+
+
+def of_project(project: int, since: datetime) -> tuple[list[str], list[Found]]:
+    """Answer what was deleted of a project since then: sentences, and each record, the latest first."""
+    sentences, every = list[str](), list[Found]()
+    for name in BATCHES:
+        found, whole = lookup.of_project(project, name, since)
+        every += found
+        for (record, state), count in Counter((one.line.record, one.state) for one in found).items():
+            sentences.append(f"{name}: {count:,} {record} of project {project} {became(record, state)}.")
+        if not whole:
+            sentences.append(f"{name} has deleted more since then than is looked through here: this is the latest.")
+    nothing = f"The audit has nothing of project {project} since {moment(since)}."
+    return sentences or [nothing], sorted(every, key=lambda one: one.line.at, reverse=True)
+
+
+def became(record: str, state: str | None) -> str:
+    """Say in a word what has become of a record."""
+    return _done_to(record, subjects()) if state == "deleted" else state or "not known yet"
+
+
+def row_of(one: Act | Line) -> tuple[Any, ...]:
+    """Return a row of the table: at, by, what was done, to what, why."""
+    return _act(one) if isinstance(one, Act) else _shown(one, subjects())
 
 
 def _fact(found: Found) -> Answer:

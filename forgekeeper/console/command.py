@@ -10,15 +10,16 @@ import sys
 from datetime import timedelta
 from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
 
 from forgekeeper import shutdown
 from forgekeeper.cli.connection import configured, recorded
-from forgekeeper.cli.terminal import Json, Problem, emit, out, table, wrong_use
+from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, table, wrong_use
 from forgekeeper.connections import Limits, connect
+from forgekeeper.console.users import BY_PROXY, LONGEST, Role, User, Users, fits, hashed_password
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 from metrics.endpoint import PortTaken, listen
@@ -26,8 +27,6 @@ from metrics.threads import Vital, ended_itself
 
 if TYPE_CHECKING:
     from uvicorn import Config
-
-    from forgekeeper.console.users import Users
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(BRIEF, timedelta(seconds=15), BRIEF, BRIEF, BRIEF, timedelta(seconds=0.7))
@@ -41,8 +40,6 @@ EXTRA = ("argon2", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicor
 
 log = structlog.get_logger(__name__)
 console = typer.Typer(name="console", help="Serve a page that shows what the commands say, and acts as they do.")
-user = typer.Typer(name="user", help="See and change who may use the console.", no_args_is_help=True)
-console.add_typer(user)
 
 
 @console.callback(invoke_without_command=True)
@@ -72,49 +69,50 @@ def serve(context: typer.Context) -> None:
     os._exit(int(ended_itself()))
 
 
+def listing(*, json: Json = False) -> None:
+    """List the users."""
+    found = [(one.name, one.role, one.hash == BY_PROXY) for one in _users().known().values()]
+    if json:
+        emit([{"name": name, "role": role, "proxy": proxy} for name, role, proxy in found])
+    else:
+        table(["user", "role", "known by"], ((*one, "proxy" if proxy else "password") for *one, proxy in found))
+
+
+user = group("user", "See and change who may use the console.", listing)
+console.add_typer(user)
+
+
 @user.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Who it is, as one types it to log in, or as the proxy says it.")],
-    role: Annotated[Literal["viewer", "operator"], typer.Option(help="A viewer looks, an operator acts.")],
+    role: Annotated[Role, typer.Option(help="A viewer looks, an operator acts.")],
     *,
     proxy: Annotated[bool, typer.Option("--proxy", help="Only a proxy names this user: there is no password.")] = False,
+    json: Json = False,
 ) -> None:
     """Add a user, or give one that there is another role and password, which ends that user's sessions.
 
     It asks for the password, or reads it from standard input, a line.
     """
     users = _users()
-    from forgekeeper.console.users import BY_PROXY, LONGEST, User, fits, hasher
-
     if not fits(name):
         wrong_use(f"a name has 1 to {LONGEST} characters that can be printed, no colon, and no space around it")
-    hashed = BY_PROXY if proxy else hasher.hash(_password())
+    hashed = BY_PROXY if proxy else hashed_password(_password())
     with users.changed() as known:
         done = "changed" if name in known else "added"
         known[name] = User(name, role, hashed)
-    out.print(f"{done} {name}, {role}{', whom a proxy names' if proxy else ''}")
+    text = f"{done} {name}, {role}{', whom a proxy names' if proxy else ''}"
+    answer({"name": name, "role": role, "proxy": proxy, "done": done}, text, json=json)
 
 
 @user.command("remove")
-def remove(name: Annotated[str, typer.Argument(help="Who it is.")]) -> None:
+def remove(name: Annotated[str, typer.Argument(help="Who it is.")], *, json: Json = False) -> None:
     """Remove a user, and end that user's sessions."""
     users = _users()
     with users.changed() as known:
         if known.pop(name, None) is None:
             raise Problem(f"there is no user {name!r} in {users.path}; there are: {', '.join(known) or 'none'}")
-    out.print(f"removed {name}")
-
-
-@user.command("list")
-def listing(*, json: Json = False) -> None:
-    """List the users."""
-    from forgekeeper.console.users import BY_PROXY
-
-    found = [(one.name, one.role, one.hash == BY_PROXY) for one in _users().known().values()]
-    if json:
-        emit([{"name": name, "role": role, "proxy": proxy} for name, role, proxy in found])
-    else:
-        table(["user", "role", "known by"], ((*one, "proxy" if proxy else "password") for *one, proxy in found))
+    answer({"name": name, "done": "removed"}, f"removed {name}", json=json)
 
 
 class _Serving(Vital):
@@ -211,8 +209,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _users() -> Users:
-    from forgekeeper.console.users import Users
-
     if (path := configured().console_users) is None:
         wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the file that has, or shall have, the console's users")
     return Users(path)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
-
-from argon2 import PasswordHasher, extract_parameters
-from argon2.exceptions import InvalidHashError, VerificationError
 
 from forgekeeper.cli.terminal import WRONG_USE, Problem
 
@@ -24,9 +24,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 BY_PROXY = "-"
 LONGEST = 100
 """Characters of a name."""
+HASH = re.compile(r"\$argon2(?:id|i|d)\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+", re.ASCII)
 FORM = "write name:role:hash, or run `forgekeeper console user add`"
-
-hasher = PasswordHasher()
 
 
 class User(NamedTuple):
@@ -76,19 +75,27 @@ def fits(name: str) -> bool:
     return 0 < len(name) <= LONGEST and name.isprintable() and ":" not in name and name == name.strip()
 
 
+def hashed_password(password: str) -> str:
+    """Return the hash that stands in the file."""
+    import argon2  # of the extra, without which the command line is there too
+
+    return argon2.PasswordHasher().hash(password)
+
+
 def is_password(user: User | None, password: str) -> bool:
     """Say whether the password is the user's; where there is no such user, that takes as long."""
+    import argon2
+
     known = user is not None and user.hash != BY_PROXY
     try:
-        return hasher.verify(user.hash if user is not None and known else _nobody_s(), password) and known
-    except (VerificationError, InvalidHashError):
+        return argon2.PasswordHasher().verify(user.hash if user and known else _nobody_s(), password) and known
+    except (argon2.exceptions.VerificationError, argon2.exceptions.InvalidHashError):
         return False
 
 
-def _nobody_s(made: list[str] = []) -> str:  # noqa: B006, made once, when it is first needed
-    if not made:
-        made.append(hasher.hash(os.urandom(16)))
-    return made[0]
+@cache
+def _nobody_s() -> str:
+    return hashed_password(secrets.token_hex())
 
 
 def _read(path: Path, mode: int) -> dict[str, User]:
@@ -111,11 +118,8 @@ def _user(line: str, where: str) -> User:
     role = next((role for role in ROLES if role == written), None)
     if role is None or not fits(name):
         raise Problem(f"{where} is no user with the role {' or '.join(ROLES)}: {FORM}", WRONG_USE)
-    if hashed != BY_PROXY:
-        try:
-            extract_parameters(hashed)
-        except InvalidHashError:
-            raise Problem(f"{where} has no hash of argon2: {FORM}", WRONG_USE) from None
+    if hashed != BY_PROXY and not HASH.fullmatch(hashed):
+        raise Problem(f"{where} has no hash of argon2: {FORM}", WRONG_USE)
     return User(name, role, hashed)
 
 

@@ -6,7 +6,13 @@ from forgekeeper.cli.commands import application
 
 WORDS = {"batch": "user_status_cleanup", "location": "artifacts"}
 FLAG = "bulk_delete_job_artifacts"
-OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads", "reason": "--reason=because"}
+OPTIONS = {
+    "everything": "--all",
+    "yes": "--yes",
+    "prefix": "--prefix=uploads",
+    "reason": "--reason=because",
+    "role": "--role=viewer",
+}
 WHOSE = {"objects hold": "--project=1", "refs restore": "--run=1"}
 """Without these a command would refuse to do what it is there for."""
 AS_IT_IS = {"check": {"reason"}}

@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 
 from forgekeeper.console.access import HEADERS, LARGEST, LOGINS
-from forgekeeper.console.users import User, Users, hasher
+from forgekeeper.console.users import User, Users, hashed_password
 from tests.harness.every import every
 from tests.harness.programs import eventually
 
 PASSWORD = "correct horse"
-HASH = hasher.hash(PASSWORD)
+HASH = hashed_password(PASSWORD)
 LOOPBACK = "127.0.0.1"
 HEADER = "X-Forwarded-User"
 
@@ -193,7 +193,7 @@ def test_a_session_ends_when_its_users_password_changes(guarded, users):
     cookie = guarded.log_in("anna", PASSWORD)
 
     with users.changed() as known:
-        known["anna"] = known["anna"]._replace(hash=hasher.hash(PASSWORD))
+        known["anna"] = known["anna"]._replace(hash=hashed_password(PASSWORD))
 
     assert guarded.get("/", Cookie=cookie).status == 303
 

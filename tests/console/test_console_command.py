@@ -1,0 +1,302 @@
+"""The command `console`: what it refuses, how it begins and ends, and its users."""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from forgekeeper.console.users import Users, is_password
+from forgekeeper.settings import PREFIX
+from tests.harness.every import every
+from tests.harness.ports import free_ports
+from tests.harness.programs import ROOT
+from tests.harness.waiting import patient
+
+from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def run(settings, tmp_path):
+    """Run `forgekeeper console <arguments>` with a line on its standard input; return status, output and complaint."""
+
+    def call(*arguments, line="", **given):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), PREFIX + "CONSOLE_USERS": str(tmp_path / "users")}
+        environment[PREFIX + "CONSOLE_PORT"] = str(*free_ports(1))
+        environment |= {PREFIX + name.upper(): str(value) for name, value in given.items()}
+        ended = subprocess.run(
+            [sys.executable, "-m", "forgekeeper.cli", "console", *arguments],
+            input=line,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patient(60),
+        )
+        return ended.returncode, ended.stdout, ended.stderr
+
+    return call
+
+
+# What is refused
+
+TLS = f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
+NAME_USERS = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
+THROUGH = f"set {TLS}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
+PAIR = {"console_tls_certificate": "a", "console_tls_key": "b"}
+HOW = "`forgekeeper settings --help` says how settings are given"
+NETWORKS, NAMED = "write IP addresses or networks such as 10.0.0.0/28", "name the proxies"
+REFUSED = [
+    ({"console_port": 0}, f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do"),
+    ({"console_actions": "on"}, f"{PREFIX}CONSOLE_ACTIONS is on, but anybody here could act: {NAME_USERS}"),
+    ({"console_tls_certificate": "a"}, f"set both {TLS}, or neither"),
+    ({"console_tls_key": "a"}, f"set both {TLS}, or neither"),
+    ({"console_host": "0.0.0.0"}, f"others would see passwords on their way to 0.0.0.0: {THROUGH}"),
+    ({"console_host": "::"}, f"others would see passwords on their way to ::: {THROUGH}"),
+    ({"console_host": "forge.example"}, f"others would see passwords on their way to forge.example: {THROUGH}"),
+    (
+        {"console_host": "192.0.2.1", "console_users": "users"},
+        f"others would see passwords on their way to 192.0.2.1: {THROUGH}",
+    ),
+    ({"console_host": "0.0.0.0"} | PAIR, f"anybody who reaches 0.0.0.0 could look: {NAME_USERS}"),
+    (
+        {"console_users": "nowhere"},
+        "there is no nowhere: `forgekeeper console user add` makes it",
+    ),
+    (
+        PAIR,
+        "cannot use a with the key b: No such file or directory; name a certificate and its key, both as PEM",
+    ),
+    (
+        {"console_proxy": "proxy.example"},
+        f"bad value of {PREFIX}CONSOLE_PROXY: 'proxy.example' is no address: {NETWORKS}; {HOW}",
+    ),
+    ({"console_proxy": "0.0.0.0/0"}, f"bad value of {PREFIX}CONSOLE_PROXY: 0.0.0.0/0 is everybody: {NAMED}; {HOW}"),
+    (
+        {"console_proxy_header": "X User:"},
+        f"bad value of {PREFIX}CONSOLE_PROXY_HEADER: not the name of a header such as X-Forwarded-User; {HOW}",
+    ),
+]
+
+
+@every("given, sentence", REFUSED)
+def test_what_would_let_in_who_should_not_be_is_refused_in_one_sentence(run, given, sentence):
+    assert run(**({"console_users": ""} | given)) == (2, "", f"forgekeeper: {sentence}\n")
+
+
+def test_a_port_that_is_taken_is_said_in_one_sentence(run):
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        status, output, complaint = run(console_port=port, console_users="")
+
+    wanted = f"cannot serve the console at 127.0.0.1:{port}: Address already in use"
+    assert (status, output) == (1, "")
+    assert complaint == f"forgekeeper: {wanted}; stop what is there, or choose another port\n"
+
+
+def test_a_line_of_the_users_that_is_none_stops_the_start(run, tmp_path):
+    (tmp_path / "users").write_text("anna:operator:swordfish\n")
+
+    status, _output, complaint = run()
+
+    assert (status, "swordfish" in complaint) == (2, False)
+    assert complaint.startswith(f"forgekeeper: line 1 of {tmp_path / 'users'} has no hash of argon2: ")
+
+
+def test_without_the_extra_it_says_what_to_install(run, tmp_path, monkeypatch):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(
+        "import importlib.util as u; found = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'uvicorn' else found(name, *rest)\n"
+    )
+    for arguments in ((), ("user", "list")):
+        line = [sys.executable, "-m", "forgekeeper.cli", "console", *arguments]
+        path = f"{tmp_path / 'without'}:{ROOT}"
+        ended = subprocess.run(line, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+        wanted = "this needs the extra `console`, for uvicorn: pip install 'forgekeeper[console]'"
+        assert (ended.returncode, ended.stderr) == (2, f"forgekeeper: {wanted}\n")
+
+
+# How it begins and ends
+
+
+@every("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_a_line_and_nothing_but_ours_is_on_its_log(console, number):
+    one = console()
+    one.get("/")
+
+    os.kill(one.pid, number)
+
+    assert one.process.wait(patient(30)) == 0
+    assert [line["message"] for line in one.lines()] == ["console started", "console stopped"]
+    assert one.lines()[0]["url"] == f"{one.url}/"
+    assert len(one.text().splitlines()) == 2
+
+
+def test_the_supervisor_hears_when_it_is_ready(console, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.settimeout(patient(30))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        one = console()
+
+        assert supervisor.recv(4096).decode() == f"READY=1\nSTATUS=serves {one.url}/"
+
+
+def test_it_starts_while_both_servers_are_away_and_says_so(console):
+    (port,) = free_ports(1)
+    away = {"database_url": f"postgresql://u@127.0.0.1:{port}/d", "redis_url": f"redis://127.0.0.1:{port}/0"}
+
+    answer = console(**away).get("/")
+
+    assert (answer.status, "cannot use PostgreSQL" in answer.text) == (503, True)
+
+
+def test_it_ends_though_a_question_hangs(console, urls):
+    proxy, url = postgres_through(urls.database)
+    with proxy:
+        one = console(database_url=url)
+        proxy.drop_replies(to=b"processes", replies=1000)
+        assert one.get("/").status == 503
+        assert proxy.dropped
+
+        assert one.end() == 0
+
+    assert one.said("console stopped")
+
+
+def test_it_does_not_speak_of_a_request_that_makes_no_sense(console):
+    one = console()
+    port = int(one.settings["FORGEKEEPER_CONSOLE_PORT"])
+    with socket.create_connection(("127.0.0.1", port), timeout=patient(30)) as connection:
+        connection.sendall(b"\x16\x03\x01 what?\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+
+    one.end()
+
+    assert all(line.startswith('{"at":') for line in one.text().splitlines())
+
+
+# Its users
+
+
+def test_a_user_whose_password_came_on_standard_input_can_log_in(run, tmp_path):
+    assert run("user", "add", "anna", "--role", "operator", line=f"{PASSWORD}\n") == (0, "added anna, operator\n", "")
+
+    anna = Users(tmp_path / "users").known()["anna"]
+    assert (anna.role, is_password(anna, PASSWORD)) == ("operator", True)
+    assert PASSWORD not in (tmp_path / "users").read_text()
+
+
+def test_a_user_who_is_there_gets_another_role_and_password(run, tmp_path):
+    run("user", "add", "anna", "--role", "viewer", line="the old one\n")
+
+    assert run("user", "add", "anna", "--role", "operator", line=PASSWORD)[:2] == (0, "changed anna, operator\n")
+
+    anna = Users(tmp_path / "users").known()["anna"]
+    assert (anna.role, is_password(anna, PASSWORD)) == ("operator", True)
+
+
+def test_a_user_whom_a_proxy_names_has_no_password(run, tmp_path):
+    status, output, _ = run("user", "add", "petra", "--role", "viewer", "--proxy")
+
+    assert (status, output) == (0, "added petra, viewer, whom a proxy names\n")
+    assert (tmp_path / "users").read_text() == "petra:viewer:-\n"
+
+
+def test_what_was_done_can_be_had_as_json(run):
+    _status, added, _ = run("user", "add", "petra", "--role", "viewer", "--proxy", "--json")
+    _status, removed, _ = run("user", "remove", "petra", "--json")
+
+    assert json.loads(added) == {"name": "petra", "role": "viewer", "proxy": True, "done": "added"}
+    assert json.loads(removed) == {"name": "petra", "done": "removed"}
+
+
+def test_users_are_listed_without_their_hashes(run):
+    run("user", "add", "petra", "--role", "operator", "--proxy")
+    run("user", "add", "vera", "--role", "viewer", line=PASSWORD)
+
+    status, output, _ = run("user", "list", "--json")
+
+    assert status == 0
+    assert json.loads(output) == [
+        {"name": "petra", "role": "operator", "proxy": True},
+        {"name": "vera", "role": "viewer", "proxy": False},
+    ]
+    assert "argon2" not in run("user", "list")[1]
+
+
+def test_a_user_who_is_removed_is_gone(run, tmp_path):
+    run("user", "add", "petra", "--role", "operator", "--proxy")
+
+    assert run("user", "remove", "petra") == (0, "removed petra\n", "")
+    assert (tmp_path / "users").read_text() == ""
+    wanted = f"forgekeeper: there is no user 'petra' in {tmp_path / 'users'}; there are: none\n"
+    assert run("user", "remove", "petra") == (1, "", wanted)
+
+
+ADD = ("user", "add", "anna", "--role", "viewer")
+BAD = [
+    (ADD, "short\n", "a password has 8 characters or more; nothing was changed"),
+    (ADD, "", "a password has 8 characters or more; nothing was changed"),
+    (
+        ("user", "add", "an:na", "--role", "viewer"),
+        PASSWORD,
+        "a name has 1 to 100 characters that can be printed, no colon, and no space around it",
+    ),
+]
+
+
+@every("arguments, line, sentence", BAD)
+def test_a_user_who_cannot_be_is_refused_and_nothing_is_written(run, tmp_path, arguments, line, sentence):
+    assert run(*arguments, line=line) == (2, "", f"forgekeeper: {sentence}\n")
+    assert not (tmp_path / "users").exists()
+
+
+def test_without_the_setting_it_says_which_file_is_wanted(run):
+    status, _output, complaint = run("user", "list", console_users="")
+
+    assert (status, complaint.startswith(f"forgekeeper: {PREFIX}CONSOLE_USERS is not set: ")) == (2, True)
+
+
+def typed(tmp_path, *lines):
+    """Add a user at a terminal, where these lines are typed; return the status and all that the terminal shows."""
+    terminal, its = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), PREFIX + "CONSOLE_USERS": str(tmp_path / "users")}
+    line = [sys.executable, "-m", "forgekeeper.cli", "console", *ADD]
+    process = subprocess.Popen(line, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
+    os.close(its)
+    shown = b""
+    for prompt, text in zip((b"password: ", b"again: "), lines, strict=True):
+        while prompt not in shown:
+            shown += os.read(terminal, 1024)
+        os.write(terminal, f"{text}\n".encode())
+    status = process.wait(patient(60))
+    shown += os.read(terminal, 65_536)
+    os.close(terminal)
+    return status, shown.decode()
+
+
+@pytest.mark.usefixtures("settings")
+def test_at_a_terminal_the_password_is_asked_for_twice_and_not_shown(tmp_path):
+    status, shown = typed(tmp_path, PASSWORD, PASSWORD)
+
+    assert (status, PASSWORD in shown) == (0, False)
+    assert is_password(Users(tmp_path / "users").known()["anna"], PASSWORD)
+
+
+@pytest.mark.usefixtures("settings")
+def test_two_different_passwords_change_nothing(tmp_path):
+    status, shown = typed(tmp_path, PASSWORD, "another one")
+
+    assert (status, (tmp_path / "users").exists()) == (2, False)
+    assert "these were two different passwords; nothing was changed" in shown

@@ -110,7 +110,7 @@ def test_a_person_is_shown_with_acts_alone_and_why(console, artifacts):
     ((_, by, how, what, why),) = rows(console().get("/audit?who=alice").text)
 
     assert ("alice" in by, what, why) == (True, "prune", "a test of mine")
-    assert how.startswith("pause from what to what")
+    assert how.startswith("pause before and after")
 
 
 def test_a_run_is_added_up(console, artifacts):

@@ -40,7 +40,7 @@ def axe():
 
 
 @pytest.fixture
-def window(chromium, console):
+def window(console, chromium):
     """Open windows on the console of a test; in the end none of their pages may have complained."""
     opened = []
 

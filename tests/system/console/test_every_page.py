@@ -97,7 +97,7 @@ def console(_migrated, urls, folder):
 
 
 @pytest.fixture(scope="module")
-def windows(chromium, console):
+def windows(console, chromium):
     """A wide window, a narrow one and one without JavaScript, in which an operator has signed in."""
     wide = Window(chromium, console).sign_in("ada")
     opened = [wide, Window(chromium, console, width=NARROW, like=wide)]
@@ -179,3 +179,14 @@ def test_the_first_stop_leads_past_the_navigation(windows):
     page.keyboard.press("Enter")
 
     assert page.evaluate("() => document.activeElement.id") == "main"
+
+
+@pytest.mark.parametrize("path", ["/", "/quarantine", "/batches/stale_direct_uploads"])
+def test_what_wants_to_be_a_script_is_text_also_after_the_page_has_renewed_itself(windows, path):
+    looking = windows[0]
+    page = looking.open(path)
+
+    with page.expect_response(lambda answer: answer.request.resource_type == "xhr"):
+        page.locator("#live").get_by_text("<script>alert('ran')").first.wait_for()
+
+    assert looking.wrong == []

@@ -1,14 +1,25 @@
 """A page that is open renews itself while it can be seen, and keeps what a person does on it."""
 
 import re
+from datetime import timedelta
 
 import pytest
 
+from forgekeeper.runs.processes import Process
 from tests.harness.waiting import patient
 from tests.system.proxy import postgres_through, redis_through
 
-from .browser import SEEN, console_in
+from .browser import NARROW, SEEN, console_in
 
+FORM = """
+    <details><summary>More</summary><label>Chosen <input type="checkbox" name="chosen"></label>
+    <label>Reason <input name="reason"></label> <a id="last" href="#main">Last</a></details>
+"""
+KEPT = """() => [
+    document.querySelector("details").open, document.querySelector("[name=chosen]").checked,
+    document.querySelector("[name=reason]").value, document.activeElement.id,
+    document.querySelector("#live .scroll").marked === true, scrollY,
+]"""
 QUIET = 1_500
 """Milliseconds in which a page that is seen asks twice at least."""
 
@@ -55,6 +66,30 @@ def test_a_page_that_nobody_can_see_asks_nothing_and_asks_at_once_when_it_is_sho
     assert len(looking.requests) == hidden
     with page.expect_request("**/", timeout=400):
         page.evaluate(SEEN, "visible")
+
+
+def test_a_page_keeps_what_a_person_does_on_it_while_it_renews_itself(window):
+    looking = window(width=NARROW).sign_in("ada")
+    looking.page.route("**/processes", _with_a_form)
+    page = looking.open("/processes")
+    page.click("summary")
+    page.check("[name=chosen]")
+    page.fill("[name=reason]", "half a sen")
+    page.keyboard.press("Tab")
+    page.evaluate("() => { document.querySelector('#live .scroll').marked = true; scrollTo(0, 60); }")
+
+    Process.beat(
+        None, kind="worker", host="new", pid=1, version="1", dead_after=timedelta(hours=1), facts={"queues": []}
+    )
+    page.get_by_text("new:1").wait_for()
+
+    assert page.evaluate(KEPT) == [True, True, "half a sen", "last", True, 60]
+
+
+def _with_a_form(route):
+    """Let what is live have fields, which no page has to have."""
+    answer = route.fetch()
+    route.fulfill(response=answer, body=answer.text().replace("</h1>", f"</h1>{FORM}"))
 
 
 def test_a_page_says_within_two_seconds_that_the_console_is_away_and_comes_back_by_itself(window, console):

@@ -209,6 +209,12 @@ def acts(since: datetime | None, *, limit: int, who: str | None = None, before: 
     return list(query if since is None else query.where(Act.at >= since))
 
 
+def latest(*names: str) -> dict[str, Act]:
+    """Return the last act of one of these names that was done to each thing, by what it was done to."""
+    query = Act.select().distinct(Act.what).where(Act.act.in_(names)).order_by(Act.what, Act.id.desc())
+    return {act.what: act for act in query}
+
+
 def _since(since: datetime | None) -> str:
     """Write the condition; PostgreSQL looks into those months alone."""
     return "" if since is None else " and at >= %(since)s"

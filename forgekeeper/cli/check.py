@@ -62,30 +62,39 @@ def check(
     if (moved and copied) or (moved or copied) != bool(reason) or ((moved or copied) and not init):
         wrong_use("--moved or --copied, not both, needs --init, and --reason to say how it came about")
     settings = configured()
+    connect(settings, Limits.of_worker(settings), name="check", connections=1)
     with recorded(settings):
-        findings = list(_findings(settings, init=init, copied=copied, reason=reason))
-    errors = [finding for finding in findings if finding.level == "error"]
+        try:
+            found = list(findings(settings, init=init, copied=copied, reason=reason))
+        finally:
+            release()
+    errors = [finding for finding in found if finding.level == "error"]
     if json:
-        emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
+        emit({"ok": not errors, "findings": [finding._asdict() for finding in found]})
     else:
-        for level, subject, message in findings:
+        for level, subject, message in found:
             out.print(f"{level:8}", style=COLORS[level], end="")
             out.print(f"{subject}: {clean(message)}")
     if errors:
         raise typer.Exit(FAILED)
 
 
-def _findings(settings: Settings, *, init: bool, copied: bool, reason: str | None) -> Iterator[Finding]:
+def findings(
+    settings: Settings, *, init: bool = False, copied: bool = False, reason: str | None = None
+) -> Iterator[Finding]:
+    """Yield what is found, worst or not, in the order of the report; nothing is changed unless *init*.
+
+    The process has to be pointed at its servers, which may be away; a connection stays for the caller to release.
+    """
     yield ok("settings", f"all names are known and all values fit: {places(settings)}")
     yield ok("forgekeeper", f"version {version()}")
     if (what := settings.tls_unverified) != "nothing":
         yield warning("tls", f"FORGEKEEPER_TLS_UNVERIFIED is {what}: what answers there may be another server")
     yield from _schedules(settings)
-    connect(settings, Limits.of_worker(settings), name="check", connections=1)
     yield from _redis()
     ours: str | None = None
     try:
-        database.connect()
+        database.connect(reuse_if_open=True)
     except pw.OperationalError as refused:
         yield error("postgresql", clean(str(refused).strip().splitlines()[0]))
     else:
@@ -96,12 +105,9 @@ def _findings(settings: Settings, *, init: bool, copied: bool, reason: str | Non
         init = init and elsewhere is None
         ours, finding = _installation(init=init)
         yield elsewhere or finding
-    try:
-        yield _git()
-        yield from repositories(settings, ours, init=init)
-        yield from stores(settings, ours, init=init)
-    finally:
-        release()
+    yield _git()
+    yield from repositories(settings, ours, init=init)
+    yield from stores(settings, ours, init=init)
 
 
 def _schedules(settings: Settings) -> Iterator[Finding]:

@@ -96,12 +96,17 @@ def _declared(declared: Declared) -> dict[str, Any]:
 def flags_list(json: Json = False) -> None:
     """List the flags."""
     with connected("flags"):
-        states = {name: FeatureFlag.is_on(name) for name in FLAGS}
+        states = flag_states()
     if json:
         emit({"flags": states})
         return
     rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
     table(("flag", "state", "what it switches"), rows)
+
+
+def flag_states() -> dict[str, bool]:
+    """Return of every flag whether it is on."""
+    return {name: FeatureFlag.is_on(name) for name in FLAGS}
 
 
 flags = group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)

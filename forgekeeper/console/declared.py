@@ -1,1 +1,144 @@
-"""Pages to come."""
+"""What is declared: flags, settings, whether everything is as it should be, alerts, and what to do about each."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from forgekeeper.audit import lookup
+from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag
+from forgekeeper.cli import check, declared
+from forgekeeper.cli.terminal import Problem
+from forgekeeper.console.pages import Asked, page
+from forgekeeper.database import now
+from forgekeeper.settings.reading import describe
+
+RULES = files("metrics") / "alerts.yml"
+RUNBOOKS = files("metrics") / "runbooks"
+PAGES = {"../alerts.md": "/alerts", "../settings.md": "/settings"}
+"""Pages of the documentation that are pages here, too."""
+
+
+class Rule(NamedTuple):
+    """An alert: which *batches* it names, none where it is about all; *runbook* is the address of what to do."""
+
+    name: str
+    severity: str
+    summary: str
+    description: str
+    expr: str
+    lasting: str
+    runbook: str
+    batches: frozenset[str]
+
+
+@page("/flags", "flags.html", "Flags", place="Flags")
+def flags(_asked: Asked) -> dict[str, Any]:
+    """Show what each flag switches, whether it is on, and who turned it last."""
+    states, turned = declared.flag_states(), {row.name: row.updated_at for row in FeatureFlag.select()}
+    acts = lookup.latest("flags on", "flags off")
+    shown = {
+        name: {"on": on, "sentence": FLAGS[name], "since": turned.get(name), "act": acts.get(name)}
+        for name, on in states.items()
+    }
+    return {"at": now(), "flags": shown}
+
+
+@page("/settings", "settings.html", "Settings", place="Settings", live=False)
+def settings(asked: Asked) -> dict[str, Any]:
+    """Show every setting of this process, secrets masked, and where each comes from."""
+    return {"settings": describe(asked.settings)}
+
+
+@page("/check", "check.html", "Check", place="Check", patience=15, live=False)
+def checked(asked: Asked) -> dict[str, Any]:
+    """Show what `check` finds, from where the console runs."""
+    found = list(check.findings(asked.settings))
+    return {"at": now(), "findings": found, "errors": sum(one.level == "error" for one in found)}
+
+
+@page("/alerts", "alerts.html", "Alerts", place="Alerts", live=False)
+def alerts(_asked: Asked) -> dict[str, Any]:
+    """Show every alert: those of each batch, and those about all."""
+    of = {name: [rule for rule in rules() if name in rule.batches] for name in BATCHES}
+    of["every batch, and the installation"] = [rule for rule in rules() if not rule.batches]
+    return {"alerts": {name: some for name, some in of.items() if some}, "runbooks": runbooks()}
+
+
+@page("/runbooks/{name}", "runbook.html", "Runbook: {name}", live=False)
+def runbook(asked: Asked) -> dict[str, Any]:
+    """Show what to do about an alert."""
+    if (name := asked.path["name"]) not in runbooks():
+        raise Problem(f"there is no runbook {name!r}; there are: {', '.join(runbooks())}")
+    # It is a file of ours, and HTML in it is escaped.
+    return {"text": Markup(rendered((RUNBOOKS / f"{name}.md").read_text("utf-8")))}  # noqa: S704
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Read the alerts."""
+    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    return tuple(_rule(rule) for group in groups for rule in group["rules"] if "alert" in rule)
+
+
+def _rule(rule: dict[str, Any]) -> Rule:
+    said = rule["annotations"]
+    names = {one.name: batch for batch in BATCHES for one in (BATCHES[batch], *BATCHES[batch].children)}
+    named = frozenset(names[word] for word in re.findall(r"\w+", rule["expr"]) if word in names)
+    _, _, place = said["runbook_url"].partition("/docs/runbooks/")
+    runbook = f"/runbooks/{place.replace('.md', '', 1)}"
+    lasting = rule.get("for", "at once")
+    severity = rule["labels"]["severity"]
+    return Rule(rule["alert"], severity, said["summary"], said["description"], rule["expr"], lasting, runbook, named)
+
+
+@cache
+def runbooks() -> tuple[str, ...]:
+    """Name the runbooks."""
+    return tuple(sorted(file.name.removesuffix(".md") for file in RUNBOOKS.iterdir() if file.name.endswith(".md")))
+
+
+def rendered(text: str) -> str:
+    """Make HTML of Markdown: below the page's heading, without style, with links to what is a page here."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = reader.parse(text)
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        token.attrs.pop("style", None)
+        if token.type in {"heading_open", "heading_close"}:
+            token.tag = f"h{int(token.tag[1]) + 1}"
+        if token.type == "heading_open" and following is not None:
+            token.attrSet("id", re.sub(r"[^\w\- ]", "", following.content.lower()).replace(" ", "-"))
+        token.children = token.children and _linked(token.children)
+    html: str = reader.renderer.render(tokens, reader.options, {})
+    return html.replace("<pre>", '<pre tabindex="0">')
+
+
+def _linked(tokens: list[Token]) -> list[Token]:
+    """Return what is within a line; of links to what is no page here, the words alone."""
+    kept, leads = list[Token](), [True]
+    for token in tokens:
+        if token.type == "link_open":
+            address = _address(str(token.attrs["href"]))
+            leads.append(address is not None)
+            token.attrSet("href", address or "")
+        is_link = token.type in {"link_open", "link_close"}
+        if not is_link or leads[-1]:
+            kept.append(token)
+        if token.type == "link_close":
+            leads.pop()
+    return kept
+
+
+def _address(link: str) -> str | None:
+    """Return where a link of a runbook leads here."""
+    page, _, anchor = link.partition("#")
+    name = page.removesuffix(".md")
+    address = f"/runbooks/{name}" if name in runbooks() else PAGES.get(page, "" if anchor and not page else None)
+    return None if address is None else address + (f"#{anchor}" if anchor else "")

@@ -40,9 +40,9 @@ def wheel(building, tmp_path_factory):
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in listed.split("\0"):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
+            shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     return building(tree).build("wheel", out)
 
 
@@ -71,6 +71,14 @@ def test_the_wheel_holds_every_file_of_the_product_and_nothing_else(wheel):
 
     assert {top for name in names if not (top := name.split("/")[0]).endswith(".dist-info")} == PRODUCT
     assert files - names == set()
+
+
+def test_the_wheel_holds_the_runbooks_as_they_are_in_the_documentation(wheel):
+    runbooks = {f"metrics/runbooks/{page.name}": page.read_bytes() for page in (ROOT / "docs" / "runbooks").iterdir()}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist() if name.startswith("metrics/runbooks/")}
+
+    assert held == runbooks
 
 
 def commit(clone):

@@ -1,0 +1,136 @@
+"""Flags, settings, findings, alerts and runbooks, as the commands and the documentation have them."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from forgekeeper.audit import acts
+from forgekeeper.batches import FLAGS, FeatureFlag
+from forgekeeper.console import declared
+from tests.harness.every import every
+from tests.harness.programs import ROOT
+from tests.harness.rules import RULES
+
+SCRIPT = "<script>alert(1)</script>"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def rows(text):
+    """Return the rows of the tables as the text of their cells."""
+    parts = [part for body in re.findall(r"<tbody>(.*?)</tbody>", text, re.DOTALL) for part in body.split("<tr")]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", part, re.DOTALL) for part in parts]
+    return [[html.unescape(" ".join(re.sub(r"<[^>]+>", " ", cell).split())) for cell in row] for row in cells if row]
+
+
+def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_why(console):
+    name, *others = FLAGS
+    for on in (True, False, True):
+        FeatureFlag.turn(name, on=on)
+        with acts.begin(on=True, actor=f"person-{on}", reason=f"because {on}"):
+            acts.record(f"flags {'on' if on else 'off'}", name)
+
+    shown = {row[0]: row for row in rows(console().get("/flags").text)}
+
+    assert [shown[name][place] for place in (1, 2, 4, 5)] == ["• on", FLAGS[name], "person-True", "because True"]
+    assert [shown[other][1:5] for other in others] == [["• off", FLAGS[other], "never", ""] for other in others]
+
+
+def test_scripts_in_who_turned_a_flag_and_why_are_escaped(console):
+    with acts.begin(on=True, actor=SCRIPT, reason=SCRIPT):
+        acts.record("flags on", next(iter(FLAGS)))
+
+    text = console().get("/flags").text
+
+    assert SCRIPT not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_every_setting_is_shown_with_where_it_comes_from(console):
+    one = console(object_grace=99)
+
+    shown = {row[0]: row for row in rows(one.get("/settings").text)}
+
+    assert shown["FORGEKEEPER_OBJECT_GRACE"][1] == "99"
+    assert shown["FORGEKEEPER_OBJECT_GRACE"][3] == "environment"
+    assert shown["FORGEKEEPER_QUEUE_LIMIT"][3] == "default"
+
+
+def test_no_secret_of_a_setting_is_in_any_page(console, urls):
+    secret = "hunter2hunter2"
+    store = f"s3://bucket?access_key_id=a&secret_access_key={secret}"
+    one = console(redis_url=f"redis://forge:{secret}@127.0.0.1:1/0", object_stores=json.dumps({"artifacts": store}))
+
+    for path in ("/settings", "/check", "/flags", "/leases", "/processes"):
+        assert secret not in one.get(path).text
+
+
+def test_the_page_shows_the_findings_of_the_command(console):
+    command = [sys.executable, "-m", "forgekeeper.cli", "check", "--json"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+    shown = rows(console().get("/check").text)
+
+    assert [(level.split()[-1], *rest) for level, *rest in shown] == [
+        tuple(one.values()) for one in json.loads(said)["findings"]
+    ]
+
+
+def test_a_check_leaves_the_console_its_connections(console):
+    one = console()
+
+    assert [one.get(path).status for path in ("/check", "/", "/check?again=1", "/flags")] == [200] * 4
+
+
+def test_every_alert_is_shown_with_a_link_to_its_part_of_a_runbook(console):
+    one = console()
+    text = one.get("/alerts").text
+
+    found = dict(re.findall(r'<a href="/runbooks/([\w]+#[\w-]+)">(\w+)</a>', text))
+    parts = {
+        part
+        for name in declared.runbooks()
+        for part in re.findall(r'<h3 id="([^"]+)"', one.get(f"/runbooks/{name}").text)
+    }
+
+    assert {rule["alert"] for rule in RULES if "alert" in rule} == set(found.values())
+    assert {link.partition("#")[2] for link in found} <= parts
+
+
+def test_an_alert_about_a_child_is_one_of_its_batch():
+    (rule,) = [rule for rule in declared.rules() if rule.name == "GitRefCleanupDeadLetters"]
+
+    assert rule.batches == {"git_ref_cleanup"}
+
+
+@every("name", declared.runbooks())
+def test_a_runbook_has_no_style_no_broken_link_and_its_headings_below_that_of_the_page(name):
+    text = declared.rendered((declared.RUNBOOKS / f"{name}.md").read_text())
+
+    assert "style=" not in text
+    assert "<h1" not in text
+    for link in re.findall(r'href="([^"]*)"', text):
+        page, _, anchor = link.partition("#")
+        assert page in {"/alerts", "/settings", *(f"/runbooks/{one}" for one in declared.runbooks())}, link
+        if anchor:
+            other = declared.rendered((declared.RUNBOOKS / f"{page.rpartition('/')[2]}.md").read_text())
+            assert f'id="{anchor}"' in other
+
+
+def test_a_link_to_what_is_no_page_here_is_its_words_alone():
+    assert declared.rendered("See [the *backup*](../backup.md), and [x](javascript:y).").strip() == (
+        "<p>See the <em>backup</em>, and [x](javascript:y).</p>"
+    )
+
+
+def test_html_in_a_runbook_is_escaped():
+    assert "<script>" not in declared.rendered(f"{SCRIPT}\n\n# {SCRIPT}\n\n`{SCRIPT}`")
+
+
+@pytest.mark.parametrize("name", ["sock", "..%2F..%2Fsetup.cfg", "%2e%2e%2fbackup", "buckets.md", "%00"])
+def test_a_runbook_of_an_unknown_name_is_missing(console, name):
+    assert console().get(f"/runbooks/{name}").status == 404

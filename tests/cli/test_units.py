@@ -50,7 +50,7 @@ def test_the_services_together_are_every_process_and_every_queue():
 
     consumed = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
 
-    assert {one[0] for one in words} == {"scheduler", "worker", "exporter"}
+    assert {one[0] for one in words} == {"scheduler", "worker", "exporter", "console"}
     assert sorted(consumed) == sorted(queues())
     assert sorted(parsed(FOLDER / "forgekeeper.target")["Unit"]["Wants"].split()) == [one.name for one in SERVICES]
 

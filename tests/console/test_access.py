@@ -7,13 +7,20 @@ import re
 import socket
 import subprocess
 from contextlib import closing
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
 from forgekeeper.console.access import HEADERS, LARGEST, LOGINS
+from forgekeeper.console.pages import PAGES, load_pages
 from forgekeeper.console.users import User, Users, hashed_password
+from forgekeeper.storage.installation import Installation, claim_by_writing
 from tests.harness.every import every
 from tests.harness.programs import eventually
+from tests.system.soak import rights
 
 PASSWORD = "correct horse"
 HASH = hashed_password(PASSWORD)
@@ -503,3 +510,28 @@ def test_with_a_certificate_it_speaks_tls_and_its_sessions_never_go_without(cons
 
     assert one.url.startswith("https://")
     assert (answer.status, "secure" in answer.headers["set-cookie"].lower()) == (303, True)
+
+
+def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, database):
+    database.execute_sql("create role looker login; grant usage on schema public to looker")
+    database.execute_sql("grant select on all tables in schema public to looker")
+    # As any process does that serves: Redis belongs to this installation.
+    claim_by_writing(client, Installation.ensure())
+    load_pages()
+    paths = [page.address for page in PAGES if "{" not in page.address]
+    paths += [page.address.format(batch=batch) for page in PAGES if "{batch}" in page.address for batch in BATCHES]
+    with redis.from_url(urls.redis, decode_responses=True) as server:
+        rights.make_users(server, "secret")
+        server.acl_log_reset()
+        name = urlsplit(urls.database)
+        one = console(
+            database_url=name._replace(netloc=f"looker@{name.netloc.rpartition('@')[2]}").geturl(),
+            redis_url=urls.redis.replace("://", "://forgekeeper-console:secret@", 1),
+        )
+
+        refused = {path: answer for path in paths if "permission" in (answer := one.get(path).text)}
+
+        assert (rights.refused(server), list(refused)) == ([], [])
+        server.acl_deluser(*rights.users())
+    one.kill()
+    database.execute_sql("drop owned by looker; drop role looker")

@@ -4,7 +4,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgekeeper.console.users import User, Users, hasher
+from forgekeeper.console.users import User, Users, hashed_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -36,7 +36,7 @@ def console_in(folder, **settings):
     (port,) = free_ports(1)
     users = Path(folder) / f"users-{port}"
     with Users(users).changed() as known:
-        known |= {name: User(name, role, hasher.hash(PASSWORD)) for name, role in ROLES.items()}
+        known |= {name: User(name, role, hashed_password(PASSWORD)) for name, role in ROLES.items()}
     settings = {"console_users": users, "console_actions": "on"} | settings
     log = Path(folder) / f"console-{port}.log"
     one = Console(log, "-m", "forgekeeper.cli", "console", console_port=port, cwd=folder, **settings)

@@ -87,7 +87,7 @@ def console(_migrated, urls, folder):
             lived_in.fill(settings, folder, INSTALLATION, hostile=True)
             parts = {"run": JobRun.open("git_ref_cleanup").id, "id": Quarantined.oldest_first().first().id}
         with console_in(folder, **given) as one:
-            one.parts = parts | {"batch": "git_ref_cleanup", "time": "2026-01-01T00:00", "name": "BatchFailing"}
+            one.parts = parts | {"batch": "git_ref_cleanup", "time": "2026-01-01T00:00", "name": "quarantine"}
             yield one
         with db.database.connection_context():
             empty()

@@ -108,8 +108,8 @@ def connected(
     with recorded(settings):
         database.connect()
         try:
-            if migrated and (pending := migrations.pending(database.obj)):
-                raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
+            if migrated:
+                require_schema()
             yield settings
         finally:
             release()
@@ -118,6 +118,12 @@ def connected(
 def recorded(settings: Settings) -> AbstractContextManager[None]:
     """Record what is done within, as the settings say."""
     return acts.begin(actor=settings.actor, on=settings.audit != "off")
+
+
+def require_schema() -> None:
+    """Refuse a database that lacks migrations; this needs a connection."""
+    if pending := migrations.pending(database.obj):
+        raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
 
 
 def require_redis() -> None:

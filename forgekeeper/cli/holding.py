@@ -90,7 +90,7 @@ def resume(
     names = _named(batches, everything)
     with connected("resume", redis_needed=False):
         lifted = resume_now(names, by=by, reason=reason)
-    _complain(lifted.refused, "resumed")
+    say(complaints(lifted.refused, "resumed"), err)
     ended, left = lifted.ended, lifted.left
     if json:
         _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in left])
@@ -135,12 +135,11 @@ def _hold(
     """Hold the batches back, and say it."""
     with connected(kind, migrated=migrated, redis_needed=False):
         held = hold_now(kind, names, until=until, reason=reason)
-    _complain(held.refused, word)
+    say(complaints(held.refused, word), err)
     if json:
         _emit([{"batch": name, word: True, "until": held.until, "reason": reason} for name in held.done])
     else:
-        end = held.until
-        say(f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in held.done)
+        say(held_back(held, word))
     if held.refused:
         raise typer.Exit(FAILED)
 
@@ -258,8 +257,17 @@ def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], d
     return done, refused
 
 
-def _complain(refused: Mapping[str, str], word: str) -> None:
-    say((f"{name} is not {word}: {why}" for name, why in refused.items()), err)
+def held_back(held: Held, word: str) -> Iterator[str]:
+    """Say which batches are held back, and until when."""
+    end = held.until
+    yield from (
+        f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in held.done
+    )
+
+
+def complaints(refused: Mapping[str, str], word: str) -> Iterator[str]:
+    """Say with which batches it was not done, and why."""
+    yield from (f"{name} is not {word}: {why}" for name, why in refused.items())
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:

@@ -17,6 +17,7 @@ from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, lasting
 from forgekeeper.connections import client, identity
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import BadCron, Cron, parse
@@ -117,6 +118,24 @@ def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[tuple[object, .
 def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
     since = heard - timedelta(seconds=work["seconds"])
     return {name: work.get(name) for name in ("what", "run", "message_id")} | {"since": since}
+
+
+def at_work(batches: Sequence[str] | None = None, run: int | None = None) -> Iterator[str]:
+    """Say which runs and children are at work now: of these batches, of a run, or all."""
+    instant = now()
+    names = {one.name for name in batches or () for one in (BATCHES[name], *BATCHES[name].children)}
+
+    def chosen(what: str, of: int | None) -> bool:
+        return (batches is None or what in names) and run in {None, of}
+
+    for one in JobRun.select().where(JobRun.state == "started").order_by(JobRun.id):
+        if chosen(one.batch, one.id):
+            yield f"run {one.id} of {one.batch} is at work on {one.started_by}, for {lasting(instant - one.started_at)}"
+    for process in facts_of(Process.known(), instant):
+        for work in process["at_work"]:
+            if work["what"] not in BATCHES and chosen(work["what"], work["run"]):
+                where, since = f"{process['host']}:{process['pid']}", lasting(instant - work["since"])
+                yield f"{work['what']}, a child of run {work['run']}, is at work on {where}, for {since}"
 
 
 def leases_list(json: Json = False) -> None:

@@ -98,6 +98,14 @@ def kept_by_documents(settings: Settings, batch: str | None, kind: str | None, l
     return Kept(found, total, unknown)
 
 
+def count_all(settings: Settings, batch: str | None, kind: str | None) -> int:
+    """Count all, or all of a batch or kind; raise `Problem` where a part cannot be counted now."""
+    kept = kept_by_documents(settings, batch, kind, 1)
+    for name, why in kept.unknown.items():
+        raise Problem(f"what lies there of kind {name} is unknown: {why}")
+    return count(batch, kind) + kept.total
+
+
 quarantine = group(
     "quarantine",
     "What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else.",

@@ -59,7 +59,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
                 found = preview(chosen, settings, sample=SAMPLE if sample is None else sample, told=told)
             finally:
                 progress("")
-        answer(found.as_json(), "\n".join(map(clean, _lines(found))), json=json)
+        answer(found.as_json(), "\n".join(map(clean, lines(found))), json=json)
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
@@ -194,7 +194,7 @@ def _overlapping(batch: str) -> str:
     return f"{batch} is queued already, since {moment(row.claimed_at)}"
 
 
-def _lines(found: Preview) -> Iterator[str]:
+def lines(found: Preview) -> Iterator[str]:
     """Say a preview in lines."""
     yield f"{found.batch}, if it ran at {moment(found.now)} UTC; nothing has been changed:"
     yield from (f"  note: {note}" for note in found.notes)

@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.console.access import Gate
+from forgekeeper.console.acting import act
 from forgekeeper.console.pages import PAGES, Asked, Page, load_pages, shown
 from forgekeeper.console.reading import Reader
 from forgekeeper.console.words import FILTERS
@@ -35,13 +36,14 @@ def application(settings: Settings) -> Starlette:
     routes: list[Route | Mount] = [
         Route(page.address, _endpoint(page, settings, reader), name=page.address) for page in PAGES
     ]
+    routes.append(Route("/act/{name}", act, methods=["GET", "POST"]))
     routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
     made = Starlette(
         routes=routes,
         middleware=[Middleware(Gate, settings=settings)],
         exception_handlers={HTTPException: _no_page, Exception: _mistake},
     )
-    made.state.reader, made.state.templates = reader, environment()
+    made.state.settings, made.state.reader, made.state.templates = settings, reader, environment()
     return made
 
 

@@ -31,6 +31,9 @@ SIGNS = {
     "warning": "!",
     "error": "✗",
     "silent": "✗",
+    "critical": "✗",
+    "info": "i",
+    "on": "✓",
     "draining": "…",
 }
 """A shape for each state: a colour alone says nothing to many."""

@@ -36,8 +36,9 @@ def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_wh
 
     shown = {row[0]: row for row in rows(console().get("/flags").text)}
 
-    assert [shown[name][place] for place in (1, 2, 4, 5)] == ["• on", FLAGS[name], "person-True", "because True"]
-    assert [shown[other][1:5] for other in others] == [["• off", FLAGS[other], "never", ""] for other in others]
+    assert [shown[name][place] for place in (1, 2, 4, 5)] == ["✓ on", FLAGS[name], "person-True", "because True"]
+    assert all(shown[other][1].endswith("off") for other in others)
+    assert [shown[other][2:5] for other in others] == [[FLAGS[other], "never", ""] for other in others]
 
 
 def test_scripts_in_who_turned_a_flag_and_why_are_escaped(console):

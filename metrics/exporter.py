@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -33,6 +33,7 @@ from forgekeeper.runs import holds, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import Cron
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
@@ -178,23 +179,38 @@ def _batches(settings: Settings) -> Iterator[Reading]:
         yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
     schedules = {name: settings.cron(name) for name in BATCHES}
     for name, schedule in schedules.items():
-        if schedule is None and name in registered:
-            # It is not recorded when a cron is switched off: its last tick was still on time.
-            since = JobRun.newest_tick(name) or registered[name]
-            yield from at("batch_off_since_timestamp_seconds", since, name, "cron_off")
-        elif schedule is not None and name not in idle:
+        if schedule is not None and name not in idle:
             yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
-    switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
-    for name in switched_off & registered.keys():
-        turned = FeatureFlag.get_or_none(FeatureFlag.name == BATCHES[name].flag)
-        since = turned.updated_at if turned else registered[name]
-        yield from at("batch_off_since_timestamp_seconds", since, name, "flag_off")
-    excused = idle | blocked.keys() | switched_off
+    off = list(switched_off(registered, schedules))
+    for switch in off:
+        yield from at("batch_off_since_timestamp_seconds", switch.since, switch.batch, switch.by)
+    excused = idle | blocked.keys() | {switch.batch for switch in off if switch.by == "flag_off"}
     for one in all_declared():
         for record in one.records if (one.parent or one.name) not in excused else ():
             if record.objective is not None:
                 seconds = record.objective.total_seconds()
                 yield Reading("backlog_age_objective_seconds", seconds, (one.name, record.name))
+
+
+class Off(NamedTuple):
+    """A batch that is switched off *by* its cron or its flag; since when, None of one that was never registered."""
+
+    batch: str
+    since: datetime | None
+    by: Literal["cron_off", "flag_off"]
+
+
+def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]) -> Iterator[Off]:
+    """Yield what is switched off of the batches, which were *registered* then and have these *schedules*."""
+    for name in BATCHES:
+        if schedules[name] is None:
+            # It is not recorded when a cron is switched off: its last tick was still on time.
+            yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
+    for name, one in BATCHES.items():
+        if one.flag and not FeatureFlag.is_on(one.flag):
+            turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag)
+            since = registered.get(name)
+            yield Off(name, since and (turned.updated_at if turned else since), "flag_off")
 
 
 def _holds() -> Iterator[Reading]:

@@ -23,6 +23,7 @@ from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker,
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
 UNTOUCHED = "nothing had touched it for a day"
+UNDONE = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
 
 UNFINISHED = "status in (0, 1, 3)"
 """Which trackers go with an entity."""
@@ -123,7 +124,9 @@ def imports(now: datetime) -> Changes[BulkImport]:
         counted="imports",
         statement=TIME_OUT_IMPORTS,
         each=_import_stale,
-        called=Subject("import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED),
+        called=Subject(
+            "import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED, undone=UNDONE
+        ),
         **COMMON,
     )
 
@@ -141,7 +144,7 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
         each=_entity_stale,
         name=BulkImportEntity.source_full_path,
         audit={name: name for name in ("bulk_import_id", "source_full_path", "trackers")},
-        called=Subject("entity", "ID", "entity", gone=gone, done="given up", because=UNTOUCHED),
+        called=Subject("entity", "ID", "entity", gone=gone, done="given up", because=UNTOUCHED, undone=UNDONE),
         **COMMON,
     )
 

@@ -50,6 +50,12 @@ OF_PROJECT = f"""
     select {SHOWN} from (select * {OF_BATCH}) as looked
     where detail->'{PROJECT}' @> to_jsonb(%(project)s::bigint) order by id desc limit %(limit)s
 """
+# Of a batch that deletes much of another kind no more is looked through.
+LATEST = f"""
+    select * from (
+        select {SHOWN} from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit 1000
+    ) as newest where record = %(record)s and phase <> 'intent' order by at desc limit 1
+"""
 TOTALS = f"""
     select batch, record, state, sum(records)::bigint, min(at), max(at)
     from audit_deletions as line, lateral (
@@ -76,7 +82,7 @@ class Subject(NamedTuple):
     *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
     columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
-    same in a word.
+    same in a word.  *undone* is a sentence on how that can be undone, and for how long.
     """
 
     called: str
@@ -89,6 +95,7 @@ class Subject(NamedTuple):
     done: str = "deleted"
     because: str = ""
     restore: str = ""
+    undone: str = ""
 
     @property
     def usage(self) -> str:
@@ -195,6 +202,12 @@ def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], 
     (looked,) = database.execute_sql(LOOKED, values).fetchone()
     lines = [Line(*row) for row in database.execute_sql(OF_PROJECT, values).fetchall()]
     return _became(lines, {PROJECT: project}), looked < LOOKED_AT and len(lines) < MATCHING
+
+
+def latest(batch: str, record: str, since: datetime) -> Line | None:
+    """Return the batch's newest row about what has become of such records, among its newest thousand since then."""
+    row = database.execute_sql(LATEST, {"batch": batch, "record": record, "since": since}).fetchone()
+    return row and Line(*row)
 
 
 def acts(since: datetime | None, *, limit: int, who: str | None = None, before: int | None = None) -> list[Act]:

@@ -211,14 +211,14 @@ def _tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> 
     """Tell what was deleted, when, by whom, why, what it was, and how it is brought back."""
     subject = _subject_of(found.line.record, known) or asked
     gone = found.state == "deleted"
-    because = f", because {_filled(subject.because, found.facts)}" if gone and subject.because else ""
+    because = f", because {filled(subject.because, found.facts)}" if gone and subject.because else ""
     became = subject.gone if gone else STATES.get(found.state, f"was {found.state}")
     yield f"{asked.called.capitalize()} {rest} {became}{_when(found.line)}{because}."
     facts = {name: _written(value) for name, value in found.facts.items() if value is not None}
     if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due"}}):
         yield f"It was: {said}."
     if subject.restore and gone:
-        yield f"`{_filled(subject.restore, found.facts)}` may bring it back."
+        yield f"`{filled(subject.restore, found.facts)}` may bring it back."
 
 
 def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
@@ -263,7 +263,8 @@ def _when(line: Line) -> str:
     return f" at {moment(line.at)}, {run}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _filled(template: str, facts: Mapping[str, Any]) -> str:
+def filled(template: str, facts: Mapping[str, Any]) -> str:
+    """Write the facts of a record, its id included, into a template of its kind."""
     return template.format_map(defaultdict(lambda: "unknown", {name: _written(fact) for name, fact in facts.items()}))
 
 

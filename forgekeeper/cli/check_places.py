@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import peewee as pw
 import redis
+from pydantic import SecretStr
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
@@ -49,11 +50,16 @@ def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Find
     if not settings.object_stores:
         yield warning("object stores", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
     for location, url in settings.object_stores.items():
-        try:
-            store = sentinel.Store(location, url.get_secret_value())
-            yield _sentinel("object store", store, ours, init=init, named=partial(_objects_named, location))
-        except sentinel.Unreadable as unreadable:
-            yield error("object store", clean(str(unreadable)))
+        yield store(location, url, ours, init=init)
+
+
+def store(location: str, url: SecretStr, ours: str | None, *, init: bool) -> Finding:
+    """Look at one of them."""
+    try:
+        place = sentinel.Store(location, url.get_secret_value())
+        return _sentinel("object store", place, ours, init=init, named=partial(_objects_named, location))
+    except sentinel.Unreadable as unreadable:
+        return error("object store", clean(str(unreadable)))
 
 
 def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:

@@ -211,6 +211,13 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
     last = one["last"]
     if last is None:
         return name, Text("never", "dim"), "", ""
+    state, said = ended(one)
+    return name, relative(last["finished_at"], instant), Text(state, STATES.get(state, "")), said
+
+
+def ended(one: Mapping[str, Any]) -> tuple[str, str]:
+    """Say how the last run of a batch of `gather` ended, in a word, and with what; the batch has had one."""
+    last = one["last"]
     result = last["result"] or {}
     blocked = result.get("blocked")
     state = "blocked" if blocked else last["state"]
@@ -218,8 +225,7 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
         state = "failing"
     # What is zero or false is in `ticks` and `why`.
     done = facts({name: value for name, value in result.items() if value})
-    said = "; ".join(part for part in (last["error"], blocked or done) if part)
-    return name, relative(last["finished_at"], instant), Text(state, STATES.get(state, "")), said
+    return state, "; ".join(part for part in (last["error"], blocked or done) if part)
 
 
 def _queue_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:

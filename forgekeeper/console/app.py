@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from forgekeeper.batches import BATCHES
 from forgekeeper.console.access import Gate
 from forgekeeper.console.acting import act
+from forgekeeper.console.backlogs import BACKLOGS
 from forgekeeper.console.pages import PAGES, Asked, Page, load_pages, shown
 from forgekeeper.console.reading import Reader
 from forgekeeper.console.words import FILTERS
@@ -32,6 +33,7 @@ MISSING, AWAY = 404, 503
 def application(settings: Settings) -> Starlette:
     """Return the console's web application; the process has to be connected, and the batches loaded."""
     load_pages()
+    BACKLOGS.begin()
     reader = Reader()
     routes: list[Route | Mount] = [
         Route(page.address, _endpoint(page, settings, reader), name=page.address) for page in PAGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import date, datetime
 from typing import Literal, NamedTuple
 
@@ -39,6 +40,11 @@ USED = f"""
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
     group by today.day
+"""
+BY_DAY = f"""
+    select batch, today.day - total.day, sum(records)::bigint
+    from run_totals as total, (select {TODAY} as day) as today
+    where total.day > today.day - %s group by 1, 2
 """
 # A batch with no more than so many runs keeps them all.
 DELETE_OLD = """
@@ -121,6 +127,16 @@ class RunTotal(Base):
     def used(cls, batch: str, run: int) -> Used:
         """Say what is used up of the limits of a run and of a day."""
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
+
+    @classmethod
+    def by_day(cls, days: int) -> dict[str, list[int]]:
+        """Return how many records each batch has deleted today (UTC) and on the days before, so many in all."""
+        found: dict[str, list[int]] = defaultdict(lambda: [0] * days)
+        for batch, ago, records in database.execute_sql(BY_DAY, (days,)).fetchall():
+            # A day to come is none of these: the clock was ahead.
+            if ago >= 0:
+                found[batch][ago] = records
+        return found
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:

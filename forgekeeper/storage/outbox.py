@@ -37,6 +37,16 @@ LYING = """
         select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
+# What a run has failed to delete may be gone.
+RECOVERABLE = """
+    with waiting as (
+        select pick_up_at from ci_deleted_objects
+        where pick_up_at > clock_timestamp() and pick_up_at < 'infinity' and attempts = 0
+    )
+    select (select count(*) from (select from waiting order by pick_up_at limit %(bound)s) as counted),
+        (select pick_up_at from waiting order by pick_up_at limit 1),
+        (select pick_up_at from waiting order by pick_up_at desc limit 1)
+"""
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
 STILL_OURS = f"select id from ci_deleted_objects where {OURS} for no key update skip locked"
 FAIL = f"""
@@ -118,6 +128,12 @@ class DeletedObject(Base):
     def later(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:
         """Select the objects that are to be deleted, but not yet."""
         return cls.select().where(cls.pick_up_at > now, cls.attempts < MAX_ATTEMPTS)
+
+    @classmethod
+    def recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
+        """Say how many objects, at most *bound*, still lie where they did, and when the first and the last are due."""
+        count, first, last = database.execute_sql(RECOVERABLE, {"bound": bound}).fetchone()
+        return count, first, last
 
     @classmethod
     def dead(cls) -> pw.ModelSelect[DeletedObject]:

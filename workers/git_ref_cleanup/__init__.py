@@ -117,6 +117,7 @@ git_ref_cleanup.audited(
         within="project_id",
         because="its project asked for that at {due}",
         restore="forgekeeper refs restore {id}",
+        undone="refs come back until `git gc` prunes their objects, two weeks by default",
     )
 )
 

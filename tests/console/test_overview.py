@@ -1,0 +1,278 @@
+"""The first page says what an operator asks at night, in that order."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from html import unescape
+
+import pytest
+
+from forgekeeper.batches import BATCHES, FeatureFlag, queues
+from forgekeeper.connections import client
+from forgekeeper.console import backlogs
+from forgekeeper.database import now
+from forgekeeper.runs import breaker
+from forgekeeper.runs.holds import Batch, Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.storage.outbox import DeletedObject
+
+SCRIPT = "<script>alert(1)</script>"
+BATCH = "user_status_cleanup"
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def known(database):
+    """Let the batches be known for a year, and every flag be on."""
+    Batch.register(BATCHES)
+    Batch.update(registered_at=now() - 365 * DAY).execute()
+    for batch in BATCHES.values():
+        if batch.flag:
+            FeatureFlag.turn(batch.flag, on=True)
+
+
+@pytest.fixture
+def healthy(known):
+    """Let everything live, and every tick of now have its run."""
+    at = now()
+    row = {"host": "forge-1", "version": "1.0", "alive_at": at, "silent_from": at + DAY}
+    Process.create(kind="worker", pid=7, queues=[*queues()], **row)
+    Process.create(kind="scheduler", pid=8, timetable=dict.fromkeys(BATCHES, "0 0 1 1 *"), **row)
+    for name in BATCHES:
+        run = {"claimed_at": at, "started_at": at, "finished_at": at, "result": {"deleted": 12, "failed": 0}}
+        JobRun.create(batch=name, tick=at, state="succeeded", **run)
+
+
+def said(text):
+    """Return the text of each section, as one reads it, by the id of its heading."""
+    sections = re.findall(r'<section aria-labelledby="(\w+)".*?</section>', text, re.DOTALL)
+    parts = re.findall(r"<section.*?</section>", text, re.DOTALL)
+    return {
+        name: " ".join(unescape(re.sub(r"<[^>]+>", " ", part)).split())
+        for name, part in zip(sections, parts, strict=True)
+    }
+
+
+def in_a_thread(look):
+    """Look as the console does: on a connection that is given back."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look).result()
+
+
+def deleted(records, ago=0, run=1, batch=BATCH):
+    at = now()
+    RunTotal.create(batch=batch, run=run, day=(at - ago * DAY).date(), records=records)
+
+
+def test_what_one_asks_at_night_stands_in_its_order(console):
+    assert list(said(console().get("/").text)) == [
+        "deleted",
+        "stopped",
+        "undone",
+        "failing",
+        "stop",
+        "where",
+        "batches",
+    ]
+
+
+def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(console, healthy):
+    page = said(console().get("/").text)
+
+    assert "Nothing unusual is deleted: 0 records today." in page["deleted"]
+    assert page["stopped"].endswith("Nothing is stopped.")
+    assert page["undone"].endswith("All that is due is deleted in time.")
+    assert page["failing"].endswith("No child fails.")
+    assert "No object in the outbox can be kept any more." in page["stop"]
+
+
+def test_the_amount_of_today_stands_beside_the_usual_and_the_most(console, known):
+    deleted(70)
+    for ago in range(1, 15):
+        deleted(100 * ago, ago=ago)
+
+    assert f"{BATCH} 70 750 1,400 lets runs begin" in said(console(breaker_share="0.3").get("/").text)["deleted"]
+
+
+def test_an_amount_far_above_the_most_of_the_days_before_is_unusual(console, known):
+    deleted(3_000)
+    deleted(1_400, ago=3)
+
+    page = said(console().get("/").text)["deleted"]
+
+    assert "Nothing unusual" not in page
+    assert f"{BATCH} 3,000 ! unusual" in page
+
+
+def test_an_amount_below_that_is_not(console, known):
+    deleted(2_800)
+    deleted(1_400, ago=3)
+
+    assert "Nothing unusual is deleted: 2,800 records today." in said(console().get("/").text)["deleted"]
+
+
+def test_a_batch_that_was_never_there_before_has_nothing_usual(console, database):
+    Batch.register([BATCH])
+    deleted(3_000)
+
+    assert "Nothing unusual is deleted: 3,000 records today." in said(console().get("/").text)["deleted"]
+
+
+def test_a_brake_says_since_when_and_why(console, known):
+    Hold.add(BATCH, "breaker", reason="it would delete 9,000 of 10,000", by="worker-1")
+
+    assert re.search(
+        r"held .* ago , until it is released: it would delete 9,000", said(console().get("/").text)["deleted"]
+    )
+
+
+def test_a_release_says_by_whom_and_how_much_is_left(console, known):
+    Hold.add(BATCH, "breaker", reason="too much", by="worker-1")
+    breaker.release(BATCH, reason="looked at it", by="olga", expect=5_000)
+
+    page = said(console().get("/").text)["deleted"]
+
+    assert re.search(r"released by olga .* ago \( ?looked at it\), until 5,000 more records are deleted", page)
+
+
+def test_a_hold_says_who_why_and_until_when(console, known):
+    Hold.add(BATCH, "pause", reason="a backup", by="olga", until=now() + timedelta(hours=3))
+
+    assert re.search(
+        rf"{BATCH} ‖ paused olga a backup [\d.]+ s ago in (3 h 0|2 h 59) min", said(console().get("/").text)["stopped"]
+    )
+
+
+def test_a_hold_without_an_end_says_that_a_person_ends_it(console, known):
+    Hold.add(BATCH, "stop", reason=None, by="olga")
+
+    assert re.search(r"stopped olga no reason given .* ago resumed", said(console().get("/").text)["stopped"])
+
+
+def test_a_blocked_batch_says_why_and_since_when(console, healthy):
+    Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
+
+    page = said(console().get("/").text)
+
+    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["undone"])
+    assert f"{BATCH} ■ blocked" in page["batches"]
+
+
+def test_a_batch_whose_flag_is_off_says_since_when(console, healthy):
+    flagged = next(batch for batch in BATCHES.values() if batch.flag)
+    FeatureFlag.turn(flagged.flag, on=False)
+
+    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", said(console().get("/").text)["undone"])
+
+
+def test_a_batch_that_fails_says_how_often_and_since_when(console, healthy):
+    at = now()
+    JobRun.create(
+        batch=BATCH, tick=at, state="failed", failures=4, error="no space", claimed_at=at, started_at=at, finished_at=at
+    )
+
+    assert re.search(
+        rf"{BATCH} ✗ failing .* ago it has failed 4 times since it last ended well: no space",
+        said(console().get("/").text)["undone"],
+    )
+
+
+def test_ticks_that_were_missed_since_the_last_run_are_counted(console, healthy):
+    for minutes in (3, 2):
+        JobRun.create(batch=BATCH, tick=now() - timedelta(minutes=minutes), state="missed", claimed_at=now())
+
+    assert f"{BATCH} ! missed 3 min" in (page := said(console().get("/").text)["undone"])
+    assert "2 ticks in a row were missed" in page
+
+
+def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(console, known):
+    page = said(console().get("/").text)["undone"]
+
+    assert "all batches ✗ unserved not known no scheduler lives" in page
+    assert "no worker takes from queue cron" in page
+
+
+def test_children_that_fail_lead_to_the_quarantine(console, healthy):
+    at = now()
+    Quarantined.create(
+        batch=BATCH, record="x", key="1", reason="child_failed", error="e", since=at, failed_at=at, retry_at=at
+    )
+    answer = console().get("/")
+
+    assert f'href="/quarantine?batch={BATCH}&amp;kind=child"' in answer.text
+    assert f"{BATCH}: 1 child fails" in said(answer.text)["failing"]
+
+
+def test_it_says_how_many_objects_can_be_kept_and_until_when(console, known):
+    for hours in (1, 5, -1):
+        DeletedObject.create(store_dir="a", file=str(hours), pick_up_at=now() + timedelta(hours=hours))
+
+    assert re.search(
+        r"2 objects lie in the outbox and can be kept: the first goes in (59 min|1 h).* , the last in (4 h 59|5 h 0) min",
+        said(console().get("/").text)["stop"],
+    )
+
+
+def test_the_redis_of_another_installation_is_an_error(console, known):
+    client.set(INSTALLATION, "another")
+
+    assert re.search(r"Redis ✗ error \S+ : .* installation another", said(console().get("/").text)["where"])
+
+
+def test_a_root_of_another_installation_is_an_error(console, known, tmp_path):
+    (tmp_path / ".forgekeeper-root").write_text("installation: another\n")
+
+    page = said(console(repositories_root=tmp_path).get("/").text)["where"]
+
+    assert "belongs to installation another" in page
+
+
+def test_the_password_of_a_server_is_nowhere(console, urls, known):
+    address = urls.redis.replace("://", "://:geheim@")
+
+    assert "geheim" not in console(redis_url=address).get("/").text
+
+
+def test_each_batch_says_what_it_did_without_what_is_zero(console, healthy):
+    assert f"{BATCH} ✓ ok 0 0 1 1 *" in (page := said(console().get("/").text)["batches"])
+    assert "✓ succeeded deleted=12" in page
+    assert "failed=0" not in page
+
+
+def test_each_tick_leads_to_its_story(console, healthy):
+    run = JobRun.of(BATCH).first()
+
+    assert f'href="/runs/{run.id}" tabindex="-1"' in console().get("/").text
+
+
+def test_scripts_in_reasons_are_escaped(console, known):
+    Hold.add(BATCH, "stop", reason=SCRIPT, by=SCRIPT)
+    Batch.block(BATCH, reason="clocks", sentence=SCRIPT)
+
+    text = console().get("/").text
+
+    assert SCRIPT not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_backlogs_are_known_minute_by_minute(database):
+    looked = backlogs.Backlogs()
+    for _ in range(2):
+        in_a_thread(looked.look)
+
+    counts, since = looked.of(BATCH)
+
+    assert counts == [0, 0]
+    assert since <= now()
+
+
+def test_a_database_that_is_away_costs_a_minute_and_not_the_thread(database, monkeypatch):
+    looked = backlogs.Backlogs()
+    monkeypatch.setattr(backlogs, "now", lambda: database.execute_sql("select * from nowhere"))
+    in_a_thread(looked.look)
+
+    assert looked.of(BATCH) == ([None], None)

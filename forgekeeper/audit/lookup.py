@@ -204,7 +204,7 @@ def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], 
     return _became(lines, {PROJECT: project}), looked < LOOKED_AT and len(lines) < MATCHING
 
 
-def latest(batch: str, record: str, since: datetime) -> Line | None:
+def last_of(batch: str, record: str, since: datetime) -> Line | None:
     """Return the batch's newest row about what has become of such records, among its newest thousand since then."""
     row = database.execute_sql(LATEST, {"batch": batch, "record": record, "since": since}).fetchone()
     return row and Line(*row)

@@ -187,7 +187,7 @@ def _restored(instant: datetime) -> Iterator[dict[str, Any]]:
     """Say what can be undone of the newest deletions of each kind, as its document declares."""
     for one in subjects():
         if one.undone and one.batch and one.record:
-            line = lookup.latest(one.batch, one.record, instant - timedelta(days=DAYS))
+            line = lookup.last_of(one.batch, one.record, instant - timedelta(days=DAYS))
             record = next(iter(line.records()), {}) if line else {}
             yield {"kind": one, "line": line, "command": line and one.restore and filled(one.restore, record)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -125,22 +125,46 @@ def flags_off(name: Flag, json: Json = False) -> None:
 
 
 def _turn(name: str, *, on: bool, json: bool) -> None:
-    flag_named(name)
+    turn = Turn.named(name, "on" if on else "off")
     with connected("flags"):
-        turn(name, on=on)
-    answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)
+        turn.do()
+    answer({"flags": {name: on}}, "".join(turn.said()), json=json)
 
 
-def flag_named(name: str) -> str:
-    """Return the flag's sentence; refuse an unknown name."""
-    if name not in FLAGS:
-        wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
-    return FLAGS[name]
+class Turn(NamedTuple):
+    """A flag that is to be turned on or off for all processes."""
 
+    name: str
+    on: bool
 
-def turn(name: str, *, on: bool) -> bool:
-    """Turn a flag on or off for all processes, and record it; return whether it was on.  Needs a connection."""
-    with database.atomic():
-        was_on = FeatureFlag.turn(name, on=on)
-        acts.record(f"flags {'on' if on else 'off'}", name, before={"on": was_on}, after={"on": on})
-    return was_on
+    @classmethod
+    def named(cls, name: str, to: str) -> Turn:
+        """Return what the words say; refuse what is no flag, and what is neither on nor off."""
+        if name not in FLAGS:
+            wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
+        if to not in {"on", "off"}:
+            wrong_use(f"a flag is on or off, and not {to!r}")
+        return cls(name, to == "on")
+
+    def look(self) -> str:
+        """Say how it is turned now, and what it switches.  Needs a connection."""
+        return f"{self.name} is {'on' if FeatureFlag.is_on(self.name) else 'off'} now: {FLAGS[self.name]}"
+
+    def do(self) -> Turn:
+        """Turn it, and record it.  Needs a connection."""
+        with database.atomic():
+            was_on = FeatureFlag.turn(self.name, on=self.on)
+            acts.record(f"flags {self._word}", self.name, before={"on": was_on}, after={"on": self.on})
+        return self
+
+    def said(self) -> list[str]:
+        """Say how it is turned."""
+        return [f"{self.name} is {self._word}"]
+
+    def not_done(self) -> list[str]:
+        """Say nothing."""
+        return []
+
+    @property
+    def _word(self) -> str:
+        return "on" if self.on else "off"

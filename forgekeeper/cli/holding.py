@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from shlex import quote
 from typing import Annotated, Any, NamedTuple
@@ -30,7 +30,7 @@ from forgekeeper.cli.terminal import (
 )
 from forgekeeper.database import database, now
 from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind, sentences
 from forgekeeper.runs.holds import Batch as BatchRow
 from metrics.logs import one_line
 
@@ -56,7 +56,7 @@ def pause(
     if at_once:
         stop(batches, everything, reason=reason, until=until, json=json)
     else:
-        _hold("pause", "paused", _named(batches, everything), until, reason, json=json, migrated=True)
+        _hold("pause", _named(batches, everything), until, reason, json=json, migrated=True)
 
 
 def stop(
@@ -71,7 +71,7 @@ def stop(
     if not (reason or "").strip():
         wrong_use("say why: a stop needs a --reason, for anyone who finds it")
     # An emergency brake does not ask for more than it needs: another version's migration may be pending.
-    _hold("stop", "stopped", names, until, reason, json=json, migrated=False)
+    _hold("stop", names, until, reason, json=json, migrated=False)
 
 
 def resume(
@@ -90,12 +90,12 @@ def resume(
     names = _named(batches, everything)
     with connected("resume", redis_needed=False):
         lifted = resume_now(names, by=by, reason=reason)
-    say(complaints(lifted.refused, "resumed"), err)
+    say(lifted.not_done(), err)
     ended, left = lifted.ended, lifted.left
     if json:
         _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in left])
     else:
-        say(said for name in left for said in resumed(name, ended[name], left[name]))
+        say(lifted.said())
     if lifted.refused:
         raise typer.Exit(FAILED)
     if any(hold.kind in BY_PEOPLE for holds in left.values() for hold in holds):
@@ -123,33 +123,45 @@ def release(
     with connected("release", redis_needed=False):
         done = release_now(names, expect=expect, reason=reason)
     facts = {"released": [*done.released], "expect": done.released, "still_held": done.uncounted, "reason": reason}
-    answer(facts, "\n".join(released(done)), json=json)
-    say(uncounted(done), err)
+    answer(facts, "\n".join(done.said()), json=json)
+    say(done.not_done(), err)
     if done.uncounted:
         raise typer.Exit(HELD)
 
 
 def _hold(
-    kind: Kind, word: str, names: list[str] | None, until: str | None, reason: str | None, *, json: bool, migrated: bool
+    kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, json: bool, migrated: bool
 ) -> None:
     """Hold the batches back, and say it."""
     with connected(kind, migrated=migrated, redis_needed=False):
         held = hold_now(kind, names, until=until, reason=reason)
-    say(complaints(held.refused, word), err)
+    say(held.not_done(), err)
     if json:
-        _emit([{"batch": name, word: True, "until": held.until, "reason": reason} for name in held.done])
+        _emit([{"batch": name, held.word: True, "until": held.until, "reason": reason} for name in held.done])
     else:
-        say(held_back(held, word))
+        say(held.said())
     if held.refused:
         raise typer.Exit(FAILED)
 
 
 class Held(NamedTuple):
-    """The batches that are held back now, *until* when, and where that was refused and why."""
+    """The batches that are held back now, which is *word*, *until* when, and where that was refused and why."""
 
     done: list[str]
+    word: str
     until: datetime | None
     refused: dict[str, str]
+
+    def said(self) -> list[str]:
+        """Say which batches are held back, and until when."""
+        end = moment(self.until)
+        return [
+            f"{name} is {self.word} until {end if self.until else f'`forgekeeper resume {name}`'}" for name in self.done
+        ]
+
+    def not_done(self) -> list[str]:
+        """Say which are not, and why."""
+        return [f"{name} is not {self.word}: {why}" for name, why in self.refused.items()]
 
 
 class Lifted(NamedTuple):
@@ -159,6 +171,14 @@ class Lifted(NamedTuple):
     left: dict[str, list[Hold]]
     refused: dict[str, str]
 
+    def said(self) -> list[str]:
+        """Say what has ended, what still holds batches back, and how that ends."""
+        return [said for name, left in self.left.items() for said in _resumed(name, self.ended[name], left)]
+
+    def not_done(self) -> list[str]:
+        """Say which batches are as they were, and why."""
+        return [f"{name} is not resumed: {why}" for name, why in self.refused.items()]
+
 
 class Released(NamedTuple):
     """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*."""
@@ -166,6 +186,19 @@ class Released(NamedTuple):
     released: dict[str, int | None]
     unheld: list[str]
     uncounted: list[str]
+
+    def said(self) -> list[str]:
+        """Say which batches run again, and which no brake held."""
+        said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
+        for name, number in self.released.items():
+            limit = "" if number is None else f"; {number:,} records may go, and no more"
+            said[name] = f"runs again from its next tick{limit}"
+        return [f"{name} {said[name]}" for name in BATCHES if name in said]
+
+    def not_done(self) -> list[str]:
+        """Say which a brake still holds."""
+        uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
+        return [f"{name} {uncounted}" for name in self.uncounted]
 
 
 def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None) -> Held:
@@ -185,7 +218,7 @@ def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: 
         acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
 
     done, refused = _each(known(names), add)
-    return Held(done, end, refused)
+    return Held(done, "paused" if kind == "pause" else "stopped", end, refused)
 
 
 def resume_now(names: list[str] | None, *, by: str | None, reason: str | None) -> Lifted:
@@ -224,23 +257,6 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
     return done
 
 
-def released(done: Released) -> Iterator[str]:
-    """Say which batches run again, and which no brake held."""
-    for name in BATCHES:
-        if name in done.released:
-            number = done.released[name]
-            limit = "" if number is None else f"; {number:,} records may go, and no more"
-            yield f"{name} runs again from its next tick{limit}"
-        elif name in done.unheld:
-            yield f"{name} is held by no brake: there is nothing to release"
-
-
-def uncounted(done: Released) -> Iterator[str]:
-    """Say which batches a brake still holds."""
-    for name in done.uncounted:
-        yield f"{name} is still held: what is due cannot be counted now; say with --expect how many go"
-
-
 def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
     """Do it to each batch in a transaction of its own; return where it was done, and where not and why."""
     done, refused = [], {}
@@ -257,17 +273,10 @@ def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], d
     return done, refused
 
 
-def held_back(held: Held, word: str) -> Iterator[str]:
-    """Say which batches are held back, and until when."""
-    end = held.until
-    yield from (
-        f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in held.done
-    )
-
-
-def complaints(refused: Mapping[str, str], word: str) -> Iterator[str]:
-    """Say with which batches it was not done, and why."""
-    yield from (f"{name} is not {word}: {why}" for name, why in refused.items())
+def standing(names: list[str] | None) -> Iterator[str]:
+    """Say what holds these batches back at this moment, all where *names* is None."""
+    for name in names or sorted({hold.batch for hold in Hold.standing()}):
+        yield from sentences(name)
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
@@ -295,8 +304,7 @@ def _facts(holds: Sequence[Hold]) -> list[dict[str, Any]]:
     return [{field: getattr(hold, field) for field in fields} for hold in holds]
 
 
-def resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
-    """Say what has ended, what still holds the batch back, and how that ends."""
+def _resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
     yield from (f"{name}: ended {_whose(hold)}" for hold in ended)
     for hold in left:
         if hold.kind in BY_PEOPLE:

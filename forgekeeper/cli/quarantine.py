@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ Kind = Annotated[
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="Its id, as `list` shows it.")]
 Act = Literal["retry", "discard"]
 PERSON = "when a person says so"
+WORDS: dict[Act, str] = {"retry": "will be tried again", "discard": "discarded"}
 STAYS: dict[Act, str] = {
     "retry": "nothing can read it, or a run is at it just now",
     "discard": "it is tried again by itself, and can be discarded once it waits for a person",
@@ -98,14 +99,6 @@ def kept_by_documents(settings: Settings, batch: str | None, kind: str | None, l
     return Kept(found, total, unknown)
 
 
-def count_all(settings: Settings, batch: str | None, kind: str | None) -> int:
-    """Count all, or all of a batch or kind; raise `Problem` where a part cannot be counted now."""
-    kept = kept_by_documents(settings, batch, kind, 1)
-    for name, why in kept.unknown.items():
-        raise Problem(f"what lies there of kind {name} is unknown: {why}")
-    return count(batch, kind) + kept.total
-
-
 quarantine = group(
     "quarantine",
     "What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else.",
@@ -130,7 +123,7 @@ def quarantine_retry(
 ) -> None:
     """Try one, or all, once more: by the next run, or by the next fan-out.  What fails again waits on as before."""
     retried = _act("retry", number, everything, batch, kind)
-    answer({"retried": retried}, f"{retried} will be tried again", json=json)
+    answer({"retried": retried}, f"{retried} {WORDS['retry']}", json=json)
 
 
 @quarantine.command("discard")
@@ -143,7 +136,7 @@ def quarantine_discard(
     was refused stays for good.
     """
     discarded = _act("discard", number, everything, batch, kind)
-    answer({"discarded": discarded}, f"{discarded} discarded", json=json)
+    answer({"discarded": discarded}, f"{discarded} {WORDS['discard']}", json=json)
 
 
 def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind: str | None) -> int:
@@ -166,6 +159,60 @@ def decide(act: Act, number: str | None, batch: str | None, kind: str | None, se
         there = _named(number, settings) is not None
         raise Problem(f"{number} stays as it is: {STAYS[act]}") if there else _nothing(number)
     return done
+
+
+class Decided(NamedTuple):
+    """To how many it was done, *word* says what, and where it was *refused*, why."""
+
+    number: int
+    word: str
+    refused: list[str]
+
+    def said(self) -> list[str]:
+        """Say to how many it was done."""
+        return [f"{self.number} {self.word}"]
+
+    def not_done(self) -> list[str]:
+        """Say what stays, and why."""
+        return self.refused
+
+
+class Chosen(NamedTuple):
+    """What a person has chosen: these *ids*, or *everything* that lies there, all or of a batch or kind."""
+
+    ids: Sequence[str]
+    everything: bool
+    batch: str | None
+    kind: str | None
+
+    def count(self, settings: Settings) -> int:
+        """Count what is chosen; raise `Problem` where nothing is, or where a part cannot be counted now."""
+        if bool(self.ids) == self.everything:
+            wrong_use("name one by its id, or say --all")
+        if self.ids:
+            return len(self.ids)
+        kept = kept_by_documents(settings, self.batch, self.kind, 1)
+        for name, why in kept.unknown.items():
+            raise Problem(f"what lies there of kind {name} is unknown: {why}")
+        return count(self.batch, self.kind) + kept.total
+
+    def look(self, settings: Settings) -> Iterator[str]:
+        """Say what each of the ids is, or how many are meant."""
+        yield f"so many are meant: {self.count(settings)}"
+        for one in (named(number, settings) for number in self.ids):
+            yield f"{one.id}: {one.record} {one.key} of {one.batch} failed {one.failures} times: {one.error}"
+
+    def decide(self, act: Act, settings: Settings, *, expect: int | None = None) -> Decided:
+        """Do it, and record it; refuse it where *expect* is not how many there are.  Needs a connection."""
+        if expect not in {None, there := self.count(settings)}:
+            raise Problem(f"there are {there:,} now, and not {expect:,}: nothing is done")
+        done, refused = 0, list[str]()
+        for one in self.ids or (None,):
+            try:
+                done += decide(act, one, self.batch, self.kind, settings)
+            except Problem as problem:
+                refused.append(str(problem))
+        return Decided(done, WORDS[act], refused)
 
 
 def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) -> int:

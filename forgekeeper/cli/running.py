@@ -112,11 +112,20 @@ def send(batch: Name, json: Json = False) -> None:
 
 
 class Sent(NamedTuple):
-    """The *run* that was made, or why none was: *skipped* in a word, *obstacles* in sentences."""
+    """The *run* of the *batch* that was made, or why none was: *skipped* in a word, *obstacles* in sentences."""
 
+    batch: str
     run: int | None
     skipped: str | None
     obstacles: list[str]
+
+    def said(self) -> list[str]:
+        """Say which run was made."""
+        return [f"{self.batch} is queued as run {self.run}"] if self.run is not None else []
+
+    def not_done(self) -> list[str]:
+        """Say why none was."""
+        return self.obstacles
 
 
 def send_now(batch: BatchSpec) -> Sent:
@@ -129,7 +138,7 @@ def send_now(batch: BatchSpec) -> Sent:
     number = None if back else by_hand.claim(batch)
     obstacles = [] if number is not None else holds.sentences(batch.name) if back else [_overlapping(batch.name)]
     reconcile.send(batch.name, deliver)
-    return Sent(number, None if number else back or "overlap", obstacles)
+    return Sent(batch.name, number, None if number else back or "overlap", obstacles)
 
 
 def cancel(
@@ -142,17 +151,24 @@ def cancel(
     What it has left is for the next run of its batch.
     """
     with connected("cancel", redis_needed=False):
-        run, state, sentence = cancel_now(number, reason=reason)
+        run, state = cancelled = cancel_now(number, reason=reason)
     facts = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": reason}
-    answer(facts, sentence, json=json)
+    answer(facts, "".join(cancelled.said()), json=json)
 
 
 class Cancelled(NamedTuple):
-    """The *run* as it was, the *state* in which it is then, None when it had ended, and what becomes of it."""
+    """The *run* as it was, and the *state* in which it is then, None when it had ended."""
 
     run: JobRun
     state: str | None
-    sentence: str
+
+    def said(self) -> list[str]:
+        """Say what becomes of it."""
+        return [f"run {self.run.id} of {self.run.batch} {_cancelled(self.run, self.state)}"]
+
+    def not_done(self) -> list[str]:
+        """Say nothing."""
+        return []
 
 
 def cancel_now(number: int, *, reason: str | None) -> Cancelled:
@@ -162,7 +178,7 @@ def cancel_now(number: int, *, reason: str | None) -> Cancelled:
         state = by_hand.cancel(number, reason=reason, by=acts.who())
         before = {"state": run.state, "cancelled_at": run.cancelled_at}
         acts.record("cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state})
-    return Cancelled(run, state, f"run {number} of {run.batch} {_cancelled(run, state)}")
+    return Cancelled(run, state)
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, time, timedelta
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -54,6 +54,16 @@ class Problem(Exception):
     def __init__(self, sentence: str, status: int = FAILED) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+class Outcome(Protocol):
+    """What an act has come to, in sentences."""
+
+    def said(self) -> list[str]:
+        """Say what was done."""
+
+    def not_done(self) -> list[str]:
+        """Say what was not, and why."""
 
 
 def wrong_use(sentence: str) -> NoReturn:

@@ -42,6 +42,15 @@ THREADS = 4
 """So many questions are asked at once, each on a connection of its own."""
 
 
+AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
+"""What a server raises that is away, or that refuses."""
+
+
+def trouble(error: Exception) -> str:
+    """Say what a server refuses, and what to do."""
+    return clean(sentence(error) or describe(error))
+
+
 @dataclass(frozen=True)
 class Known:
     """What is known of a question: the last *value*, *at* what time, and what is the *trouble* since it was *asked*.
@@ -114,8 +123,8 @@ def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
         return Known(look(), time.monotonic())
     except Problem as problem:
         return Known(problem=problem)
-    except (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError) as error:
-        return replace(before, trouble=clean(sentence(error) or describe(error)))
+    except AWAY as error:
+        return replace(before, trouble=trouble(error))
     except Exception:
         log.exception("page failed")
         return replace(before, trouble="this page has a fault, which the log of the console has")

@@ -306,7 +306,7 @@ def test_where_the_settings_let_nobody_act_no_operator_can(console, users):
         ("pause", {"batch": BATCH, "everything": "1"}, 422),
         ("pause", {"batch": BATCH, "reason": "x" * (LONGEST + 1)}, 422),
         ("release", {"batch": BATCH, "expect": "-1"}, 422),
-        ("release", {"batch": BATCH}, 409),
+        ("release", {"batch": BATCH}, 303),
         ("cancel", {"run": "4711"}, 409),
         ("retry", {"id": "4711"}, 409),
         ("break", {"lease": "nothing"}, 409),
@@ -344,7 +344,7 @@ def test_all_are_discarded_only_where_their_number_is_repeated(anna):
     answer = anna.act("discard", all="on", count="2")
 
     assert (answer.status, Quarantined.select().count()) == (409, 3)
-    assert wrong(answer) == "nothing is discarded: 3 lie there now, and you have repeated 2."
+    assert wrong(answer) == "there are 3 now, and not 2: nothing is done."
 
 
 def test_of_several_that_are_tried_again_one_that_is_gone_stops_no_other(anna):

@@ -6,6 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from forgekeeper.connections import client
+from forgekeeper.console.users import User, Users, hashed_password
 from forgekeeper.database import database as db
 from forgekeeper.runs import quarantine
 from models import DeletionStatus, GitRefDeletion
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def ids(text):
-    return re.findall(r'<th scope="row"><a href="/quarantine/([^"]+)">', text)
+    return re.findall(r'<th scope="row">(?:<input[^>]+> )?<a href="/quarantine/([^"]+)">', text)
 
 
 def every_page(console, path):
@@ -59,6 +60,21 @@ def test_the_page_says_how_many_there_are_in_all(console):
     db.execute_sql(MANY, [1234])
 
     assert "<strong>1,234</strong> in all" in console().get("/quarantine").text
+
+
+def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
+    db.execute_sql(MANY, [5])
+    users = Users(tmp_path / "users")
+    with users.changed() as known:
+        known["anna"] = User("anna", "operator", hashed_password("correct horse"))
+        known["vera"] = User("vera", "viewer", hashed_password("correct horse"))
+    one = console(console_users=users.path, console_actions="on")
+    anna, vera = (one.get("/quarantine", Cookie=one.log_in(name, "correct horse")).text for name in ("anna", "vera"))
+
+    assert re.findall(r'<input type="checkbox" name="id" value="(\d+)"', anna) == ["1", "2", "3", "4", "5"]
+    assert 'formaction="/act/discard"' in anna
+    assert "checkbox" not in vera
+    assert "/act/" not in vera
 
 
 def test_what_documents_keep_is_on_the_first_page_and_on_no_other(console):

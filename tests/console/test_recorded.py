@@ -84,8 +84,9 @@ def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(cons
 
 
 def test_acts_and_deletions_are_shown_newest_first_and_each_once(console, artifacts):
-    for number in range(120):
+    for number in range(250):
         acts.record("pause", f"act-{number}")
+    for number in range(120):
         artifacts.done("job_artifact", ids=[number], project_id=7)
     one, path, pages = console(), "/audit", []
 
@@ -96,9 +97,8 @@ def test_acts_and_deletions_are_shown_newest_first_and_each_once(console, artifa
         path = following and "/audit" + html.unescape(following[1])
 
     shown = [row[3] for page in pages for row in page]
-    assert [len(page) for page in pages] == [100, 100, 40]
-    assert [what for what in shown if what != "1 job_artifact"] == [f"act-{number}" for number in reversed(range(120))]
-    assert shown.count("1 job_artifact") == 120
+    assert [len(page) for page in pages] == [100, 100, 100, 70]
+    assert shown == ["1 job_artifact"] * 120 + [f"act-{number}" for number in reversed(range(250))]
 
 
 def test_a_person_is_shown_with_acts_alone_and_why(console, artifacts):

@@ -56,6 +56,10 @@ LATEST = f"""
         select {SHOWN} from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit 1000
     ) as newest where record = %(record)s and phase <> 'intent' order by at desc limit 1
 """
+OF_CHILDREN = """
+    select child, min(at), max(at), count(*) from audit_deletions
+    where run = %(run)s and child is not null group by child order by min(at), child limit %(limit)s
+"""
 TOTALS = f"""
     select batch, record, state, sum(records)::bigint, min(at), max(at)
     from audit_deletions as line, lateral (
@@ -210,12 +214,22 @@ def last_of(batch: str, record: str, since: datetime) -> Line | None:
     return row and Line(*row)
 
 
-def acts(since: datetime | None, *, limit: int, who: str | None = None, before: int | None = None) -> list[Act]:
+def acts(
+    since: datetime | None,
+    *,
+    limit: int,
+    who: str | None = None,
+    before: int | None = None,
+    batch: str | None = None,
+    until: datetime | None = None,
+) -> list[Act]:
     """Return the newest acts of people since then, or of all times, with ids below *before* if that is said.
 
-    *who* is the user, host or actor whose they are.
+    *who* is the user, host or actor whose they are, *batch* the one that they name; none is later than *until*.
     """
     query = Act.select().order_by(Act.id.desc()).limit(limit)
+    query = query if batch is None else query.where(Act.batch == batch)
+    query = query if until is None else query.where(Act.at <= until)
     query = query if before is None else query.where(Act.id < before)
     if who:
         query = query.where((Act.by_user == who) | (Act.by_host == who) | (Act.actor == who))
@@ -242,6 +256,21 @@ class Total(NamedTuple):
     records: int
     first: datetime
     last: datetime
+
+
+class OfChild(NamedTuple):
+    """What the audit has of a child: the *first* and the *last* of its *rows*."""
+
+    child: str
+    first: datetime
+    last: datetime
+    rows: int
+
+
+def children(run: int, *, limit: int) -> list[OfChild]:
+    """Return those of the run's children that have deleted something, in the order in which they began to."""
+    values = {"run": run, "limit": limit}
+    return [OfChild(*row) for row in database.execute_sql(OF_CHILDREN, values).fetchall()]
 
 
 def totals(run: int) -> list[Total]:

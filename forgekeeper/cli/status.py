@@ -104,7 +104,7 @@ def gather(settings: Settings) -> dict[str, Any]:
 def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     schedules, whose = process_list.schedules(known, instant, settings)
-    batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
+    batches = {name: batch_facts(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
@@ -125,7 +125,8 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     return found | {"warnings": warnings}
 
 
-def _batch(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:
+def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:
+    """Return what is known of the batch: when it is due, what is open, how its last run ended, what holds it back."""
     holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)

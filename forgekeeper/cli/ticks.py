@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -40,18 +40,32 @@ ENDED = ("succeeded", "blocked", "skipped")
 """States of runs whose last attempt came to its end."""
 
 
+class Told(NamedTuple):
+    """What happened to a run, in a sentence, and *at* which instant; None where that is not known."""
+
+    sentence: str
+    at: datetime | None = None
+
+
 def ticks(
     batch: Name, limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20, json: Json = False
 ) -> None:
     """List a batch's ticks and runs by hand, newest first."""
     name = batch_named(batch).name
     with connected("ticks"):
-        runs = list(JobRun.of(name).limit(limit))
+        runs = listed(name, limit=limit)
     if json:
         emit({"batch": name, "ticks": list(map(_facts, runs))})
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
-    table(columns, map(_row, runs))
+    table(columns, map(row_of, runs))
+
+
+def listed(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
+    """Return the batch's runs, newest first: all, or those in a *state*; and of those the ones *before* that number."""
+    query = JobRun.of(batch).limit(limit)
+    query = query if state is None else query.where(JobRun.state == state)
+    return list(query if before is None else query.where(JobRun.id < before))
 
 
 def why(
@@ -75,14 +89,9 @@ def why(
     name = "" if number is not None else batch_named(batch).name
     with connected("why", redis_needed=False) as settings:
         tick = None if time is None else read_time(time, now(), ahead=False)
-        if number is not None:
-            run: JobRun | None = numbered(number)
-        elif tick is None:
-            run = JobRun.of(name).first()
-        else:
-            run = JobRun.at(name, tick)
+        run = numbered(number) if number is not None else at(name, tick)
         name = name or (run.batch if run else "")
-        sentences = _absent(name, tick, settings) if run is None else list(_tell(run))
+        sentences = absent(name, tick, settings) if run is None else [told.sentence for told in story(run)]
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
         sentences += [*holds.sentences(name), *of_children(name, failing)]
     if json:
@@ -91,7 +100,13 @@ def why(
         say(sentences)
 
 
-def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
+def at(batch: str, tick: datetime | None) -> JobRun | None:
+    """Return the row of the batch's tick, of the newest run if None; None where there is none."""
+    run: JobRun | None = JobRun.of(batch).first() if tick is None else JobRun.at(batch, tick)
+    return run
+
+
+def absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     """Say why there is no row for *tick*."""
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
@@ -113,35 +128,37 @@ def _facts(run: JobRun) -> dict[str, Any]:
     return {**run.__data__, "result": result_of(run)}
 
 
-def _row(run: JobRun) -> tuple[object, ...]:
+def row_of(run: JobRun) -> tuple[Any, ...]:
+    """Return a row of the table: run, tick, state, reason, attempt, started by, ended, error or result."""
     aside = _set_aside(run)
     tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
     return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, _outcome(run)
 
 
-def _tell(run: JobRun) -> Iterator[str]:
-    """Say what became of the row."""
-    yield _claim(run)
+def story(run: JobRun) -> Iterator[Told]:
+    """Say what became of the row, in the order in which it is told."""
+    yield Told(_claim(run), run.claimed_at)
     if unrun := UNRUN.get((run.state, run.reason)):
-        yield unrun
+        yield Told(unrun, run.finished_at)
     elif run.state == "skipped" and run.reason in WHY:
-        yield f"It was skipped, because {WHY[run.reason]}."
+        yield Told(f"It was skipped, because {WHY[run.reason]}.", run.finished_at)
     if run.enqueued_at:
-        yield f"It was sent to the workers at {moment(run.enqueued_at)}."
+        yield Told(f"It was sent to the workers at {moment(run.enqueued_at)}.", run.enqueued_at)
     if run.losses:
         times = "once" if run.losses == 1 else f"{run.losses} times"
-        yield f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
+        taken = f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
+        yield Told(taken)
     if run.started_at:
         who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
         since = f", {lasting(run.started_at - run.tick)} after it was due" if run.tick else ""
-        yield f"{who} was started by worker {run.started_by} at {moment(run.started_at)}{since}."
+        yield Told(f"{who} was started by worker {run.started_by} at {moment(run.started_at)}{since}.", run.started_at)
     if ending := _ending(run):
-        yield ending
+        yield Told(ending, run.finished_at)
     if run.cancelled_at is not None:
         because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
-        yield f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
+        yield Told(f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}.", run.cancelled_at)
     if held := (run.result or {}).get("held"):
-        yield f"A brake has held it back: {str(held).rstrip('. ')}."
+        yield Told(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:

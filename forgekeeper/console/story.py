@@ -1,1 +1,156 @@
-"""Pages to come."""
+"""The story of one tick or run: what became of it and when, its children, what it deleted, where its log is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from forgekeeper.audit import lookup
+from forgekeeper.audit.acts import Act
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli import audit, process_list, ticks
+from forgekeeper.cli.connection import batch_named
+from forgekeeper.cli.running import numbered
+from forgekeeper.cli.terminal import read_time
+from forgekeeper.console.batch import limits, number_named
+from forgekeeper.console.drawing import spans
+from forgekeeper.console.pages import Asked, page
+from forgekeeper.database import now
+from forgekeeper.runs import holds
+from forgekeeper.runs.ledger import OPEN, JobRun
+from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.settings import Settings
+
+SHOWN, ACTS = 50, 20
+"""So many children are shown, and so many acts looked at."""
+MOVING = timedelta(minutes=2)
+"""So long after its end a run's page still renews itself: its children may begin later."""
+HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
+"""By which acts of people a tick comes to do nothing."""
+
+
+class Child(NamedTuple):
+    """A child of a run: since when and until when something is known of it."""
+
+    name: str
+    state: str
+    since: datetime
+    until: datetime | None
+    said: str
+    quarantined: int | None = None
+
+
+@page("/runs/{run}", "story.html", "Run {run}")
+def of_run(asked: Asked) -> dict[str, Any]:
+    """Show what became of a run, by its number."""
+    return _story(numbered(number_named(asked.path["run"], "run")), asked.settings)
+
+
+@page("/batches/{batch}/ticks", "story.html", "{batch}")
+@page("/batches/{batch}/ticks/{time}", "story.html", "{batch}")
+def of_tick(asked: Asked) -> dict[str, Any]:
+    """Show what became of a batch's tick, also of one that has no row; of the newest where no ``time`` is given."""
+    name, text = batch_named(asked.path["batch"]).name, asked.path.get("time") or asked.query.get("time")
+    tick = None if text is None else read_time(text, now(), ahead=False)
+    if (run := ticks.at(name, tick)) is not None:
+        return _story(run, asked.settings)
+    return {
+        "at": now(),
+        "run": None,
+        "batch": name,
+        "title": f"A tick of {name}",
+        "told": ticks.absent(name, tick, asked.settings),
+        "holding": holds.sentences(name),
+    }
+
+
+def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
+    name, instant = run.batch, now()
+    children = list(_children(run, instant))
+    answer, lines = audit.of_run(run.id, None, SHOWN)
+    at_work = any(one.state == "started" for one in children)
+    recent = run.finished_at is not None and instant - run.finished_at < MOVING
+    batch = BATCHES.get(name)
+    return {
+        "at": instant,
+        "run": run,
+        "batch": name,
+        "title": f"Run {run.id} of {name}",
+        "live": run.state in OPEN or at_work or recent,
+        "open": run.state in OPEN,
+        "told": _timeline(run),
+        "holding": holds.sentences(name),
+        "result": ticks.result_of(run) or {},
+        "sent": sum((run.result or {}).get(one.enqueued_as) or 0 for one in batch.children) if batch else 0,
+        "children": children,
+        "drawn": _drawn(children, instant),
+        "deleted": answer["sentences"],
+        "lines": [audit.row_of(line) for line in lines],
+        "limits": limits(settings, name, RunTotal.used(name, run.id), of_run=True),
+        "newer": JobRun.of(name).where(JobRun.id > run.id).order_by(JobRun.id).first(),
+        "older": JobRun.of(name).where(JobRun.id < run.id).first(),
+    }
+
+
+def _timeline(run: JobRun) -> list[tuple[datetime, str, str]]:
+    """Return what happened in the order of time: when, in which state that is shown, and a sentence."""
+    at, placed = run.tick or run.claimed_at, list[tuple[datetime, str, str]]()
+    told = list(ticks.story(run))
+    for one in told:
+        at = one.at or at
+        placed.append((at, run.state if at == run.finished_at or one is told[-1] else "", one.sentence))
+    # What has no time of its own stays behind what was told before it.
+    return sorted([*placed, *map(_done, _acts(run))], key=lambda one: one[0])
+
+
+def _done(act: Act) -> tuple[datetime, str, str]:
+    by = act.actor or f"{act.by_user}@{act.by_host}"
+    because = f" ({act.reason})" if act.reason else ""
+    return act.at, "paused", f"{by} did this: {act.act} {act.what}{because}."
+
+
+def _acts(run: JobRun) -> Iterator[Act]:
+    """Yield what people did to the batch from the claim to the end, and what kept a run from doing anything."""
+    begun, ended = run.claimed_at or run.tick, run.finished_at or now()
+    found = lookup.acts(None, limit=ACTS, batch=run.batch, until=ended)
+    yield from (act for act in found if act.at >= begun)
+    because = run.reason if run.state == "skipped" else (run.result or {}).get("skipped")
+    if (kinds := HELD_BY.get(str(because))) is None:
+        return
+    batch = BATCHES.get(run.batch)
+    turned = lookup.latest("flags on", *kinds).get(batch.flag or "") if batch and because == "flag_off" else None
+    earlier = [turned] if turned else found
+    yield from [act for act in earlier if act.act in kinds and act.at < begun][:1]
+
+
+def _children(run: JobRun, instant: datetime) -> Iterator[Child]:
+    """Yield the run's children: those at work, those that failed, and those that have deleted something."""
+    known = process_list.facts_of(Process.known(), instant)
+    at_work = [(one, work) for one in known for work in one["at_work"] if work["run"] == run.id]
+    failed = Quarantined.oldest_first(batch=run.batch, kind="child").where(Quarantined.run == run.id).limit(SHOWN)
+    named = {run.batch}
+    for process, work in at_work:
+        if work["what"] != run.batch:
+            where = f"{work['what']} on {process['host']}:{process['pid']}"
+            named.add(work["message_id"])
+            yield Child(work["message_id"], "started", work["since"], None, where)
+    for row in failed:
+        named.add(row.key)
+        yield Child(row.key, "failing", row.since, row.failed_at, row.error, row.id)
+    for one in lookup.children(run.id, limit=SHOWN):
+        if one.child not in named:
+            yield Child(one.child, "done", one.first, one.last, f"{one.rows:,} rows in the audit")
+
+
+def _drawn(children: list[Child], instant: datetime) -> tuple[str, Markup] | None:
+    """Draw when each child was at work, as far as that is known."""
+    rows = [
+        (one.name, one.since, one.until or instant, one.state) for one in sorted(children, key=lambda one: one.since)
+    ]
+    title = f"When {len(rows)} children were at work, the first at the top"
+    return (title, spans(rows, title)) if rows else None

@@ -27,6 +27,7 @@ SIGNS = {
     "held": "■",
     "paused": "‖",
     "ok": "✓",
+    "done": "✓",
     "alive": "✓",
     "running": "▶",
     "off": "○",

@@ -125,7 +125,7 @@ def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, 
     if stake.due(least + 1) <= least:
         return Verdict(ordinary=True)
     values = {"batch": batch.name, "run": run, "runs": RUNS}
-    (largest,) = database.execute_sql(LARGEST, values).fetchone()
+    largest = largest_run(batch.name, run)
     most = max(least, TIMES * largest)
     due = _in_time(lambda: stake.due(most + 1))
     if due is not None and due <= most:
@@ -142,6 +142,12 @@ def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, 
         return Verdict(ordinary=False)
     whole = would if would is None or size is None else _in_time(lambda: stake.due(size)) or would
     return Verdict(ordinary=False, sentence=_sentence(whole if room is None else would, size, largest))
+
+
+def largest_run(batch: str, run: int = NEXT) -> int:
+    """Return how much the largest of the last hundred runs has deleted, this one aside."""
+    (largest,) = database.execute_sql(LARGEST, {"batch": batch, "run": run, "runs": RUNS}).fetchone()
+    return int(largest)
 
 
 def amount(batch: BatchSpec, instant: datetime) -> int | None:

@@ -66,7 +66,7 @@ def preview(
     notes = [*_disagreement(batch, settings)]
     with database.atomic(SNAPSHOT):
         instant = at or now()
-        notes += _states(batch, settings)
+        notes += states(batch, settings)
         due = breaker.amount(batch, instant)
         notes += _brakes(batch, settings, instant)
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
@@ -112,7 +112,7 @@ def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
         yield f"a run would be blocked: {error}"
 
 
-def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
+def states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Say what keeps the batch from running, or lets a run do less than all."""
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Literal, NamedTuple
 
@@ -137,6 +138,13 @@ class RunTotal(Base):
             if ago >= 0:
                 found[batch][ago] = records
         return found
+
+    @classmethod
+    def of_runs(cls, batch: str, runs: Sequence[int]) -> dict[int, Amount]:
+        """Add up what each of these runs has deleted; one that has nothing is left out."""
+        sums = (cls.run, pw.fn.sum(cls.records), pw.fn.sum(cls.bytes))
+        rows = cls.select(*sums).where(cls.batch == batch, cls.run.in_(list(runs))).group_by(cls.run)
+        return {run: Amount(int(records), int(size)) for run, records, size in rows.tuples().execute()}
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:

@@ -1,0 +1,164 @@
+"""A batch: what holds it, its ticks page by page, what limits it, and what a run of it would do."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database as db
+from forgekeeper.runs.holds import Batch, Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.totals import Amount, RunTotal
+from tests.harness.many_rows import artifacts, statuses
+from tests.harness.programs import ROOT
+
+NAME = "user_status_cleanup"
+PAGE = f"/batches/{NAME}"
+TICKS = """
+    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at, finished_at)
+    select %s, tick, case when n %% 10 = 0 then 'missed' else 'succeeded' end, null, 'sched:1', tick, tick
+    from generate_series(1, %s) as n,
+        lateral (select date_trunc('minute', clock_timestamp()) - n * interval '1 minute' as tick) as at
+"""
+SCRIPT = "<script>alert(1)</script>"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def ticks(count):
+    db.execute_sql(TICKS, [NAME, count])
+
+
+def runs(text):
+    """Return the numbers in the table of ticks."""
+    _, _, table = text.partition('<table id="ticks">')
+    table, _, _ = table.partition("</table>")
+    return [int(number) for number in re.findall(r'<a href="/runs/(\d+)">', table)]
+
+
+def every_page(console, path):
+    found = []
+    while path:
+        text = console.get(path).text
+        found.append(runs(text))
+        following = re.search(r'<a rel="next" href="([^"]+)"', text)
+        path = following and PAGE + html.unescape(following[1])
+    return found
+
+
+def test_ticks_are_paged_backwards_without_gaps(console):
+    ticks(120)
+
+    pages = every_page(console(), PAGE)
+
+    assert [len(page) for page in pages] == [50, 50, 20]
+    assert [number for page in pages for number in page] == list(range(120, 0, -1))
+
+
+def test_a_filter_by_state_shows_only_these_on_every_page(console):
+    ticks(700)
+
+    pages = every_page(console(), f"{PAGE}?state=missed")
+
+    assert [number for page in pages for number in page] == list(range(700, 0, -10))
+
+
+def test_ticks_of_other_batches_are_not_shown(console):
+    ticks(3)
+    JobRun.claim_manual("prune", by="alice")
+
+    assert runs(console().get(PAGE).text) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("query", ["state=sock", "before=x", "before=-1", "before=" + "9" * 30])
+def test_what_is_no_state_or_no_number_is_refused_by_a_sentence(console, query):
+    assert console().get(f"{PAGE}?{query}").status == 404
+
+
+def test_a_batch_that_does_not_exist_is_missing_with_the_sentence_of_the_commands(console):
+    one = console()
+
+    for path in ("/batches/sock", "/batches/sock/preview", "/batches/sock/ticks?time=03:06"):
+        answer = one.get(path)
+        assert answer.status == 404
+        assert "there is no batch &#39;sock&#39;; there are: " in answer.text
+
+
+def test_every_batch_has_its_page(console):
+    one = console()
+
+    assert {name: one.get(f"/batches/{name}").status for name in BATCHES} == dict.fromkeys(BATCHES, 200)
+
+
+def test_who_has_paused_it_and_why_is_said(console):
+    Hold.add(NAME, "pause", reason=f"a migration {SCRIPT}", by="alice@host")
+
+    text = console().get(PAGE).text
+
+    assert "is paused without an end by alice@host" in text
+    assert "a migration &lt;script&gt;" in text
+    assert SCRIPT not in text
+
+
+def test_how_much_its_runs_have_used_of_the_limits_today_is_said(console):
+    RunTotal.add(NAME, 5, Amount(1234, 0))
+
+    text = console(max_per_day_user_status_cleanup=2000).get(PAGE).text
+
+    assert '<td class="number">2,000</td><td class="number">1,234</td>' in text
+
+
+def test_where_its_next_run_goes_on_is_said(console):
+    Batch.move_to(NAME, 4711)
+
+    assert "<dt>Cursor</dt><dd>4711</dd>" in console().get(PAGE).text
+
+
+def test_the_charts_say_how_much_each_tick_has_deleted(console):
+    ticks(2)
+    RunTotal.add(NAME, 2, Amount(1234, 0))
+
+    assert re.search(r"run 2, tick of [^:]+:[^:]+:[^:]+: 1,234 deleted", console().get(PAGE).text)
+
+
+def test_its_alerts_lead_to_what_to_do_about_them(console):
+    text = console().get(PAGE).text
+
+    assert '<a href="/alerts#UserStatusCleanupDurationHigh">' in text
+    assert '<a href="/runbooks/slow_runs#userstatuscleanupdurationhigh"' in text
+    assert "GitRefCleanupDeadLetters" not in text
+
+
+def test_a_preview_has_the_numbers_of_a_dry_run(console):
+    statuses(1234)
+    command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--dry-run", "--json"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    dry = json.loads(said)
+
+    text = console().get(f"{PAGE}/preview").text
+
+    assert dry["due"] == 1234
+    assert "<strong>1,234</strong> due in all" in text
+    assert [one["id"] for one in dry["parts"][0]["sample"]] == re.findall(r'<th scope="row">(\d+)</th>', text)
+
+
+def test_a_preview_says_whose_the_records_are(console):
+    artifacts(12)
+
+    text = console().get("/batches/expired_job_artifacts/preview").text
+
+    assert '<tr><th scope="row">1</th><td class="number">12</td></tr>' in text
+    assert re.search(r"flag \w+ is off", text)
+
+
+def test_a_preview_changes_nothing(console):
+    statuses(3)
+
+    console().get(f"{PAGE}/preview")
+
+    assert db.execute_sql("select count(*) from user_statuses").fetchone() == (3,)
+    assert not JobRun.select().exists()

@@ -151,7 +151,7 @@ def decide(act: Act, number: str | None, batch: str | None, kind: str | None, se
 
     Needs a connection.  Raises `Problem` where one is not there, or stays as it is.
     """
-    done = _on_rows(act, number, batch, kind)
+    done = _on_rows(act, number, batch, kind, settings)
     if number is None or not number.isdecimal():
         kind, _, key = (kind, "", None) if number is None else number.partition(":")
         done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
@@ -215,18 +215,21 @@ class Chosen(NamedTuple):
         return Decided(done, WORDS[act], refused)
 
 
-def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) -> int:
+def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> int:
     """Do it to rows of ours, and record it."""
     chosen = Quarantined.oldest_first(batch=batch, kind=kind)
     if number is not None:
         chosen = Quarantined.select().where(Quarantined.id == (int(number) if number.isdecimal() else 0))
     with database.atomic():
-        found = list(chosen)
-        done: int = getattr(rows, act)([row.id for row in found]) if found else 0
+        # A hundred thousand may lie there: not all are read, and the console's sessions are briefer than a command's.
+        patience = round(settings.database_statement_timeout.total_seconds() * 1000)
+        database.execute_sql("select set_config('statement_timeout', %s, true)", (str(patience),))
+        first = list(chosen.limit(acts.LISTED))
+        done: int = getattr(rows, act)(chosen.select(Quarantined.id)) if first else 0
         if done:
-            of = batch if number is None else found[0].batch
-            before = acts.some([f"{row.kind} {row.record} {row.key}: {row.error}" for row in found])
-            acts.record(f"quarantine {act}", number or "all", batch=of, before=before)
+            of = batch if number is None else first[0].batch
+            named = [f"{row.kind} {row.record} {row.key}: {row.error}" for row in first]
+            acts.record(f"quarantine {act}", number or "all", batch=of, before={"count": done, "first": named})
     return done
 
 

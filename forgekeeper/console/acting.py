@@ -198,7 +198,7 @@ def _form(request: Request, action: Action, fields: Fields, wrong: str = "", sta
     of = [(name, text) for name, text in fields.multi_items() if name in action.of and text]
     look = lambda: {"will": [*islice(action.look(fields, request.app.state.settings), SHOWN)]}  # noqa: E731
     known = request.app.state.reader.ask((request.url.path, *of), look, patience=PATIENCE)
-    if known.problem is not None and known.problem.status == WRONG_USE:
+    if known.problem is not None and (not wrong or known.problem.status == WRONG_USE):
         return shown(request, "problem.html", "Nothing here", 404, sentence=str(known.problem))
     facts = {
         "name": request.path_params["name"],
@@ -208,7 +208,7 @@ def _form(request: Request, action: Action, fields: Fields, wrong: str = "", sta
         "back": local(fields.get("back") or _before(request)),
         "wrong": wrong,
         "will": known.value and known.value["will"],
-        "unknown": known.problem or known.trouble,
+        "unknown": known.trouble,
     }
     return shown(request, "act.html", "Act", status, **facts)
 

@@ -138,15 +138,21 @@ def dead_letters() -> dict[tuple[str, str], int]:
     return {(kind, record): count for kind, record, count in database.execute_sql(DEAD_LETTERS).fetchall()}
 
 
-def retry(ids: Collection[int]) -> int:
-    """Let these be tried once more, by the next run; return how many.  Nothing tries a message that cannot be read."""
-    which = (Quarantined.id.in_(list(ids)), Quarantined.reason.not_in(KINDS["message"]))
+def retry(ids: pw.ModelSelect[Quarantined]) -> int:
+    """Let those whose *ids* a query selects be tried once more, by the next run; return how many.
+
+    Nothing tries a message that cannot be read.
+    """
+    which = (Quarantined.id.in_(ids), Quarantined.reason.not_in(KINDS["message"]))
     return int(Quarantined.update(retry_at=pw.fn.clock_timestamp()).where(*which).execute())
 
 
-def discard(ids: Collection[int]) -> int:
-    """Forget these; return how many.  One whose work is still there is tried as if it had never failed."""
-    return int(Quarantined.delete().where(Quarantined.id.in_(list(ids))).execute())
+def discard(ids: pw.ModelSelect[Quarantined]) -> int:
+    """Forget those whose *ids* a query selects; return how many.
+
+    One whose work is still there is tried as if it had never failed.
+    """
+    return int(Quarantined.delete().where(Quarantined.id.in_(ids)).execute())
 
 
 def forget_old(horizon: datetime) -> int:

@@ -318,6 +318,15 @@ def test_what_makes_no_sense_changes_nothing(anna, name, fields, status):
     assert (answer.status, acts(), holds()) == (status, [], [])
 
 
+@every(
+    "path", ["cancel?run=4711", "retry?id=4711", "pause?batch=nothing", "flag?name=nothing&to=on", "prune", "pause?"]
+)
+def test_of_what_there_is_not_there_is_no_form(anna, path):
+    answer = anna.get(f"/act/{path}")
+
+    assert (answer.status, "<button type" in answer.text.partition("<main")[2]) == (404, False)
+
+
 def test_a_form_that_was_refused_keeps_what_was_typed(anna):
     answer = anna.act("pause", batch=BATCH, until="soon", reason='a "quoted" reason', back="/flags")
 

@@ -194,7 +194,7 @@ def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(lo
     quarantine.fail("unknown", "git", "a", "its body is no message", reason="unreadable")
     client.zadd(queues.dead("git"), {"a": 1})
 
-    quarantine.discard([row.id for row in quarantine.Quarantined.select()])
+    quarantine.discard(quarantine.Quarantined.select(quarantine.Quarantined.id))
 
     assert sum(look().series("dead_letter_messages").values()) == 0
 

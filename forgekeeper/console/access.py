@@ -12,7 +12,6 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
@@ -68,9 +67,6 @@ class Person(NamedTuple):
     session: bool = False
 
 
-NOBODY = Person("not logged in", "viewer")
-
-
 class Refused(Exception):
     """A request that is refused, with the status and a sentence for the person."""
 
@@ -82,8 +78,8 @@ class Refused(Exception):
 
 def may_act(request: Request) -> bool:
     """Say whether who asks may act: an operator, where the settings let operators act."""
-    person: Person = request.state.person
-    return person.role == "operator"
+    person: Person | None = request.state.person
+    return person is not None and person.role == "operator"
 
 
 def say_next(response: Response, sentence: str) -> None:
@@ -115,7 +111,7 @@ class Gate:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        request.state.person, request.state.said = NOBODY, None
+        request.state.person, request.state.said = None, None
         if request.method == "GET" and "hx-request" not in request.headers and SAID in request.cookies:
             request.state.said = _loaded(request, SAID, 60)
         try:
@@ -127,7 +123,7 @@ class Gate:
 
     async def _answer(self, request: Request) -> Response | None:
         """Return the answer of a request that is let through to nothing else; raise `Refused`."""
-        path = request.url.path
+        path: str = request.scope["path"]  # not that of `request.url`, which the header Host is a part of
         if int(request.headers.get("content-length", 0)) > LARGEST:
             raise Refused(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
         self._insist_on_host(request)
@@ -140,7 +136,7 @@ class Gate:
         except Problem as problem:
             log.warning("console's users cannot be read", error=str(problem))
             raise Refused(503, "the console cannot read the file of its users; its log says why") from None
-        request.state.person = known or NOBODY
+        request.state.person = known
         if known is None and not (path == "/login" and self._users):
             return self._to_login(request)
         if request.method == "POST":
@@ -153,7 +149,7 @@ class Gate:
         """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
         if self._users or self._settings.console_proxy:
             return
-        name = re.sub(r":\d+\Z", "", request.headers.get("host", "")).strip("[]")
+        name = re.sub(r":\d+\Z", "", request.headers.get("host", "").lower()).strip("[]")
         if name not in {*HERE, self._settings.console_host}:
             raise Refused(421, "this console is called localhost: open it by that name")
 
@@ -193,7 +189,7 @@ class Gate:
         return names[0].encode("latin-1").decode("utf-8", "replace").strip()
 
     def _to_login(self, request: Request) -> Response:
-        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
         to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
         # A page that renews itself has to be left; what htmx follows it would take for the answer.
         if "hx-request" in request.headers:
@@ -237,13 +233,12 @@ class Gate:
 class Failures:
     """Logins that have failed within a minute, by what they have in common."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._at: dict[str, list[float]] = {}
-        self._now = now
 
     def wait(self, *keys: str) -> int:
         """Say for how many seconds none is allowed, 0 if one is."""
-        since = self._now() - MINUTE
+        since = time.monotonic() - MINUTE
         self._at = {key: recent for key, at in self._at.items() if (recent := [one for one in at if one > since])}
         full = [at[-LOGINS] - since for key in keys if len(at := self._at.get(key, [])) >= LOGINS]
         return int(max(full)) + 1 if full else 0
@@ -251,7 +246,7 @@ class Failures:
     def count(self, *keys: str) -> None:
         """Count one."""
         for key in keys:
-            self._at.setdefault(key, []).append(self._now())
+            self._at.setdefault(key, []).append(time.monotonic())
 
     def forgive(self, *keys: str) -> None:
         """Take the last back, which has not failed."""
@@ -292,7 +287,7 @@ def _session(answer: Response, user: User, request: Request) -> Response:
     """Let the answer begin a session, always a new one."""
     value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
     # Where a proxy speaks TLS for us the browser says so.
-    secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+    secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
     answer.set_cookie(SESSION, value, max_age=HOURS_12, httponly=True, samesite="lax", secure=secure)
     return answer
 

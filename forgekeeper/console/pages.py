@@ -73,8 +73,8 @@ def shown(request: Request, template: str, title: str, status: int = 200, /, **f
     of_all = {
         "person": request.state.person,
         "said": request.state.said,
-        "path": request.url.path,
-        "address": request.url.path,
+        "path": request.scope["path"],
+        "address": request.scope["path"],
         "query": {name: value for name, value in request.query_params.items() if value},
         "title": title,
         "trouble": None,

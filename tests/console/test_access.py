@@ -12,11 +12,14 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.console.access import HEADERS, LARGEST, LOGINS
 from forgekeeper.console.pages import PAGES, load_pages
 from forgekeeper.console.users import User, Users, hashed_password
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.processes import version
 from forgekeeper.storage.installation import Installation, claim_by_writing
 from tests.harness.every import every
 from tests.harness.programs import eventually
@@ -93,6 +96,14 @@ def test_nobody_sees_a_page_without_a_login(guarded, path):
     assert answer.headers["location"].startswith("/login?next=%2F")
 
 
+@every("host", ["localhost/static/", "localhost/static/x?", "localhost/login?", "localhost/login#", "a/static/@b"])
+@every("path", ["/settings", "/flags", "/nothing"])
+def test_no_name_of_the_host_makes_a_page_one_that_anybody_may_see(guarded, host, path):
+    said = raw(guarded, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+
+    assert said.startswith(("HTTP/1.1 303 ", "HTTP/1.1 400 "))
+
+
 def test_nobody_acts_without_a_login(guarded):
     answer = guarded.post("/act/pause", {"batch": "prune"})
 
@@ -111,7 +122,7 @@ def test_whoever_logs_in_comes_to_the_page_that_was_asked_for(guarded):
 
     answer = guarded.post("/login", {"name": "anna", "password": PASSWORD, "next": to.replace("&amp;", "&")})
 
-    assert (answer.status, answer.headers["location"]) == (303, "/audit?who=anna&what=a%20b")
+    assert (answer.status, answer.headers["location"]) == (303, "/audit?who=anna&what=a+b")
 
 
 def test_the_page_names_who_has_logged_in_with_role_and_a_way_out(guarded):
@@ -512,14 +523,80 @@ def test_with_a_certificate_it_speaks_tls_and_its_sessions_never_go_without(cons
     assert (answer.status, "secure" in answer.headers["set-cookie"].lower()) == (303, True)
 
 
+STORE = '{"artifacts": "s3://bucket?region=eu&access_key_id=swordfish&secret_access_key=swordfish"}'
+
+
+def test_no_page_shows_a_secret(console, users, urls):
+    where = urlsplit(urls.database)
+    url = where._replace(netloc=f"forgekeeper:swordfish@{where.netloc.rpartition('@')[2]}").geturl()
+    one = console(console_users=users.path, console_actions="on", database_url=url, object_stores=STORE)
+    cookie = one.log_in("anna", PASSWORD)
+
+    texts = {path: one.get(path, Cookie=cookie).text for path in (*every_page(), "/login", "/nothing", "/act/pause")}
+
+    assert {path for path, text in texts.items() if "swordfish" in text or HASH in text or "argon2" in text} == set()
+    assert "swordfish" not in one.text()
+
+
+def test_who_has_not_logged_in_learns_no_more_than_that_there_is_a_console(guarded):
+    for text in (guarded.get("/login").text, guarded.post("/login", sec_fetch_site="cross-site").text):
+        assert [word for word in ("prune", "user_status_cleanup", "/quarantine", version()) if word in text] == []
+
+
+def test_what_was_done_is_said_once_on_the_next_page_and_not_to_one_that_renews_itself(guarded):
+    cookie = guarded.log_in("anna", PASSWORD)
+    done = guarded.post("/act/pause", {"batch": "prune", "until": "2h", "reason": "a <b>test</b>"}, cookie=cookie)
+    said = done.headers["set-cookie"].partition(";")[0]
+    both = f"{cookie}; {said}"
+
+    renewed = guarded.get("/", Cookie=both, **{"HX-Request": "true"})
+    shown = guarded.get("/", Cookie=both)
+
+    assert done.status == 303, done.text
+    assert ('class="notice" role="status"' in renewed.text, renewed.headers["set-cookie"]) == (False, None)
+    assert 'class="notice" role="status"' in shown.text
+    assert "max-age=0" in shown.headers["set-cookie"].lower()
+
+
+def test_nobody_can_have_a_page_say_what_the_console_has_not_said(guarded):
+    cookie = guarded.log_in("anna", PASSWORD)
+
+    answer = guarded.get("/", Cookie=f"{cookie}; forgekeeper_said=eyJhIjoxfQ.a.b")
+
+    assert 'class="notice" role="status"' not in answer.text
+
+
+@every("path", ["/act/pause", "/act/stop", "/act/run"])
+def test_a_viewer_acts_by_no_request_made_by_hand(guarded, path):
+    cookie = guarded.log_in("vera", PASSWORD)
+
+    answer = guarded.post(path, {"batch": "*", "reason": "because", "until": "2h"}, cookie=cookie)
+
+    assert answer.status == 403
+    assert (Hold.select().count(), Act.select().count()) == (0, 0)
+
+
+def test_an_operator_acts_by_no_request_made_by_hand_where_actions_are_off(console, users):
+    one = console(console_users=users.path)
+
+    answer = one.post("/act/pause", {"batch": "*", "reason": "x", "until": "2h"}, cookie=one.log_in("anna", PASSWORD))
+
+    assert (answer.status, Hold.select().count()) == (403, 0)
+
+
+def every_page():
+    """The addresses of pages that need no row, and of those of each batch."""
+    load_pages()
+    paths = [page.address for page in PAGES if "{" not in page.address]
+    of_batch = [page.address for page in PAGES if page.address.count("{") == page.address.count("{batch}") == 1]
+    return paths + [path.format(batch=batch) for path in of_batch for batch in BATCHES]
+
+
 def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, database):
     database.execute_sql("create role looker login; grant usage on schema public to looker")
     database.execute_sql("grant select on all tables in schema public to looker")
     # As any process does that serves: Redis belongs to this installation.
     claim_by_writing(client, Installation.ensure())
-    load_pages()
-    paths = [page.address for page in PAGES if "{" not in page.address]
-    paths += [page.address.format(batch=batch) for page in PAGES if "{batch}" in page.address for batch in BATCHES]
     with redis.from_url(urls.redis, decode_responses=True) as server:
         rights.make_users(server, "secret")
         server.acl_log_reset()
@@ -529,7 +606,7 @@ def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, 
             redis_url=urls.redis.replace("://", "://forgekeeper-console:secret@", 1),
         )
 
-        refused = {path: answer for path in paths if "permission" in (answer := one.get(path).text)}
+        refused = {path: answer for path in every_page() if "permission" in (answer := one.get(path).text)}
 
         assert (rights.refused(server), list(refused)) == ([], [])
         server.acl_deluser(*rights.users())

@@ -16,7 +16,6 @@ from forgekeeper.console import where
 from forgekeeper.console.backlogs import BACKLOGS
 from forgekeeper.console.drawing import Tick, sparkline, strip
 from forgekeeper.console.pages import Asked, page
-from forgekeeper.database.queries import BOUND
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Batch
 from forgekeeper.runs.ledger import JobRun
@@ -28,6 +27,8 @@ from metrics.exporter import switched_off
 DAYS, TIMES = 14, 2
 """An amount is unusual that is more than so many times the largest of so many days before."""
 TICKS = 60
+COUNTED = 10_000
+"""So many objects are counted, no more."""
 LOOKED_AT = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason, JobRun.claimed_at)
 LATE = timedelta(minutes=1)
 """A scheduler has looked at a tick by then, or there is something wrong."""
@@ -75,7 +76,8 @@ def overview(asked: Asked) -> dict[str, Any]:
         "holds": [(name, hold) for name, one in found["batches"].items() for hold in one["holds"]],
         "undone": undone,
         "failing": failing,
-        "outbox": DeletedObject.recoverable(BOUND),
+        "counted": COUNTED,
+        "outbox": DeletedObject.recoverable(COUNTED + 1),
         "restored": list(_restored(found["at"])),
         "where": where.facts(asked.settings, found["redis"]["trouble"]),
         "serving": where.serving(found),
@@ -84,7 +86,8 @@ def overview(asked: Asked) -> dict[str, Any]:
 
 
 def _amounts(found: Mapping[str, Any], known: Mapping[str, Batch], settings: Settings) -> dict[str, Amount]:
-    today, by_day = found["at"].astimezone(UTC).date(), RunTotal.by_day(DAYS + 1)
+    today = found["at"].astimezone(UTC).date()
+    by_day = RunTotal.by_day(today, DAYS + 1)
     amounts = {}
     for name, row in known.items():
         if name in BATCHES and BATCHES[name].deletes:

@@ -42,10 +42,9 @@ USED = f"""
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
     group by today.day
 """
-BY_DAY = f"""
-    select batch, today.day - total.day, sum(records)::bigint
-    from run_totals as total, (select {TODAY} as day) as today
-    where total.day > today.day - %s group by 1, 2
+BY_DAY = """
+    select batch, %(today)s::date - day, sum(records)::bigint from run_totals
+    where day > %(today)s::date - %(days)s and day <= %(today)s::date group by batch, day
 """
 # A batch with no more than so many runs keeps them all.
 DELETE_OLD = """
@@ -130,13 +129,11 @@ class RunTotal(Base):
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
 
     @classmethod
-    def by_day(cls, days: int) -> dict[str, list[int]]:
-        """Return how many records each batch has deleted today (UTC) and on the days before, so many in all."""
+    def by_day(cls, today: date, days: int) -> dict[str, list[int]]:
+        """Return how many records each batch has deleted *today* (UTC) and on the days before, so many in all."""
         found: dict[str, list[int]] = defaultdict(lambda: [0] * days)
-        for batch, ago, records in database.execute_sql(BY_DAY, (days,)).fetchall():
-            # A day to come is none of these: the clock was ahead.
-            if ago >= 0:
-                found[batch][ago] = records
+        for batch, ago, records in database.execute_sql(BY_DAY, {"today": today, "days": days}).fetchall():
+            found[batch][ago] = records
         return found
 
     @classmethod

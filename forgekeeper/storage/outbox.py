@@ -37,15 +37,12 @@ LYING = """
         select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
-# What a run has failed to delete may be gone.
-RECOVERABLE = """
-    with waiting as (
-        select pick_up_at from ci_deleted_objects
-        where pick_up_at > clock_timestamp() and pick_up_at < 'infinity' and attempts = 0
-    )
-    select (select count(*) from (select from waiting order by pick_up_at limit %(bound)s) as counted),
-        (select pick_up_at from waiting order by pick_up_at limit 1),
-        (select pick_up_at from waiting order by pick_up_at desc limit 1)
+# What a run has failed to delete may be gone.  By now(), as no index is looked into for a clock that goes on.
+WAITING = "from ci_deleted_objects where pick_up_at > now() and pick_up_at < 'infinity' and attempts = 0"
+RECOVERABLE = f"""
+    select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
+        (select pick_up_at {WAITING} order by pick_up_at limit 1),
+        (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
 """
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
 STILL_OURS = f"select id from ci_deleted_objects where {OURS} for no key update skip locked"

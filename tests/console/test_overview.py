@@ -10,7 +10,7 @@ import pytest
 from forgekeeper.batches import BATCHES, FeatureFlag, queues
 from forgekeeper.connections import client
 from forgekeeper.console import backlogs
-from forgekeeper.database import now
+from forgekeeper.database import database, now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -48,13 +48,10 @@ def healthy(known):
 
 
 def said(text):
-    """Return the text of each section, as one reads it, by the id of its heading."""
-    sections = re.findall(r'<section aria-labelledby="(\w+)".*?</section>', text, re.DOTALL)
-    parts = re.findall(r"<section.*?</section>", text, re.DOTALL)
-    return {
-        name: " ".join(unescape(re.sub(r"<[^>]+>", " ", part)).split())
-        for name, part in zip(sections, parts, strict=True)
-    }
+    """Return what one reads in each part of the page, by its id."""
+    _, *parts = re.split(r'<(?:li|section) id="(\w+)"', text.partition("</main>")[0])
+    read = (" ".join(unescape(re.sub(r"<[^>]+>|^[^>]*>", " ", part)).split()) for part in parts[1::2])
+    return dict(zip(parts[::2], read, strict=True))
 
 
 def in_a_thread(look):
@@ -215,6 +212,17 @@ def test_it_says_how_many_objects_can_be_kept_and_until_when(console, known):
         r"2 objects lie in the outbox and can be kept: the first goes in (59 min|1 h).* , the last in (4 h 59|5 h 0) min",
         said(console().get("/").text)["stop"],
     )
+
+
+def test_what_was_deleted_last_and_can_be_undone_has_its_command(console, known):
+    database.execute_sql(
+        "insert into audit_deletions (batch, record, run, phase, ids, hashes, detail)"
+        " values ('git_ref_cleanup', 'git_ref_deletion', 7, 'outcome', '{41}', '{}', '{\"state\": \"deleted\"}')"
+    )
+
+    page = said(console().get("/").text)["stop"]
+
+    assert re.search(r"until `git gc` prunes .* ago by run 7 : forgekeeper refs restore 41", page)
 
 
 def test_the_redis_of_another_installation_is_an_error(console, known):

@@ -25,8 +25,8 @@ SVG = Markup(
     '<svg class="{}" role="{}" aria-label="{}" width="{}" height="{}" viewBox="0 0 {} {}"><title>{}</title>{}</svg>'
 )
 LINK = Markup('<a href="{}" tabindex="-1" aria-label="{}" transform="translate({:.1f} 0)"><title>{}</title>{}</a>')
-PLAIN = Markup('<g transform="translate({:.1f} 0)">{}</g>')
-COLUMN = Markup('<rect class="{}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>')
+PLAIN = Markup('<g transform="translate({:.1f} 0)"><title>{}</title>{}</g>')
+COLUMN = Markup('<rect class="{}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>')
 SPAN = Markup('<g><title>{}: {}</title><rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/></g>')
 LABEL = Markup('<text x="4" y="{}">{}</text>')
 
@@ -72,7 +72,7 @@ def columns(
     drawn = []
     for place, (value, label) in enumerate(zip(values, labels, strict=True)):
         tall = max(1.0, HIGH * value / most)
-        shape = COLUMN.format(states[place] if states else "", HIGH - tall, step - 1, tall, label)
+        shape = COLUMN.format(states[place] if states else "", HIGH - tall, step - 1, tall)
         drawn.append(_linked(links[place] if links else "", label, shape, place * step))
     return _svg("columns", round(step * max(1, len(values))), HIGH, title, drawn, role="group" if links else "img")
 
@@ -94,7 +94,7 @@ def spans(rows: Sequence[tuple[str, datetime, datetime | None, str]], title: str
 
 
 def _linked(address: str, words: str, shape: Markup, x: float) -> Markup:
-    return LINK.format(address, words, x, words, shape) if address else PLAIN.format(x, shape)
+    return LINK.format(address, words, x, words, shape) if address else PLAIN.format(x, words, shape)
 
 
 def _svg(kind: str, width: int, height: int, title: str, drawn: Iterable[Markup], *, role: str = "img") -> Markup:

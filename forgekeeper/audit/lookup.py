@@ -273,6 +273,12 @@ def children(run: int, *, limit: int) -> list[OfChild]:
     return [OfChild(*row) for row in database.execute_sql(OF_CHILDREN, values).fetchall()]
 
 
+def more_than(rows: int, run: int) -> bool:
+    """Say whether the audit has more rows of the run, its children included, than so many."""
+    found = database.execute_sql("select from audit_deletions where run = %s limit %s", (run, rows + 1))
+    return bool(found.rowcount > rows)
+
+
 def totals(run: int) -> list[Total]:
     """Add up what a run has deleted, its children included."""
     return [Total(*row) for row in database.execute_sql(TOTALS, {"run": run}).fetchall()]

@@ -135,16 +135,23 @@ def _written_by(name: str) -> Iterator[str]:
         yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
-def of_run(run: int, since: datetime | None, limit: int) -> tuple[Answer, list[Line]]:
-    """Answer what a run and its children have deleted: in all, and the newest rows of it."""
+def of_run(run: int, since: datetime | None, limit: int, *, most: int | None = None) -> tuple[Answer, list[Line]]:
+    """Answer what a run and its children have deleted: in all, and the newest rows of it.
+
+    Where the audit has more rows of it than *most*, these are not added up, as that would take its time.
+    """
     known = subjects()
-    totals, lines = lookup.totals(run), lookup.newest(since, limit=limit, run=run)
+    many = most is not None and lookup.more_than(most, run)
+    totals, lines = [] if many else lookup.totals(run), lookup.newest(since, limit=limit, run=run)
+    nothing = f"The audit has nothing that run {run} has deleted."
+    if many:
+        nothing = f"The audit has more than {most:,} rows of run {run}: `forgekeeper audit --run {run}` adds them up."
     sentences = [
         f"Run {run} of {one.batch}: {one.records:,} {one.record}"
         f" {_done_to(one.record, known) if one.state == 'deleted' else one.state},"
         f" from {moment(one.first)} to {moment(one.last)}."
         for one in totals
-    ] or [f"The audit has nothing that run {run} has deleted."]
+    ] or [nothing]
     if (row := JobRun.get_or_none(JobRun.id == run)) is not None:
         sentences += _written_by(row.batch)
     deletions = [line.as_json() for line in lines]

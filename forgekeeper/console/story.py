@@ -26,8 +26,8 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 
-SHOWN, ACTS = 50, 20
-"""So many children are shown, and so many acts looked at."""
+SHOWN, ACTS, ROWS = 50, 20, 1_000
+"""So many children are shown, so many acts looked at, so many rows of the audit added up at most."""
 MOVING = timedelta(minutes=2)
 """So long after its end a run's page still renews itself: its children may begin later."""
 HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
@@ -72,7 +72,7 @@ def of_tick(asked: Asked) -> dict[str, Any]:
 def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
     name, instant = run.batch, now()
     children = list(_children(run, instant))
-    answer, lines = audit.of_run(run.id, None, SHOWN)
+    answer, lines = audit.of_run(run.id, None, SHOWN, most=ROWS)
     at_work = any(one.state == "started" for one in children)
     recent = run.finished_at is not None and instant - run.finished_at < MOVING
     batch = BATCHES.get(name)

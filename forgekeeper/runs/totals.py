@@ -46,6 +46,10 @@ BY_DAY = """
     select batch, %(today)s::date - day, sum(records)::bigint from run_totals
     where day > %(today)s::date - %(days)s and day <= %(today)s::date group by batch, day
 """
+OF_RUNS = """
+    select run, sum(records)::bigint, sum(bytes)::bigint from run_totals
+    where batch = %(batch)s and run = any(%(runs)s::bigint[]) group by run
+"""
 # A batch with no more than so many runs keeps them all.
 DELETE_OLD = """
     with first as (
@@ -139,9 +143,8 @@ class RunTotal(Base):
     @classmethod
     def of_runs(cls, batch: str, runs: Sequence[int]) -> dict[int, Amount]:
         """Add up what each of these runs has deleted; one that has nothing is left out."""
-        sums = (cls.run, pw.fn.sum(cls.records), pw.fn.sum(cls.bytes))
-        rows = cls.select(*sums).where(cls.batch == batch, cls.run.in_(list(runs))).group_by(cls.run)
-        return {run: Amount(int(records), int(size)) for run, records, size in rows.tuples().execute()}
+        rows = database.execute_sql(OF_RUNS, {"batch": batch, "runs": list(runs)}).fetchall()
+        return {run: Amount(records, size) for run, records, size in rows}
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:

@@ -130,6 +130,18 @@ def test_what_a_run_has_deleted_is_on_its_page(console):
     assert "3 user_status</td>" in text
 
 
+def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_added_up(console):
+    run = started()
+    of_run = Audit(NAME, on=True, run=run.id)
+    for number in range(1_001):
+        of_run.done("user_status", ids=[number])
+
+    text = html.unescape(page(console, run.id))
+
+    assert f"more than 1,000 rows of run {run.id}: `forgekeeper audit --run {run.id}` adds them up" in text
+    assert f'href="/audit?run={run.id}"' in text
+
+
 def test_each_child_is_shown_with_its_state(console):
     run = started(REFS)
     Audit(REFS, on=True, run=run.id, child="clean_project_refs:1").done("git_ref_deletion", ids=[7])
@@ -214,8 +226,8 @@ def test_the_command_for_the_log_finds_the_lines_of_the_run(console, monkeypatch
     log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
     (run,) = JobRun.select()
 
-    sought = re.search(r"grep -F '([^']+)'", html.unescape(page(console, run.id)))[1]
+    sought = re.search(r"grep -E '([^']+)'", html.unescape(page(console, run.id)))[1]
 
-    found = [line for line in log.splitlines() if sought in line]
+    found = [line for line in log.splitlines() if re.search(sought, line)]
     assert [one for one in found if "run started" in one]
     assert [one for one in found if "run finished" in one]

@@ -101,9 +101,9 @@ class Window:
 
 
 def tab_to(page, selector, most=900):
-    """Go with Tab to what the selector names."""
+    """Go with Tab to what the selector names, if one is not there."""
     for _ in range(most):
-        page.keyboard.press("Tab")
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):
             return
+        page.keyboard.press("Tab")
     raise AssertionError(f"Tab does not come to {selector}")

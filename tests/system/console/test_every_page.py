@@ -49,7 +49,8 @@ FINDINGS = """async options => {
 STOPS = """() => {
     document.body.tabIndex = -1;
     document.body.focus();
-    const can = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
+    // Ticks in a chart are passed over: the table beside it has the same links.
+    const can = "a[href]:not([tabindex='-1']), button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
     const seen = one => one.checkVisibility({visibilityProperty: true}) && !one.disabled;
     window.stops = [...document.querySelectorAll(can)].filter(seen);
     window.stood = [];

@@ -5,7 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.waiting import patient
 from tests.system.proxy import postgres_through, redis_through
 
@@ -84,6 +86,20 @@ def test_a_page_keeps_what_a_person_does_on_it_while_it_renews_itself(window):
     page.get_by_text("new:1").wait_for()
 
     assert page.evaluate(KEPT) == [True, True, "half a sen", "last", True, 60]
+
+
+def test_what_is_chosen_stays_chosen_when_another_row_goes(window):
+    for key in ("first", "second", "third"):
+        quarantine.fail("git_ref_cleanup", "clean_project_refs", key, f"of the {key}", reason="child_failed")
+    page = window().sign_in("ada").open("/quarantine")
+    page.locator("tr").filter(has_text="of the second").locator("[name=id]").check()
+
+    Quarantined.delete().where(Quarantined.key == "first").execute()
+    page.get_by_text("of the first").wait_for(state="detached")
+
+    assert page.locator("tr").filter(has=page.locator("[name=id]:checked")).all_inner_texts() == [
+        page.locator("tr").filter(has_text="of the second").inner_text()
+    ]
 
 
 def _with_a_form(route):

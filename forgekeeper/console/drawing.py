@@ -46,7 +46,7 @@ def sparkline(points: Sequence[float | None], width: int, height: int, title: st
     path, pen = "", "M"
     for place, one in enumerate(points):
         if one is not None:
-            path += f"{pen}{place * step:.1f} {1 + (height - 2) * (1 - one / most):.1f}"
+            path += f"{pen}{place * step:.1f} {1 + (height - 2) * (1 - one / most):.1f}{'h0' if pen == 'M' else ''}"
         pen = "M" if one is None else "L"
     return _svg("sparkline", width, height, title, [Markup('<path d="{}" fill="none"/>').format(path or "M0 0")])
 

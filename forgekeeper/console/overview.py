@@ -80,7 +80,7 @@ def overview(asked: Asked) -> dict[str, Any]:
         "outbox": DeletedObject.recoverable(COUNTED + 1),
         "restored": list(_restored(found["at"])),
         "where": where.facts(asked.settings, found["redis"]["trouble"]),
-        "serving": where.serving(found),
+        "serving": _serving(found),
         "rows": {name: _row(name, one, ticks[name], undone) for name, one in found["batches"].items()},
     }
 
@@ -89,8 +89,8 @@ def _amounts(found: Mapping[str, Any], known: Mapping[str, Batch], settings: Set
     today = found["at"].astimezone(UTC).date()
     by_day = RunTotal.by_day(today, DAYS + 1)
     amounts = {}
-    for name, row in known.items():
-        if name in BATCHES and BATCHES[name].deletes:
+    for name, batch in BATCHES.items():
+        if batch.deletes and (row := known.get(name)):
             # Of days before it was there nothing is usual.
             there = (today - row.registered_at.astimezone(UTC).date()).days
             holds = (hold for hold in found["batches"][name]["holds"] if hold["kind"] in BRAKES)
@@ -193,6 +193,15 @@ def _restored(instant: datetime) -> Iterator[dict[str, Any]]:
             line = lookup.last_of(one.batch, one.record, instant - timedelta(days=DAYS))
             record = next(iter(line.records()), {}) if line else {}
             yield {"kind": one, "line": line, "command": line and one.restore and filled(one.restore, record)}
+
+
+def _serving(found: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the schedulers, and who serves each queue."""
+    schedulers = [one for one in found["processes"] if one["kind"] == "scheduler"]
+    by_queue = [
+        (queue, [one for one in found["processes"] if queue in (one["queues"] or ())]) for queue in found["queues"]
+    ]
+    return [("timetable", schedulers), *by_queue]
 
 
 def _row(name: str, one: Mapping[str, Any], ticks: Sequence[JobRun], undone: Sequence[Undone]) -> dict[str, Any]:

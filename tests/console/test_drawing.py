@@ -18,7 +18,7 @@ def read(svg):
 def test_a_line_is_broken_where_nothing_was_known():
     path = read(drawing.sparkline([0, 10, None, 5], 90, 20, "Backlog")).find("path").get("d")
 
-    assert path == "M0.0 19.0L30.0 1.0M90.0 10.0"
+    assert path == "M0.0 19.0h0L30.0 1.0M90.0 10.0h0"
 
 
 @pytest.mark.parametrize("points", [[], [None], [0, 0]])

@@ -147,7 +147,7 @@ def test_a_hold_says_who_why_and_until_when(console, known):
 def test_a_hold_without_an_end_says_that_a_person_ends_it(console, known):
     Hold.add(BATCH, "stop", reason=None, by="olga")
 
-    assert re.search(r"stopped olga no reason given .* ago resumed", said(console().get("/").text)["stopped"])
+    assert re.search(r"stopped olga no reason given .* ago it is resumed", said(console().get("/").text)["stopped"])
 
 
 def test_a_blocked_batch_says_why_and_since_when(console, healthy):

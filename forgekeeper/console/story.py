@@ -144,7 +144,7 @@ def _children(run: JobRun, instant: datetime) -> Iterator[Child]:
         yield Child(row.key, "failing", row.since, row.failed_at, row.error, row.id)
     for one in lookup.children(run.id, limit=SHOWN):
         if one.child not in named:
-            yield Child(one.child, "done", one.first, one.last, f"{one.rows:,} rows in the audit")
+            yield Child(one.child, "done", one.first, one.last, f"rows in the audit: {one.rows:,}")
 
 
 def _drawn(children: list[Child], instant: datetime) -> tuple[str, Markup] | None:

@@ -242,7 +242,10 @@ def test_a_root_of_another_installation_is_an_error(console, known, tmp_path):
 def test_the_password_of_a_server_is_nowhere(console, urls, known):
     address = urls.redis.replace("://", "://:geheim@")
 
-    assert "geheim" not in console(redis_url=address).get("/").text
+    text = console(redis_url=address).get("/").text
+
+    assert "redis" in said(text)["where"]
+    assert "geheim" not in text
 
 
 def test_each_batch_says_what_it_did_without_what_is_zero(console, healthy):

@@ -16,7 +16,7 @@ from forgekeeper.database import database, now
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
+from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
 from tests.harness.performing import recorded
@@ -31,19 +31,18 @@ PERIODS = dict.fromkeys(BATCHES, 60) | {
 """Seconds between ticks."""
 AMOUNTS = {"user_status_cleanup": 140, "expired_job_artifacts": 5_200, "delete_objects": 900, "git_ref_cleanup": 310}
 WORKER, LOST = "forge-1:4711", "forge-2:980"
-TRACE = """Traceback (most recent call last):
-  File "/srv/forgekeeper/workers/git_ref_cleanup/children.py", line 88, in clean_project_refs
-    repository.delete(refs)
-OSError: git update-ref: cannot lock ref 'refs/merge-requests/4/head': File exists"""
+ERROR = "OSError: git for-each-ref: fatal: not a git repository: /srv/repositories/sample/4.git"
 ODD = {
     4: {"state": "coalesced"},
     5: {"state": "coalesced"},
     6: {"state": "missed"},
     13: {"state": "skipped", "reason": "paused"},
-    21: {"state": "failed", "error": TRACE, "attempt": 6, "failures": 6},
+    21: {"state": "failed", "error": ERROR, "attempt": 6, "failures": 6},
     34: {"state": "blocked", "reason": "no_store"},
 }
 """What has become of some ticks, counted from the newest; the others have succeeded."""
+OFTEN = {"git_ref_cleanup", "delete_objects"}
+"""The batches of which some have failed, too."""
 UNRUN = {"coalesced", "missed", "skipped"}
 HOSTILE = "<script>alert('ran')</script><img src=x onerror=\"alert('ran')\">"
 LONG = "refs/heads/" + "a-branch-whose-name-does-not-end-and-has-no-place-to-break" * 4
@@ -70,6 +69,7 @@ def fill(settings, folder, installation, *, hostile=False):
         if batch.flag is not None:
             FeatureFlag.turn(batch.flag, on=True)
     Batch.register(BATCHES)
+    Batch.update(registered_at=now() - timedelta(days=40)).execute()
     add_samples(1, settings)
     with acts.begin(on=True, actor="ada"):
         _work(settings)
@@ -91,10 +91,13 @@ def _work(settings):
 
 def _history(name, period):
     newest = int(now().timestamp()) // period * period
-    for back in reversed(range(1, TICKS + 1)):
+    shift = 5 * list(PERIODS).index(name)
+    for back in reversed(range(TICKS)):
         tick = datetime.fromtimestamp(newest - back * period, UTC)
         amount = AMOUNTS.get(name, 24) * (80 + (back * 37) % 41) // 100
-        facts = {"state": "succeeded", "reason": None, "error": None, "attempt": 1, "failures": 0} | ODD.get(back, {})
+        facts = {"state": "succeeded", "reason": None, "error": None, "attempt": 1, "failures": 0}
+        odd = ODD.get((back + shift) % TICKS, {})
+        facts |= odd if name in OFTEN or odd.get("state") in UNRUN else {}
         ran = facts["state"] not in UNRUN
         lasted = timedelta(milliseconds=700 + amount % 900)
         yield facts | {
@@ -142,7 +145,7 @@ def _hold(said):
 
 
 def _processes():
-    hour, facts = timedelta(hours=1), {"version": "0.2.0"}
+    hour, facts = timedelta(hours=1), {"version": version()}
     schedules = {name: batch.cron for name, batch in BATCHES.items()}
     Process.beat(
         None, kind="scheduler", host="forge-1", pid=4700, dead_after=hour, facts={"timetable": schedules}, **facts

@@ -52,10 +52,22 @@ def lived():
             migrations.migrate(database.obj)
             make_tables(database.obj)
             lived_in.fill(settings, own.folder, Installation.ensure())
-            run = JobRun.get(JobRun.batch == BATCH, JobRun.state == "failed").id
-            with console_in(own.folder) as console:
+            usual = type(settings).model_fields["breaker_share"].default
+            run = JobRun.last_ended("user_status_cleanup").id
+            with console_in(own.folder, breaker_share=usual) as console:
                 yield console, run
         os.chdir("/")
+
+
+def pictures(run):
+    """Return the pictures by name: each of a page, as it opens, or of a part of it."""
+    return {
+        "overview": ("/", None),
+        "batches": ("/", ".scroll[aria-label=Batches]"),
+        "batch": (f"/batches/{BATCH}", None),
+        "story": (f"/runs/{run}", None),
+        "quarantine": ("/quarantine", None),
+    }
 
 
 def take(folder):
@@ -67,12 +79,11 @@ def take(folder):
         browser = playwright.chromium.launch(executable_path=program, headless=True, args=OPTIONS)
         looking = Window(browser, console).sign_in("ada")
         looking.page.set_viewport_size({"width": 1280, "height": HEIGHT})
-        pages = {"overview": "/", "batch": f"/batches/{BATCH}", "story": f"/runs/{run}", "quarantine": "/quarantine"}
-        for name, path in pages.items():
+        for name, (path, part) in pictures(run).items():
             page = looking.open(path)
             page.evaluate(SEEN, "hidden")
             picture = folder / f"{name}.png"
-            page.screenshot(path=picture, full_page=False)
+            (page.locator(part) if part else page).screenshot(path=picture)
             if (size := picture.stat().st_size) > LARGEST:
                 raise Problem(f"{picture} has {size:,} bytes, more than {LARGEST:,}")
         looking.close()

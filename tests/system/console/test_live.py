@@ -125,8 +125,11 @@ def test_a_worker_that_is_killed_is_seen_silent_and_its_run_comes_back_and_ends(
     run = JobRun.claim_manual(BATCH, by="a test")
     eventually(lambda: JobRun.get_by_id(run).state == "started")
 
+    worker = page.locator("#live tr").filter(has_text=JobRun.get_by_id(run).started_by).filter(has_text="worker")
+    worker.locator(".state.alive").wait_for()
+
     first.kill()
-    page.locator("#live .state.silent").first.wait_for()
+    worker.locator(".state.silent").wait_for()
     services("second", "worker", "--processes", "1", "--threads", "2", **ENVIRONMENT)
     page.goto(f"/runs/{run}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
 from datetime import datetime
 
 import peewee as pw
@@ -11,7 +10,7 @@ import redis
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now, release
 from metrics.logs import describe
 from metrics.threads import Rounds
@@ -27,7 +26,7 @@ class Backlogs:
     """How much was due to each batch, minute by minute; None of a minute in which nobody could say."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[tuple[datetime | None, int | None]]] = {}
+        self._known: dict[str, deque[tuple[datetime | None, int | None]]] = defaultdict(lambda: deque(maxlen=DAY))
 
     def begin(self) -> None:
         """Look once a minute from now on, in a thread of its own."""
@@ -39,36 +38,25 @@ class Backlogs:
             database.connect(reuse_if_open=True)
             instant = now()
             for name, batch in BATCHES.items():
-                self._of(name).append((instant, _due(batch, instant)))
+                try:
+                    due = batch.due(instant)
+                except redis.RedisError:
+                    due = None
+                self._known[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:
             log.warning("backlogs not known", error=describe(error))
             for name in BATCHES:
-                self._of(name).append((None, None))
+                self._known[name].append((None, None))
         finally:
             release()
 
     def of(self, batch: str) -> tuple[list[int | None], datetime | None]:
         """Return what is known of the batch, thinned out, and since when."""
-        known = list(self._of(batch))
-        since = next((instant for instant, _ in known if instant), None)
-        return _thinned([count for _, count in known]), since
-
-    def _of(self, batch: str) -> deque[tuple[datetime | None, int | None]]:
-        return self._known.setdefault(batch, deque(maxlen=DAY))
-
-
-def _due(batch: BatchSpec, instant: datetime) -> int | None:
-    try:
-        due = batch.due(instant)
-    except redis.RedisError:
-        return None
-    return due and due.records
-
-
-def _thinned(counts: Sequence[int | None]) -> list[int | None]:
-    size = -(-len(counts) // DRAWN) or 1
-    parts = ([one for one in counts[at : at + size] if one is not None] for at in range(0, len(counts), size))
-    return [max(part, default=None) for part in parts]
+        known = list(self._known[batch])
+        size = -(-len(known) // DRAWN) or 1
+        parts = ([count for _, count in known[at : at + size]] for at in range(0, len(known), size))
+        counts = [max((one for one in part if one is not None), default=None) for part in parts]
+        return counts, next((instant for instant, _ in known if instant), None)
 
 
 BACKLOGS = Backlogs()

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
@@ -71,9 +69,8 @@ def of_tick(asked: Asked) -> dict[str, Any]:
 
 def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
     name, instant = run.batch, now()
-    children = list(_children(run, instant))
+    children = sorted(_children(run, instant), key=lambda one: one.since)
     answer, lines = audit.of_run(run.id, None, SHOWN, most=ROWS)
-    at_work = any(one.state == "started" for one in children)
     recent = run.finished_at is not None and instant - run.finished_at < MOVING
     batch = BATCHES.get(name)
     return {
@@ -81,17 +78,17 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "run": run,
         "batch": name,
         "title": f"Run {run.id} of {name}",
-        "live": run.state in OPEN or at_work or recent,
+        "live": run.state in OPEN or recent or any(one.state == "started" for one in children),
         "open": run.state in OPEN,
         "told": _timeline(run),
         "holding": holds.sentences(name),
         "result": ticks.result_of(run) or {},
         "sent": sum((run.result or {}).get(one.enqueued_as) or 0 for one in batch.children) if batch else 0,
         "children": children,
-        "drawn": _drawn(children, instant),
+        "drawn": spans([(one.name, one.state, one.since, one.until or instant) for one in children]),
         "deleted": answer["sentences"],
         "lines": [audit.row_of(line) for line in lines],
-        "limits": limits(settings, name, RunTotal.used(name, run.id), of_run=True),
+        "limits": limits(settings, name, RunTotal.used(name, run.id)),
         "newer": JobRun.of(name).where(JobRun.id > run.id).order_by(JobRun.id).first(),
         "older": JobRun.of(name).where(JobRun.id < run.id).first(),
     }
@@ -102,16 +99,14 @@ def _timeline(run: JobRun) -> list[tuple[datetime, str, str]]:
     at, placed = run.tick or run.claimed_at, list[tuple[datetime, str, str]]()
     told = list(ticks.story(run))
     for one in told:
+        # What has no time of its own stays behind what was told before it.
         at = one.at or at
         placed.append((at, run.state if at == run.finished_at or one is told[-1] else "", one.sentence))
-    # What has no time of its own stays behind what was told before it.
-    return sorted([*placed, *map(_done, _acts(run))], key=lambda one: one[0])
-
-
-def _done(act: Act) -> tuple[datetime, str, str]:
-    by = act.actor or f"{act.by_user}@{act.by_host}"
-    because = f" ({act.reason})" if act.reason else ""
-    return act.at, "paused", f"{by} did this: {act.act} {act.what}{because}."
+    for act in _acts(run):
+        because = f" ({act.reason})" if act.reason else ""
+        by = act.actor or f"{act.by_user}@{act.by_host}"
+        placed.append((act.at, "paused", f"{by} did this: {act.act} {act.what}{because}."))
+    return sorted(placed, key=lambda one: one[0])
 
 
 def _acts(run: JobRun) -> Iterator[Act]:
@@ -130,27 +125,16 @@ def _acts(run: JobRun) -> Iterator[Act]:
 
 def _children(run: JobRun, instant: datetime) -> Iterator[Child]:
     """Yield the run's children: those at work, those that failed, and those that have deleted something."""
-    known = process_list.facts_of(Process.known(), instant)
-    at_work = [(one, work) for one in known for work in one["at_work"] if work["run"] == run.id]
-    failed = Quarantined.oldest_first(batch=run.batch, kind="child").where(Quarantined.run == run.id).limit(SHOWN)
-    named = {run.batch}
-    for process, work in at_work:
-        if work["what"] != run.batch:
-            where = f"{work['what']} on {process['host']}:{process['pid']}"
-            named.add(work["message_id"])
-            yield Child(work["message_id"], "started", work["since"], None, where)
-    for row in failed:
+    named = set()
+    for process in process_list.facts_of(Process.known(), instant):
+        for work in process["at_work"]:
+            if work["run"] == run.id and work["what"] != run.batch:
+                where = f"{work['what']} on {process['host']}:{process['pid']}"
+                named.add(work["message_id"])
+                yield Child(work["message_id"], "started", work["since"], None, where)
+    for row in Quarantined.oldest_first(batch=run.batch, kind="child").where(Quarantined.run == run.id).limit(SHOWN):
         named.add(row.key)
         yield Child(row.key, "failing", row.since, row.failed_at, row.error, row.id)
     for one in lookup.children(run.id, limit=SHOWN):
-        if one.child not in named:
+        if one.child not in {run.batch, *named}:
             yield Child(one.child, "done", one.first, one.last, f"rows in the audit: {one.rows:,}")
-
-
-def _drawn(children: list[Child], instant: datetime) -> tuple[str, Markup] | None:
-    """Draw when each child was at work, as far as that is known."""
-    rows = [
-        (one.name, one.since, one.until or instant, one.state) for one in sorted(children, key=lambda one: one.since)
-    ]
-    title = f"When {len(rows)} children were at work, the first at the top"
-    return (title, spans(rows, title)) if rows else None

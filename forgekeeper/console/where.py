@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 from forgekeeper.cli import check_places
-from forgekeeper.cli.check_places import Finding
 from forgekeeper.runs import preconditions
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis, of_store
@@ -33,62 +32,49 @@ class Places:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._probes: dict[tuple[str, str], Probe] = {}
-        self._again = 0.0
-        self._found: list[Fact] = []
-        self._ours: str | None = None
+        self._again, self._found = 0.0, list[Fact]()
 
     def look(self, settings: Settings, ours: str | None) -> list[Fact]:
-        """Say what is wrong with each, as `check` does; the settings are always the same."""
-        self._ours = ours
+        """Say what is wrong with each, as `check` does; the settings and the installation are always the same."""
         with self._lock:
             if time.monotonic() >= self._again:
-                self._probes = self._probes or self._all(settings)
-                answers = asked(list(self._probes.values()), PATIENCE)
-                self._found = [Fact(*which, _wrong(found)) for which, found in zip(self._probes, answers, strict=True)]
+                self._probes = self._probes or _probes(settings, ours)
+                found = zip(self._probes, asked(list(self._probes.values()), PATIENCE), strict=True)
+                self._found = [
+                    Fact(*place, "it does not answer" if one is None else None if one.level == "ok" else one.message)
+                    for place, one in found
+                ]
                 self._again = time.monotonic() + AGAIN
             return self._found
 
-    def _all(self, settings: Settings) -> dict[tuple[str, str], Probe]:
-        probes = {
-            (f"Store {name}", of_store(url.get_secret_value())): Probe(name, partial(self._store, settings, name))
-            for name, url in settings.object_stores.items()
-        }
-        if settings.repositories_root is None:
-            return probes
-        return {
-            ("Repositories", str(settings.repositories_root)): Probe("root", partial(self._root, settings))
-        } | probes
 
-    def _store(self, settings: Settings, name: str) -> Finding:
-        return check_places.store(name, settings.object_stores[name], self._ours, init=False)
-
-    def _root(self, settings: Settings) -> Finding:
-        return next(check_places.repositories(settings, self._ours, init=False))
+def _probes(settings: Settings, ours: str | None) -> dict[tuple[str, str], Probe]:
+    root, probes = settings.repositories_root, dict[tuple[str, str], Probe]()
+    if root is not None:
+        probes["Repositories", str(root)] = Probe(
+            "root", lambda: next(check_places.repositories(settings, ours, init=False))
+        )
+    for name, url in settings.object_stores.items():
+        look = partial(check_places.store, name, url, ours, init=False)
+        probes[f"Store {name}", of_store(url.get_secret_value())] = Probe(name, look)
+    return probes
 
 
 PLACES = Places()
 
 
-def _wrong(found: Finding | None) -> str | None:
-    if found is None:
-        return "it does not answer"
-    return None if found.level == "ok" else found.message
-
-
 def facts(settings: Settings, trouble: str | None) -> list[Fact]:
     """Say where one is; *trouble* is what is wrong with Redis."""
     ours = Installation.known()
+    clocks = preconditions.differences("postgresql", *([] if trouble else ["redis"]), "host")
+    wrong = [one.sentence() for one in clocks if one.exceeds(settings.clock_tolerance)]
+    apart = (
+        f"{max(abs(one.seconds) for one in clocks):.1f} s apart at most{', without those of Redis' if trouble else ''}"
+    )
     return [
         Fact("Installation", ours or "none", None if ours else "there is none: run `forgekeeper migrate`"),
         Fact("PostgreSQL", of_database(settings.require_database()), objection()),
         Fact("Redis", of_redis(settings.require_redis()), trouble),
         *PLACES.look(settings, ours),
-        _clocks(settings, redis=trouble is None),
+        Fact("Clocks", apart, "; ".join(wrong) or None),
     ]
-
-
-def _clocks(settings: Settings, *, redis: bool) -> Fact:
-    found = preconditions.differences("postgresql", *(["redis"] if redis else []), "host")
-    wrong = [one.sentence() for one in found if one.exceeds(settings.clock_tolerance)]
-    at = f"{max(abs(one.seconds) for one in found):.1f} s apart at most"
-    return Fact("Clocks", at if redis else f"{at}, without Redis's", "; ".join(wrong) or None)

@@ -141,7 +141,7 @@ def _said() -> int:
 def _get(url: str) -> None:
     with urllib.request.urlopen(url, timeout=60) as answer:
         text = answer.read().decode()
-    assert "role=\"alert\"><strong>Not up" not in text, f"{url} is not up to date"
+    assert 'role="alert"><strong>Not up' not in text, f"{url} is not up to date"
 
 
 def _memory(pid: int) -> float:

@@ -21,7 +21,6 @@ from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
-from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.exporter import switched_off
 
@@ -34,6 +33,8 @@ LATE = timedelta(minutes=1)
 KEPT = ("stopped", "held", "paused")
 LIGHTS = ("stopped", "held", "blocked", "paused", "off", "failing", "unserved", "missed", "late")
 """What a batch shows is the first of these that it is; else it runs, or is fine."""
+
+Facts = Mapping[str, Any]
 
 
 class Undone(NamedTuple):
@@ -49,12 +50,12 @@ class Undone(NamedTuple):
 def overview(asked: Asked) -> dict[str, Any]:
     """Show what is deleted, stopped, not deleted, failing, and can be undone; where one is; and every batch."""
     settings, found = asked.settings, status.gather(asked.settings)
-    known = {row.name: row for row in Batch.select()}
+    known = {row.name: row for row in Batch.select().order_by(Batch.name)}
     looked_at = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason)
     ticks = {name: list(JobRun.of(name).select(*looked_at).limit(TICKS)) for name in BATCHES}
     undone = list(_undone(found, known, ticks))
     return found | {
-        "amounts": dict(_amounts(found, known, settings)),
+        "amounts": _amounts(found, known, settings.breaker_least),
         "rule": {"times": TIMES, "days": DAYS, "least": settings.breaker_least, "share": settings.breaker_share},
         "undone": undone,
         "counted": COUNTED,
@@ -65,36 +66,30 @@ def overview(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _amounts(
-    found: Mapping[str, Any], known: Mapping[str, Batch], settings: Settings
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _amounts(found: Facts, known: Mapping[str, Batch], least: int) -> dict[str, Facts]:
     """Say how much each batch has deleted today and on the days before, and what lets it go on or does not."""
-    today = found["at"].astimezone(UTC).date()
+    today, amounts = found["at"].astimezone(UTC).date(), dict[str, Facts]()
     by_day = RunTotal.by_day(today, DAYS + 1)
-    for name, batch in BATCHES.items():
-        if batch.deletes and (row := known.get(name)):
+    for name, row in known.items():
+        if name in BATCHES and BATCHES[name].deletes:
             # Of days before it was there nothing is usual.
             there = (today - row.registered_at.astimezone(UTC).date()).days
             before = by_day[name][1 : there + 1]
             released = row.released_at is not None and breaker.released(name)
-            yield (
-                name,
-                {
-                    "today": by_day[name][0],
-                    "before": before,
-                    "usual": round(median(before)) if before else None,
-                    "unusual": bool(before) and by_day[name][0] > max(settings.breaker_least, TIMES * max(before)),
-                    "breaker": batch.stake is not None,
-                    "brake": found["batches"][name]["held"],
-                    "release": row if released else None,
-                    "left": RunTotal.used(name, breaker.NEXT).released if released else None,
-                },
-            )
+            amounts[name] = {
+                "today": by_day[name][0],
+                "before": before,
+                "usual": round(median(before)) if before else None,
+                "unusual": bool(before) and by_day[name][0] > max(least, TIMES * max(before)),
+                "breaker": BATCHES[name].stake is not None,
+                "brake": found["batches"][name]["held"],
+                "release": row if released else None,
+                "left": RunTotal.used(name, breaker.NEXT).released if released else None,
+            }
+    return amounts
 
 
-def _undone(
-    found: Mapping[str, Any], known: Mapping[str, Batch], ticks: Mapping[str, Sequence[JobRun]]
-) -> Iterator[Undone]:
+def _undone(found: Facts, known: Mapping[str, Batch], ticks: Mapping[str, Sequence[JobRun]]) -> Iterator[Undone]:
     if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
         said = "no scheduler lives: nothing is sent when it is due"
         yield Undone([*BATCHES], "unserved", _heard(found, "scheduler"), said)
@@ -110,13 +105,13 @@ def _undone(
         yield from _missed(name, schedules[name], known.get(name), ticks[name], found["at"])
 
 
-def _heard(found: Mapping[str, Any], kind: str, queue: str | None = None) -> datetime | None:
+def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None:
     """Say when the last of them was heard of; None where the list has forgotten it, or never had one."""
     these = (one for one in found["processes"] if one["kind"] == kind and queue in {None, *(one["queues"] or ())})
     return max((one["alive_at"] for one in these), default=None)
 
 
-def _held_up(batch: BatchSpec, one: Mapping[str, Any], instant: datetime) -> Iterator[Undone]:
+def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[Undone]:
     """Say what keeps a batch from running, whether it fails, and whether what is due has waited for too long."""
     if why := next((word for word in KEPT if one[word]), None):
         yield Undone([batch.name], why, min(hold["since"] for hold in one["holds"]), "see what is stopped")
@@ -134,16 +129,14 @@ def _held_up(batch: BatchSpec, one: Mapping[str, Any], instant: datetime) -> Ite
         yield Undone([batch.name], "late", oldest + allowed, waits)
 
 
-def _missed(
-    name: str, schedule: Any, row: Batch | None, ticks: Sequence[JobRun], instant: datetime
-) -> Iterator[Undone]:
+def _missed(name: str, schedule: Any, row: Batch | None, ticks: Sequence[JobRun], at: datetime) -> Iterator[Undone]:
     """Say which ticks had no run since the last that did, and which none has looked at."""
     unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
     if missed := [run.tick for run in unrun if run.state == "missed"]:
         which = "a tick was missed" if len(missed) == 1 else f"{len(missed)} ticks in a row were missed"
         yield Undone([name], "missed", missed[-1], f"{which}: no scheduler was running")
     newest = max((run.tick for run in ticks if run.tick), default=row and row.registered_at)
-    due = schedule and schedule.newest(instant - LATE)
+    due = schedule and schedule.newest(at - LATE)
     if due and newest and newest < due:
         yield Undone([name], "missed", schedule.after(newest), f"no scheduler has looked at its tick of {moment(due)}")
 
@@ -163,7 +156,7 @@ def _restored(instant: datetime) -> Iterator[dict[str, Any]]:
             yield {"kind": one, "line": last, "command": last and one.restore and filled(one.restore, record)}
 
 
-def _row(name: str, one: Mapping[str, Any], ticks: Sequence[JobRun], undone: Sequence[Undone]) -> dict[str, Any]:
+def _row(name: str, one: Facts, ticks: Sequence[JobRun], undone: Sequence[Undone]) -> dict[str, Any]:
     words = {each.word for each in undone if name in each.batches}
     if one["children_failing"] or (one["last"] and one["last"]["state"] == "failed"):
         words.add("failing")

@@ -72,7 +72,7 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
     children = sorted(_children(run, instant), key=lambda one: one.since)
     answer, lines = audit.of_run(run.id, None, SHOWN, most=ROWS)
     recent = run.finished_at is not None and instant - run.finished_at < MOVING
-    batch = BATCHES.get(name)
+    sent = [one.enqueued_as for one in BATCHES[name].children] if name in BATCHES else []
     return {
         "at": instant,
         "run": run,
@@ -83,7 +83,7 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "told": _timeline(run),
         "holding": holds.sentences(name),
         "result": ticks.result_of(run) or {},
-        "sent": sum((run.result or {}).get(one.enqueued_as) or 0 for one in batch.children) if batch else 0,
+        "sent": sum((run.result or {}).get(counter) or 0 for counter in sent),
         "children": children,
         "drawn": spans([(one.name, one.state, one.since, one.until or instant) for one in children]),
         "deleted": answer["sentences"],

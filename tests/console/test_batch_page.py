@@ -40,64 +40,60 @@ def runs(text):
     return [int(number) for number in re.findall(r'<a href="/runs/(\d+)">', table)]
 
 
-def every_page(console, path):
+def every_page(seen, path):
     found = []
     while path:
-        text = console.get(path).text
+        text = seen(path).text
         found.append(runs(text))
         following = re.search(r'<a rel="next" href="([^"]+)"', text)
         path = following and PAGE + html.unescape(following[1])
     return found
 
 
-def test_ticks_are_paged_backwards_without_gaps(console):
+def test_ticks_are_paged_backwards_without_gaps(seen):
     ticks(120)
 
-    pages = every_page(console(), PAGE)
+    pages = every_page(seen, PAGE)
 
     assert [len(page) for page in pages] == [50, 50, 20]
     assert [number for page in pages for number in page] == list(range(120, 0, -1))
 
 
-def test_a_filter_by_state_shows_only_these_on_every_page(console):
+def test_a_filter_by_state_shows_only_these_on_every_page(seen):
     ticks(700)
 
-    pages = every_page(console(), f"{PAGE}?state=missed")
+    pages = every_page(seen, f"{PAGE}?state=missed")
 
     assert [number for page in pages for number in page] == list(range(700, 0, -10))
 
 
-def test_ticks_of_other_batches_are_not_shown(console):
+def test_ticks_of_other_batches_are_not_shown(seen):
     ticks(3)
     JobRun.claim_manual("prune", by="alice")
 
-    assert runs(console().get(PAGE).text) == [3, 2, 1]
+    assert runs(seen(PAGE).text) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("query", ["state=sock", "before=x", "before=-1", "before=" + "9" * 30])
-def test_what_is_no_state_or_no_number_is_refused_by_a_sentence(console, query):
-    assert console().get(f"{PAGE}?{query}").status == 404
+def test_what_is_no_state_or_no_number_is_refused_by_a_sentence(seen, query):
+    assert seen(f"{PAGE}?{query}").status == 404
 
 
-def test_a_batch_that_does_not_exist_is_missing_with_the_sentence_of_the_commands(console):
-    one = console()
-
+def test_a_batch_that_does_not_exist_is_missing_with_the_sentence_of_the_commands(seen):
     for path in ("/batches/sock", "/batches/sock/preview", "/batches/sock/ticks?time=03:06"):
-        answer = one.get(path)
+        answer = seen(path)
         assert answer.status == 404
         assert "there is no batch &#39;sock&#39;; there are: " in answer.text
 
 
-def test_every_batch_has_its_page(console):
-    one = console()
-
-    assert {name: one.get(f"/batches/{name}").status for name in BATCHES} == dict.fromkeys(BATCHES, 200)
+def test_every_batch_has_its_page(seen):
+    assert {name: seen(f"/batches/{name}").status for name in BATCHES} == dict.fromkeys(BATCHES, 200)
 
 
-def test_who_has_paused_it_and_why_is_said(console):
+def test_who_has_paused_it_and_why_is_said(seen):
     Hold.add(NAME, "pause", reason=f"a migration {SCRIPT}", by="alice@host")
 
-    text = console().get(PAGE).text
+    text = seen(PAGE).text
 
     assert "is paused without an end by alice@host" in text
     assert "a migration &lt;script&gt;" in text
@@ -112,53 +108,53 @@ def test_how_much_its_runs_have_used_of_the_limits_today_is_said(console):
     assert '<td class="number">2,000</td><td class="number">1,234</td>' in text
 
 
-def test_where_its_next_run_goes_on_is_said(console):
+def test_where_its_next_run_goes_on_is_said(seen):
     Batch.move_to(NAME, 4711)
 
-    assert "<dt>Cursor</dt><dd>4711</dd>" in console().get(PAGE).text
+    assert "<dt>Cursor</dt><dd>4711</dd>" in seen(PAGE).text
 
 
-def test_the_charts_say_how_much_each_tick_has_deleted(console):
+def test_the_charts_say_how_much_each_tick_has_deleted(seen):
     ticks(2)
     RunTotal.add(NAME, 2, Amount(1234, 0))
 
-    assert re.search(r"run 2, tick of [^:]+:[^:]+:[^:]+: 1,234 deleted", console().get(PAGE).text)
+    assert re.search(r"run 2, tick of [^:]+:[^:]+:[^:]+: 1,234 deleted", seen(PAGE).text)
 
 
-def test_its_alerts_lead_to_what_to_do_about_them(console):
-    text = console().get(PAGE).text
+def test_its_alerts_lead_to_what_to_do_about_them(seen):
+    text = seen(PAGE).text
 
     assert '<a href="/alerts#UserStatusCleanupDurationHigh">' in text
     assert '<a href="/runbooks/slow_runs#userstatuscleanupdurationhigh"' in text
     assert "GitRefCleanupDeadLetters" not in text
 
 
-def test_a_preview_has_the_numbers_of_a_dry_run(console):
+def test_a_preview_has_the_numbers_of_a_dry_run(seen):
     statuses(1234)
     command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--dry-run", "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     dry = json.loads(said)
 
-    text = console().get(f"{PAGE}/preview").text
+    text = seen(f"{PAGE}/preview").text
 
     assert dry["due"] == 1234
     assert "<strong>1,234</strong> due in all" in text
     assert [one["id"] for one in dry["parts"][0]["sample"]] == re.findall(r'<th scope="row">(\d+)</th>', text)
 
 
-def test_a_preview_says_whose_the_records_are(console):
+def test_a_preview_says_whose_the_records_are(seen):
     artifacts(12)
 
-    text = console().get("/batches/expired_job_artifacts/preview").text
+    text = seen("/batches/expired_job_artifacts/preview").text
 
     assert '<tr><th scope="row">1</th><td class="number">12</td></tr>' in text
     assert re.search(r"flag \w+ is off", text)
 
 
-def test_a_preview_changes_nothing(console):
+def test_a_preview_changes_nothing(seen):
     statuses(3)
 
-    console().get(f"{PAGE}/preview")
+    seen(f"{PAGE}/preview")
 
     assert db.execute_sql("select count(*) from user_statuses").fetchone() == (3,)
     assert not JobRun.select().exists()

@@ -65,20 +65,12 @@ def deleted(records, ago=0, run=1, batch=BATCH):
     RunTotal.create(batch=batch, run=run, day=(at - ago * DAY).date(), records=records)
 
 
-def test_what_one_asks_at_night_stands_in_its_order(console):
-    assert list(said(console().get("/").text)) == [
-        "deleted",
-        "stopped",
-        "undone",
-        "failing",
-        "stop",
-        "where",
-        "batches",
-    ]
+def test_what_one_asks_at_night_stands_in_its_order(seen):
+    assert list(said(seen("/").text)) == ["deleted", "stopped", "undone", "failing", "stop", "where", "batches"]
 
 
-def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(console, healthy):
-    page = said(console().get("/").text)
+def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(seen, healthy):
+    page = said(seen("/").text)
 
     assert "Nothing unusual is deleted: 0 records today." in page["deleted"]
     assert page["stopped"].endswith("Nothing is stopped.")
@@ -95,78 +87,76 @@ def test_the_amount_of_today_stands_beside_the_usual_and_the_most(console, known
     assert f"{BATCH} 70 750 1,400 lets runs begin" in said(console(breaker_share="0.3").get("/").text)["deleted"]
 
 
-def test_an_amount_far_above_the_most_of_the_days_before_is_unusual(console, known):
+def test_an_amount_far_above_the_most_of_the_days_before_is_unusual(seen, known):
     deleted(3_000)
     deleted(1_400, ago=3)
 
-    page = said(console().get("/").text)["deleted"]
+    page = said(seen("/").text)["deleted"]
 
     assert "Nothing unusual" not in page
     assert f"{BATCH} 3,000 ! unusual" in page
 
 
-def test_an_amount_below_that_is_not(console, known):
+def test_an_amount_below_that_is_not(seen, known):
     deleted(2_800)
     deleted(1_400, ago=3)
 
-    assert "Nothing unusual is deleted: 2,800 records today." in said(console().get("/").text)["deleted"]
+    assert "Nothing unusual is deleted: 2,800 records today." in said(seen("/").text)["deleted"]
 
 
-def test_a_batch_that_was_never_there_before_has_nothing_usual(console, database):
+def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
     Batch.register([BATCH])
     deleted(3_000)
 
-    assert "Nothing unusual is deleted: 3,000 records today." in said(console().get("/").text)["deleted"]
+    assert "Nothing unusual is deleted: 3,000 records today." in said(seen("/").text)["deleted"]
 
 
-def test_a_brake_says_since_when_and_why(console, known):
+def test_a_brake_says_since_when_and_why(seen, known):
     Hold.add(BATCH, "breaker", reason="it would delete 9,000 of 10,000", by="worker-1")
 
-    assert re.search(
-        r"held .* ago , until it is released: it would delete 9,000", said(console().get("/").text)["deleted"]
-    )
+    assert re.search(r"held .* ago , until it is released: it would delete 9,000", said(seen("/").text)["deleted"])
 
 
-def test_a_release_says_by_whom_and_how_much_is_left(console, known):
+def test_a_release_says_by_whom_and_how_much_is_left(seen, known):
     Hold.add(BATCH, "breaker", reason="too much", by="worker-1")
     breaker.release(BATCH, reason="looked at it", by="olga", expect=5_000)
 
-    page = said(console().get("/").text)["deleted"]
+    page = said(seen("/").text)["deleted"]
 
     assert re.search(r"released by olga .* ago \( ?looked at it\), until 5,000 more records are deleted", page)
 
 
-def test_a_hold_says_who_why_and_until_when(console, known):
+def test_a_hold_says_who_why_and_until_when(seen, known):
     Hold.add(BATCH, "pause", reason="a backup", by="olga", until=now() + timedelta(hours=3))
 
     assert re.search(
-        rf"{BATCH} ‖ paused olga a backup [\d.]+ s ago in (3 h 0|2 h 59) min", said(console().get("/").text)["stopped"]
+        rf"{BATCH} ‖ paused olga a backup [\d.]+ s ago in (3 h 0|2 h 59) min", said(seen("/").text)["stopped"]
     )
 
 
-def test_a_hold_without_an_end_says_that_a_person_ends_it(console, known):
+def test_a_hold_without_an_end_says_that_a_person_ends_it(seen, known):
     Hold.add(BATCH, "stop", reason=None, by="olga")
 
-    assert re.search(r"stopped olga no reason given .* ago it is resumed", said(console().get("/").text)["stopped"])
+    assert re.search(r"stopped olga no reason given .* ago it is resumed", said(seen("/").text)["stopped"])
 
 
-def test_a_blocked_batch_says_why_and_since_when(console, healthy):
+def test_a_blocked_batch_says_why_and_since_when(seen, healthy):
     Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
 
-    page = said(console().get("/").text)
+    page = said(seen("/").text)
 
     assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["undone"])
     assert f"{BATCH} ■ blocked" in page["batches"]
 
 
-def test_a_batch_whose_flag_is_off_says_since_when(console, healthy):
+def test_a_batch_whose_flag_is_off_says_since_when(seen, healthy):
     flagged = next(batch for batch in BATCHES.values() if batch.flag)
     FeatureFlag.turn(flagged.flag, on=False)
 
-    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", said(console().get("/").text)["undone"])
+    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", said(seen("/").text)["undone"])
 
 
-def test_a_batch_that_fails_says_how_often_and_since_when(console, healthy):
+def test_a_batch_that_fails_says_how_often_and_since_when(seen, healthy):
     at = now()
     JobRun.create(
         batch=BATCH, tick=at, state="failed", failures=4, error="no space", claimed_at=at, started_at=at, finished_at=at
@@ -174,61 +164,61 @@ def test_a_batch_that_fails_says_how_often_and_since_when(console, healthy):
 
     assert re.search(
         rf"{BATCH} ✗ failing .* ago it has failed 4 times since it last ended well: no space",
-        said(console().get("/").text)["undone"],
+        said(seen("/").text)["undone"],
     )
 
 
-def test_ticks_that_were_missed_since_the_last_run_are_counted(console, healthy):
+def test_ticks_that_were_missed_since_the_last_run_are_counted(seen, healthy):
     for minutes in (3, 2):
         JobRun.create(batch=BATCH, tick=now() - timedelta(minutes=minutes), state="missed", claimed_at=now())
 
-    assert f"{BATCH} ! missed 3 min" in (page := said(console().get("/").text)["undone"])
+    assert f"{BATCH} ! missed 3 min" in (page := said(seen("/").text)["undone"])
     assert "2 ticks in a row were missed" in page
 
 
-def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(console, known):
-    page = said(console().get("/").text)["undone"]
+def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, known):
+    page = said(seen("/").text)["undone"]
 
     assert "all batches ✗ unserved not known no scheduler lives" in page
     assert "no worker takes from queue cron" in page
 
 
-def test_children_that_fail_lead_to_the_quarantine(console, healthy):
+def test_children_that_fail_lead_to_the_quarantine(seen, healthy):
     at = now()
     Quarantined.create(
         batch=BATCH, record="x", key="1", reason="child_failed", error="e", since=at, failed_at=at, retry_at=at
     )
-    answer = console().get("/")
+    answer = seen("/")
 
     assert f'href="/quarantine?batch={BATCH}&amp;kind=child"' in answer.text
     assert f"{BATCH}: 1 child fails" in said(answer.text)["failing"]
 
 
-def test_it_says_how_many_objects_can_be_kept_and_until_when(console, known):
+def test_it_says_how_many_objects_can_be_kept_and_until_when(seen, known):
     for hours in (1, 5, -1):
         DeletedObject.create(store_dir="a", file=str(hours), pick_up_at=now() + timedelta(hours=hours))
 
     assert re.search(
         r"2 objects lie in the outbox and can be kept: the first goes in (59 min|1 h).* , the last in (4 h 59|5 h 0) min",
-        said(console().get("/").text)["stop"],
+        said(seen("/").text)["stop"],
     )
 
 
-def test_what_was_deleted_last_and_can_be_undone_has_its_command(console, known):
+def test_what_was_deleted_last_and_can_be_undone_has_its_command(seen, known):
     database.execute_sql(
         "insert into audit_deletions (batch, record, run, phase, ids, hashes, detail)"
         " values ('git_ref_cleanup', 'git_ref_deletion', 7, 'outcome', '{41}', '{}', '{\"state\": \"deleted\"}')"
     )
 
-    page = said(console().get("/").text)["stop"]
+    page = said(seen("/").text)["stop"]
 
     assert re.search(r"until `git gc` prunes .* ago by run 7 : forgekeeper refs restore 41", page)
 
 
-def test_the_redis_of_another_installation_is_an_error(console, known):
+def test_the_redis_of_another_installation_is_an_error(seen, known):
     client.set(INSTALLATION, "another")
 
-    assert re.search(r"Redis ✗ error \S+ : .* installation another", said(console().get("/").text)["where"])
+    assert re.search(r"Redis ✗ error \S+ : .* installation another", said(seen("/").text)["where"])
 
 
 def test_a_root_of_another_installation_is_an_error(console, known, tmp_path):
@@ -248,23 +238,23 @@ def test_the_password_of_a_server_is_nowhere(console, urls, known):
     assert "geheim" not in text
 
 
-def test_each_batch_says_what_it_did_without_what_is_zero(console, healthy):
-    assert f"{BATCH} ✓ ok 0 0 1 1 *" in (page := said(console().get("/").text)["batches"])
+def test_each_batch_says_what_it_did_without_what_is_zero(seen, healthy):
+    assert f"{BATCH} ✓ ok 0 0 1 1 *" in (page := said(seen("/").text)["batches"])
     assert "✓ succeeded deleted=12" in page
     assert "failed=0" not in page
 
 
-def test_each_tick_leads_to_its_story(console, healthy):
+def test_each_tick_leads_to_its_story(seen, healthy):
     run = JobRun.of(BATCH).first()
 
-    assert f'href="/runs/{run.id}" tabindex="-1"' in console().get("/").text
+    assert f'href="/runs/{run.id}" tabindex="-1"' in seen("/").text
 
 
-def test_scripts_in_reasons_are_escaped(console, known):
+def test_scripts_in_reasons_are_escaped(seen, known):
     Hold.add(BATCH, "stop", reason=SCRIPT, by=SCRIPT)
     Batch.block(BATCH, reason="clocks", sentence=SCRIPT)
 
-    text = console().get("/").text
+    text = seen("/").text
 
     assert SCRIPT not in text
     assert "&lt;script&gt;" in text

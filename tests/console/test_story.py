@@ -47,21 +47,21 @@ def timeline(text):
     return [html.unescape(" ".join(re.sub(r"<time.*?</time>", "", line).split())) for line in lines]
 
 
-def page(console, number):
-    return console().get(f"/runs/{number}").text
+def page(seen, number):
+    return seen(f"/runs/{number}").text
 
 
-def test_the_timeline_says_what_the_command_says(console):
+def test_the_timeline_says_what_the_command_says(seen):
     run = started()
     JobRun.succeed(run, {"deleted": 150, "batches": 2})
 
-    told = timeline(page(console, run.id))
+    told = timeline(page(seen, run.id))
 
     assert told == [one.sentence for one in ticks.story(JobRun.get_by_id(run.id))]
     assert any("started by worker worker-2:9" in sentence for sentence in told)
 
 
-def test_a_tick_that_was_skipped_says_that_it_was_paused_and_by_whom(console):
+def test_a_tick_that_was_skipped_says_that_it_was_paused_and_by_whom(seen):
     Batch.register([NAME])
     Batch.update(registered_at=now() - 1.5 * MINUTE).execute()
     with acts.begin(on=True, actor="alice"):
@@ -70,79 +70,79 @@ def test_a_tick_that_was_skipped_says_that_it_was_paused_and_by_whom(console):
         holding.resume_now([NAME], by=None, reason=None)
     skipped = JobRun.of(NAME).where(JobRun.state == "skipped").first()
 
-    told = timeline(page(console, skipped.id))
+    told = timeline(page(seen, skipped.id))
 
     assert f"alice did this: pause {NAME} (a migration)." in told
     assert "It was skipped, because the batch was paused." in told
 
 
-def test_what_happened_is_in_the_order_of_time(console):
+def test_what_happened_is_in_the_order_of_time(seen):
     run = started()
     with acts.begin(on=True, actor="bob"):
         by_hand.cancel(run.id, reason="enough", by="bob")
     JobRun.succeed(run, {"deleted": 1})
 
-    told = timeline(page(console, run.id))
+    told = timeline(page(seen, run.id))
 
     which = [next(n for n, sentence in enumerate(told) if word in sentence) for word in ("cancelled by bob", "ended")]
     assert which == sorted(which)
 
 
-def test_a_run_that_does_not_exist_is_missing_with_the_sentence_of_the_command(console):
-    answer = console().get("/runs/99")
+def test_a_run_that_does_not_exist_is_missing_with_the_sentence_of_the_command(seen):
+    answer = seen("/runs/99")
 
     assert answer.status == 404
     assert "the ledger has no run 99; `forgekeeper ticks BATCH` lists those that it has" in answer.text
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "9" * 30, "²"])
-def test_what_is_no_number_of_a_run_is_missing(console, number):
-    assert console().get(f"/runs/{quote(number)}").status == 404
+def test_what_is_no_number_of_a_run_is_missing(seen, number):
+    assert seen(f"/runs/{quote(number)}").status == 404
 
 
-def test_a_script_in_an_error_or_in_a_result_is_escaped(console):
+def test_a_script_in_an_error_or_in_a_result_is_escaped(seen):
     run = started()
     JobRun.fail(run, f"no\n{SCRIPT}", {SCRIPT: SCRIPT}, delay=MINUTE, retries=0)
 
-    text = page(console, run.id)
+    text = page(seen, run.id)
 
     assert SCRIPT not in text
     assert re.search(r"<pre[^>]*>no\n&lt;script&gt;", text)
 
 
-def test_a_secret_in_an_error_is_masked(console):
+def test_a_secret_in_an_error_is_masked(seen):
     run = started()
     JobRun.fail(run, "no answer from postgresql://forge:hunter2@db/forge", delay=MINUTE, retries=0)
 
-    text = page(console, run.id)
+    text = page(seen, run.id)
 
     assert "no answer from" in text
     assert "hunter2" not in text
 
 
-def test_what_a_run_has_deleted_is_on_its_page(console):
+def test_what_a_run_has_deleted_is_on_its_page(seen):
     run = started()
     Audit(NAME, on=True, run=run.id).done("user_status", ids=[7, 8, 9])
 
-    text = html.unescape(page(console, run.id))
+    text = html.unescape(page(seen, run.id))
 
     assert f"Run {run.id} of {NAME}: 3 user_status" in text
     assert "3 user_status</td>" in text
 
 
-def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_added_up(console):
+def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_added_up(seen):
     run = started()
     of_run = Audit(NAME, on=True, run=run.id)
     for number in range(1_001):
         of_run.done("user_status", ids=[number])
 
-    text = html.unescape(page(console, run.id))
+    text = html.unescape(page(seen, run.id))
 
     assert f"more than 1,000 rows of run {run.id}: `forgekeeper audit --run {run.id}` adds them up" in text
     assert f'href="/audit?run={run.id}"' in text
 
 
-def test_each_child_is_shown_with_its_state(console):
+def test_each_child_is_shown_with_its_state(seen):
     run = started(REFS)
     Audit(REFS, on=True, run=run.id, child="clean_project_refs:1").done("git_ref_deletion", ids=[7])
     failed = {"reason": "child_failed", "run": run.id}
@@ -151,7 +151,7 @@ def test_each_child_is_shown_with_its_state(console):
     facts = {"queues": ["git"], "draining": False, "at_work": [work]}
     Process.beat(None, dead_after=MINUTE, facts=facts, kind="worker", host="h", pid=1, version="1")
 
-    text = page(console, run.id)
+    text = page(seen, run.id)
 
     rows = re.findall(r'<tr>\s*<th scope="row">(.*?)</th>\s*<td><span class="state (\w+)">', text)
     shown = {re.sub("<[^>]+>", "", name): state for name, state in rows}
@@ -163,12 +163,12 @@ def test_each_child_is_shown_with_its_state(console):
     assert SCRIPT not in text
 
 
-def test_children_of_other_runs_are_not_shown(console):
+def test_children_of_other_runs_are_not_shown(seen):
     run = started(REFS)
     Audit(REFS, on=True, run=run.id + 1, child="other:1").done("git_ref_deletion", ids=[7])
     quarantine.fail(REFS, "clean_project_refs", "other:2", "no HEAD", reason="child_failed", run=run.id + 1)
 
-    assert "other:" not in page(console, run.id)
+    assert "other:" not in page(seen, run.id)
 
 
 def test_a_page_renews_itself_while_the_run_is_open_and_ceases_long_after_its_end(console):
@@ -181,7 +181,7 @@ def test_a_page_renews_itself_while_the_run_is_open_and_ceases_long_after_its_en
     assert wait_until(lambda: "data-live" not in one.get(f"/runs/{run.id}").text, 10)
 
 
-def test_the_runs_before_and_after_are_linked(console):
+def test_the_runs_before_and_after_are_linked(seen):
     numbers = []
     for ago in (3, 2, 1):
         run = started(tick=minute() - ago * MINUTE)
@@ -189,44 +189,42 @@ def test_the_runs_before_and_after_are_linked(console):
         numbers.append(run.id)
     JobRun.claim_manual("prune", by="alice")
 
-    text = page(console, numbers[1])
+    text = page(seen, numbers[1])
 
     assert re.search(rf'rel="prev" href="/runs/{numbers[0]}"', text)
     assert re.search(rf'rel="next" href="/runs/{numbers[2]}"', text)
 
 
-def test_a_time_of_day_leads_to_the_story_of_that_tick(console):
+def test_a_time_of_day_leads_to_the_story_of_that_tick(seen):
     tick = minute() - 5 * MINUTE
     run = started(tick=tick)
     JobRun.succeed(run, {"deleted": 3})
 
-    one = console()
-
     for path in (f"?time={tick:%H:%M}", f"/{tick:%Y-%m-%dT%H:%M}"):
-        text = one.get(f"/batches/{NAME}/ticks{path}").text
+        text = seen(f"/batches/{NAME}/ticks{path}").text
         assert timeline(text) == [told.sentence for told in ticks.story(JobRun.get_by_id(run.id))]
 
 
-def test_a_tick_without_a_row_says_why_there_is_none(console):
-    text = console().get(f"/batches/{NAME}/ticks?time=2020-01-01T00:00:30").text
+def test_a_tick_without_a_row_says_why_there_is_none(seen):
+    text = seen(f"/batches/{NAME}/ticks?time=2020-01-01T00:00:30").text
 
     assert "The batch was not due at 2020-01-01 00:00:30." in text
 
 
-def test_a_time_that_is_none_is_refused_by_a_sentence(console):
-    answer = console().get(f"/batches/{NAME}/ticks?time=noon")
+def test_a_time_that_is_none_is_refused_by_a_sentence(seen):
+    answer = seen(f"/batches/{NAME}/ticks?time=noon")
 
     assert answer.status == 404
     assert "is not a time" in answer.text
 
 
-def test_the_command_for_the_log_finds_the_lines_of_the_run(console, monkeypatch):
+def test_the_command_for_the_log_finds_the_lines_of_the_run(seen, monkeypatch):
     monkeypatch.setenv("FORGEKEEPER_LOG_FORMAT", "json")
     command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME]
     log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
     (run,) = JobRun.select()
 
-    sought = re.search(r"grep -E '([^']+)'", html.unescape(page(console, run.id)))[1]
+    sought = re.search(r"grep -E '([^']+)'", html.unescape(page(seen, run.id)))[1]
 
     found = [line for line in log.splitlines() if re.search(sought, line)]
     assert [one for one in found if "run started" in one]

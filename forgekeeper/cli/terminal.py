@@ -204,3 +204,11 @@ def read_time(text: str, now: datetime, *, ahead: bool) -> datetime:
     if found.year not in YEARS:
         wrong_use(f"that time is out of range: give a year from {YEARS.start} to {YEARS.stop - 1}")
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def read_number(text: str, what: str) -> int:
+    """Read the number of *what*, at least 1 and one that PostgreSQL knows.  Raises `Problem`."""
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text)):
+        wrong_use(f"{text!r} is no number of {what}: give one such as 12")
+    return int(text)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import ImmutableMultiDict
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -20,7 +21,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli import declared, holding, process_list, running
 from forgekeeper.cli.connection import batch_named, require_redis, require_schema
 from forgekeeper.cli.quarantine import Chosen
-from forgekeeper.cli.terminal import WRONG_USE, Outcome, Problem, wrong_use
+from forgekeeper.cli.terminal import WRONG_USE, Outcome, Problem, read_number, wrong_use
 from forgekeeper.console.access import local, may_act, say_next
 from forgekeeper.console.pages import shown
 from forgekeeper.console.reading import AWAY, trouble
@@ -54,13 +55,6 @@ def _names(fields: Fields) -> list[str] | None:
     return None if (name := fields.get("batch", "")) == "*" else [batch_named(name).name]
 
 
-def _number(fields: Fields, name: str) -> int:
-    text = fields.get(name, "").strip()
-    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text)):
-        wrong_use(f"{name}: give a number, such as 12")
-    return int(text)
-
-
 def _at_work(fields: Fields, _settings: Settings) -> Iterator[str]:
     found = [*process_list.at_work(names := _names(fields))]
     yield from (f"at work now: {len(found):,} runs and children", *found, *holding.standing(names))
@@ -81,12 +75,16 @@ def _let_go(fields: Fields, settings: Settings) -> Iterable[str]:
 
 
 def _release(fields: Fields, _settings: Settings) -> holding.Released:
-    expect = _number(fields, "expect") if fields.get("expect") else None
+    expect = read_number(fields["expect"], "records") if fields.get("expect") else None
     return holding.release_now(_names(fields), expect=expect, reason=fields["reason"])
 
 
+def _run(fields: Fields) -> int:
+    return read_number(fields.get("run", ""), "a run")
+
+
 def _of_run(fields: Fields, _settings: Settings) -> Iterator[str]:
-    run = running.numbered(_number(fields, "run"))
+    run = running.numbered(_run(fields))
     yield from (f"run {run.id} of {run.batch} is {run.state} now", *process_list.at_work(run=run.id))
 
 
@@ -108,7 +106,7 @@ def _chosen(fields: Fields) -> Chosen:
 
 
 def _discard(fields: Fields, settings: Settings) -> Outcome:
-    expect = None if fields.get("id") else _number(fields, "count")
+    expect = None if fields.get("id") else read_number(fields.get("count", ""), "those that lie there")
     return _chosen(fields).decide("discard", settings, expect=expect)
 
 
@@ -129,9 +127,7 @@ ACTIONS = {
         typed=("by",),
     ),
     "release": Action(_let_go, _release, typed=("expect",)),
-    "cancel": Action(
-        _of_run, lambda fields, _: running.cancel_now(_number(fields, "run"), reason=fields["reason"]), ("run",)
-    ),
+    "cancel": Action(_of_run, lambda fields, _: running.cancel_now(_run(fields), reason=fields["reason"]), ("run",)),
     "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
     "retry": Action(
         lambda fields, settings: _chosen(fields).look(settings),
@@ -147,10 +143,9 @@ def act(request: Request) -> Response:
     """Show the form of an act, or do it and go back; Starlette calls it in a thread."""
     action, post = ACTIONS.get(request.path_params["name"]), request.method == "POST"
     if not may_act(request):
-        sentence = "only operators may do this, and only where the settings let them act"
-        return shown(request, "problem.html", "Refused", 403, sentence=sentence)
+        raise HTTPException(403, "only operators may do this, and only where the settings let them act")
     if action is None:
-        return shown(request, "problem.html", "Nothing here", 404, sentence="there is no such act")
+        raise HTTPException(404, "there is no such act")
     fields: Fields = request.state.form if post else request.query_params
     try:
         _check(action, fields)
@@ -199,7 +194,7 @@ def _form(request: Request, action: Action, fields: Fields, wrong: str = "", sta
     look = lambda: {"will": [*islice(action.look(fields, request.app.state.settings), SHOWN)]}  # noqa: E731
     known = request.app.state.reader.ask((request.url.path, *of), look, patience=PATIENCE)
     if known.problem is not None and (not wrong or known.problem.status == WRONG_USE):
-        return shown(request, "problem.html", "Nothing here", 404, sentence=str(known.problem))
+        raise HTTPException(404, str(known.problem))
     facts = {
         "name": request.path_params["name"],
         "of": of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,68 +25,61 @@ from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 
 HERE = Path(__file__).parent
-ORDER = ("Now", "Processes", "Quarantine", "Audit", "Alerts", "Flags", "Leases", "Settings", "Check")
-"""The places of the navigation as they are shown: what one looks for most often first."""
-MISSING, AWAY = 404, 503
+SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
+"""What Starlette refuses by itself, as a person reads it."""
 
 
 def application(settings: Settings) -> Starlette:
     """Return the console's web application; the process has to be connected, and the batches loaded."""
     load_pages()
     BACKLOGS.begin()
-    reader = Reader()
-    routes: list[Route | Mount] = [
-        Route(page.address, _endpoint(page, settings, reader), name=page.address) for page in PAGES
-    ]
-    routes.append(Route("/act/{name}", act, methods=["GET", "POST"]))
-    routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
     made = Starlette(
-        routes=routes,
+        routes=[
+            *(Route(page.address, _endpoint(page), name=page.address) for page in PAGES),
+            Route("/act/{name}", act, methods=["GET", "POST"]),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ],
         middleware=[Middleware(Gate, settings=settings)],
-        exception_handlers={HTTPException: _no_page, Exception: _mistake},
+        exception_handlers={HTTPException: _refused, Exception: _mistake},
     )
-    made.state.settings, made.state.reader, made.state.templates = settings, reader, environment()
-    return made
-
-
-def environment() -> Environment:
-    """Return what renders templates: every value is escaped, and a name that is missing is an error."""
-    made = Environment(
+    # Every value is escaped, and a name that is missing is an error.
+    made.state.templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
-        autoescape=select_autoescape(default=True),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(FILTERS)
-    places = [(page.place, page.address) for page in PAGES if page.place]
-    places.sort(key=lambda one: ORDER.index(one[0]) if one[0] in ORDER else len(ORDER))
-    made.globals.update(places=places, batches=BATCHES, version=version())
+    made.state.templates.filters.update(FILTERS)
+    made.state.templates.globals.update(batches=BATCHES, version=version())
+    made.state.settings, made.state.reader = settings, Reader()
     return made
 
 
-def _endpoint(page: Page, settings: Settings, reader: Reader) -> Callable[[Request], Response]:
+def _endpoint(page: Page) -> Callable[[Request], Response]:
     def show(request: Request) -> Response:
         # Starlette calls it in a thread, as it waits.
         query = {name: value for name, value in request.query_params.items() if value}
-        asked = Asked(request.path_params, query, settings)
+        asked = Asked(request.path_params, query, request.app.state.settings)
         key = (page.address, *sorted(request.path_params.items()), *sorted(query.items()))
-        known = reader.ask(key, lambda: page.look(asked), patience=page.patience)
+        known = request.app.state.reader.ask(key, lambda: page.look(asked), patience=page.patience)
+        if known.problem is not None:
+            raise HTTPException(404, str(known.problem))
         title = page.title.format(**request.path_params)
         facts = {"address": page.address, "trouble": known.trouble, "age": known.age, "live": page.live}
-        if known.problem is not None:
-            return shown(request, "problem.html", title, MISSING, **facts, sentence=str(known.problem))
         if known.value is None:
-            return shown(request, "away.html", title, AWAY, **facts | {"live": True})
+            return shown(request, "away.html", title, 503, **facts | {"live": True})
         return shown(request, page.template, title, **facts | known.value)
 
     return show
 
 
-def _no_page(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", MISSING)
-    sentence = "there is no such page" if status == MISSING else "that cannot be asked of this page"
-    return shown(request, "problem.html", "Nothing here", status, sentence=sentence)
+def _refused(request: Request, error: Exception) -> Response:
+    """Say why there is nothing to show: what is raised for a page or an act has the sentence."""
+    assert isinstance(error, HTTPException)
+    title = "Refused" if error.status_code == 403 else "Nothing here"
+    sentence = SENTENCES.get(error.detail, error.detail)
+    return shown(request, "problem.html", title, error.status_code, sentence=sentence)
 
 
 def _mistake(request: Request, _error: Exception) -> Response:

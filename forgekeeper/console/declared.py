@@ -22,8 +22,8 @@ from forgekeeper.settings.reading import describe
 
 RULES = files("metrics") / "alerts.yml"
 RUNBOOKS = files("metrics") / "runbooks"
-PAGES = {"../alerts.md": "/alerts", "../settings.md": "/settings"}
-"""Pages of the documentation that are pages here, too."""
+PAGES = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
+"""Where links of a runbook lead here: to the page itself, or to a page of the documentation that is one here, too."""
 
 
 class Rule(NamedTuple):
@@ -39,32 +39,31 @@ class Rule(NamedTuple):
     batches: frozenset[str]
 
 
-@page("/flags", "flags.html", "Flags", place="Flags")
+@page("/flags", "flags.html", "Flags")
 def flags(_asked: Asked) -> dict[str, Any]:
     """Show what each flag switches, whether it is on, and who turned it last."""
-    states, turned = declared.flag_states(), {row.name: row.updated_at for row in FeatureFlag.select()}
-    acts = lookup.latest("flags on", "flags off")
-    shown = {
-        name: {"on": on, "sentence": FLAGS[name], "since": turned.get(name), "act": acts.get(name)}
-        for name, on in states.items()
+    return {
+        "at": now(),
+        "flags": declared.flag_states(),
+        "sentences": FLAGS,
+        "turned": {row.name: row.updated_at for row in FeatureFlag.select()},
+        "acts": lookup.latest("flags on", "flags off"),
     }
-    return {"at": now(), "flags": shown}
 
 
-@page("/settings", "settings.html", "Settings", place="Settings", live=False)
+@page("/settings", "settings.html", "Settings", live=False)
 def settings(asked: Asked) -> dict[str, Any]:
     """Show every setting of this process, secrets masked, and where each comes from."""
     return {"settings": describe(asked.settings)}
 
 
-@page("/check", "check.html", "Check", place="Check", patience=15, live=False)
+@page("/check", "check.html", "Check", patience=15, live=False)
 def checked(asked: Asked) -> dict[str, Any]:
     """Show what `check` finds, from where the console runs."""
-    found = list(check.findings(asked.settings))
-    return {"at": now(), "findings": found, "errors": sum(one.level == "error" for one in found)}
+    return {"at": now(), "findings": list(check.findings(asked.settings))}
 
 
-@page("/alerts", "alerts.html", "Alerts", place="Alerts", live=False)
+@page("/alerts", "alerts.html", "Alerts", live=False)
 def alerts(_asked: Asked) -> dict[str, Any]:
     """Show every alert: those of each batch, and those about all."""
     of = {name: [rule for rule in rules() if name in rule.batches] for name in BATCHES}
@@ -109,36 +108,22 @@ def rendered(text: str) -> str:
     """Make HTML of Markdown: below the page's heading, without style, with links to what is a page here."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)
-    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+    for place, token in enumerate(tokens):
         token.attrs.pop("style", None)
         if token.type in {"heading_open", "heading_close"}:
             token.tag = f"h{int(token.tag[1]) + 1}"
-        if token.type == "heading_open" and following is not None:
-            token.attrSet("id", re.sub(r"[^\w\- ]", "", following.content.lower()).replace(" ", "-"))
-        token.children = token.children and _linked(token.children)
+        if token.type == "heading_open":
+            token.attrSet("id", re.sub(r"[^\w\- ]", "", tokens[place + 1].content.lower()).replace(" ", "-"))
+        for part in token.children or ():
+            if part.type == "link_open":
+                _lead(part)
     html: str = reader.renderer.render(tokens, reader.options, {})
     return html.replace("<pre>", '<pre tabindex="0">')
 
 
-def _linked(tokens: list[Token]) -> list[Token]:
-    """Return what is within a line; of links to what is no page here, the words alone."""
-    kept, leads = list[Token](), [True]
-    for token in tokens:
-        if token.type == "link_open":
-            address = _address(str(token.attrs["href"]))
-            leads.append(address is not None)
-            token.attrSet("href", address or "")
-        is_link = token.type in {"link_open", "link_close"}
-        if not is_link or leads[-1]:
-            kept.append(token)
-        if token.type == "link_close":
-            leads.pop()
-    return kept
-
-
-def _address(link: str) -> str | None:
-    """Return where a link of a runbook leads here."""
-    page, _, anchor = link.partition("#")
-    name = page.removesuffix(".md")
-    address = f"/runbooks/{name}" if name in runbooks() else PAGES.get(page, "" if anchor and not page else None)
-    return None if address is None else address + (f"#{anchor}" if anchor else "")
+def _lead(link: Token) -> None:
+    """Let the link lead to the page that is here; where there is none it keeps its words, and leads nowhere."""
+    file, hash_sign, anchor = str(link.attrs.pop("href")).partition("#")
+    pages = PAGES | {f"{name}.md": f"/runbooks/{name}" for name in runbooks()}
+    if file in pages:
+        link.attrSet("href", f"{pages[file]}{hash_sign}{anchor}")

@@ -46,7 +46,7 @@ class Undone(NamedTuple):
     sentence: str
 
 
-@page("/", "overview.html", "Now", place="Now")
+@page("/", "overview.html", "Now")
 def overview(asked: Asked) -> dict[str, Any]:
     """Show what is deleted, stopped, not deleted, failing, and can be undone; where one is; and every batch."""
     settings, found = asked.settings, status.gather(asked.settings)

@@ -29,10 +29,7 @@ Look = Callable[[Asked], dict[str, Any]]
 
 
 class Page(NamedTuple):
-    """A page: its address, the template, its title, how many seconds it waits for its answer, whether it renews itself.
-
-    *place* is its entry in the navigation; None of a page that is found by its links.
-    """
+    """A page: address, template and title, how many seconds it waits for its answer, and whether it renews itself."""
 
     address: str
     template: str
@@ -40,7 +37,6 @@ class Page(NamedTuple):
     look: Look
     patience: float
     live: bool
-    place: str | None
 
 
 PAGES: list[Page] = []
@@ -51,12 +47,12 @@ MODULES = ("overview", "batch", "story", "working", "quarantine", "recorded", "d
 
 
 def page(
-    address: str, template: str, title: str, *, place: str | None = None, patience: float = PATIENCE, live: bool = True
+    address: str, template: str, title: str, *, patience: float = PATIENCE, live: bool = True
 ) -> Callable[[Look], Look]:
     """Declare a page; *title* may name parts of the path, as in ``{batch}``."""
 
     def declare(look: Look) -> Look:
-        PAGES.append(Page(address, template, title, look, patience, live, place))
+        PAGES.append(Page(address, template, title, look, patience, live))
         return look
 
     return declare

@@ -6,7 +6,7 @@ from typing import Any
 
 from forgekeeper.batches import all_declared
 from forgekeeper.cli import quarantine
-from forgekeeper.cli.terminal import wrong_use
+from forgekeeper.cli.terminal import read_number
 from forgekeeper.console.pages import Asked, page
 from forgekeeper.database import now
 from forgekeeper.runs.quarantine import KINDS
@@ -15,14 +15,13 @@ SIZE = 100
 """So many are on a page; of what documents keep themselves, so many of each kind are on the first."""
 
 
-@page("/quarantine", "quarantine.html", "Quarantine", place="Quarantine")
+@page("/quarantine", "quarantine.html", "Quarantine")
 def entries(asked: Asked) -> dict[str, Any]:
     """Show what failed and is left out, in the order in which it came in; ``after`` is the last one's id before."""
-    batch, kind, after = asked.query.get("batch"), asked.query.get("kind"), asked.query.get("after", "0")
-    if not (after.isascii() and after.isdecimal() and len(after) < 19):
-        wrong_use("a page begins after the number of one that lies there")
+    batch, kind = asked.query.get("batch"), asked.query.get("kind")
+    after = read_number(asked.query["after"], "one that lies there") if "after" in asked.query else 0
     kept = quarantine.kept_by_documents(asked.settings, batch, kind, SIZE)
-    rows = quarantine.after(int(after), batch, kind, SIZE + 1)
+    rows = quarantine.after(after, batch, kind, SIZE + 1)
     ours = quarantine.count(batch, kind)
     return {
         "at": now(),
@@ -30,7 +29,7 @@ def entries(asked: Asked) -> dict[str, Any]:
         "total": ours + kept.total,
         "rows": rows[:SIZE],
         "next": rows[SIZE - 1].id if len(rows) > SIZE else None,
-        "kept": kept if after == "0" else kept._replace(entries=[]),
+        "kept": kept._replace(entries=[]) if after else kept,
         "kinds": [*KINDS, *(refused.kind for one in all_declared() for refused in one.refused)],
         "filter": {name: value for name, value in asked.query.items() if name in {"batch", "kind"}},
     }

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class Reader:
         self._pool = ThreadPoolExecutor(THREADS, "reader")
         self._lock = threading.Lock()
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
-        self._asking: dict[Hashable, tuple[Future[None], float]] = {}
+        self._asking: dict[Hashable, tuple[Future[Known], float]] = {}
 
     def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:
         """Return what *look* says, or has said to another who asked for *key* a moment ago.
@@ -95,21 +95,20 @@ class Reader:
                 self._asking[key] = self._pool.submit(self._look, key, look), time.monotonic()
             asking, since = self._asking[key]
         patience *= RENEWING if known.value is not None else 1
-        if not wait([asking], max(0.0, since + patience - time.monotonic())).done:
+        try:
+            return asking.result(max(0.0, since + patience - time.monotonic()))
+        except TimeoutError:
             return replace(known, trouble=SILENT)
-        with self._lock:
-            return self._known.get(key, Known())
 
-    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> None:
-        with self._lock:
-            before = self._known.get(key, Known())
-        known = replace(_asked(look, before), asked=time.monotonic())
+    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> Known:
+        known = replace(_asked(look, self._known.get(key, Known())), asked=time.monotonic())
         with self._lock:
             self._known[key] = known
             self._known.move_to_end(key)
-            while len(self._known) > KEPT:
+            if len(self._known) > KEPT:
                 self._known.popitem(last=False)
-            self._asking.pop(key, None)
+            del self._asking[key]
+        return known
 
     def close(self) -> None:
         """Ask nothing more."""

@@ -12,37 +12,20 @@ from rich.filesize import decimal
 from forgekeeper.cli.terminal import facts, lasting, moment, plain, relative, visible
 from metrics.logs import clean, text_of
 
-SIGNS = {
-    "succeeded": "✓",
-    "started": "▶",
-    "claimed": "…",
-    "enqueued": "…",
-    "failed": "✗",
-    "failing": "✗",
-    "blocked": "■",
-    "skipped": "○",
-    "coalesced": "≈",
-    "missed": "!",
-    "stopped": "■",
-    "held": "■",
-    "paused": "‖",
-    "ok": "✓",
-    "done": "✓",
-    "alive": "✓",
-    "running": "▶",
-    "off": "○",
-    "unserved": "✗",
-    "late": "!",
-    "unusual": "!",
-    "warning": "!",
-    "error": "✗",
-    "silent": "✗",
-    "critical": "✗",
-    "info": "i",
-    "on": "✓",
-    "draining": "…",
+SHAPES = {
+    "✓": ("succeeded", "ok", "done", "alive", "on"),
+    "▶": ("started", "running"),
+    "…": ("claimed", "enqueued", "draining"),
+    "✗": ("failed", "failing", "unserved", "error", "silent", "critical"),
+    "■": ("blocked", "stopped", "held"),
+    "‖": ("paused",),
+    "○": ("skipped", "off"),
+    "≈": ("coalesced",),
+    "!": ("missed", "late", "unusual", "warning"),
+    "i": ("info",),
 }
-"""A shape for each state: a colour alone says nothing to many."""
+"""The shapes of states: a colour alone says nothing to many."""
+SHAPE_OF = {name: shape for shape, names in SHAPES.items() for name in names}
 
 
 def when(instant: datetime | None, now: datetime) -> Markup | str:
@@ -57,28 +40,13 @@ def when(instant: datetime | None, now: datetime) -> Markup | str:
 def state(name: str) -> Markup:
     """Write a state: its shape, its word, and a colour by the class of its name."""
     return Markup('<span class="state {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        name, SIGNS.get(name, "•"), name
+        name, SHAPE_OF.get(name, "•"), name
     )
-
-
-def figure(count: int | None) -> str:
-    """Write a count; what is not known is a question mark."""
-    return "?" if count is None else f"{count:,}"
-
-
-def size(count: int | None) -> str:
-    """Write a number of bytes."""
-    return "?" if count is None else decimal(count)
 
 
 def foreign(value: Any) -> str:
     """Write what comes from outside: secrets masked, what is not printable escaped; Jinja escapes what is HTML."""
     return "" if value is None else clean(visible(text_of(value)))
-
-
-def since(instant: datetime | None, now: datetime) -> str:
-    """Say how long ago that was."""
-    return "" if instant is None else lasting(now - instant)
 
 
 def seconds(count: float | timedelta | None) -> str:
@@ -91,10 +59,10 @@ def seconds(count: float | timedelta | None) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
     "state": state,
-    "figure": figure,
-    "size": size,
+    "figure": lambda count: "?" if count is None else f"{count:,}",
+    "size": decimal,
     "foreign": foreign,
-    "since": since,
+    "since": lambda instant, now: "" if instant is None else lasting(now - instant),
     "seconds": seconds,
     "moment": moment,
     "facts": facts,

@@ -11,7 +11,7 @@ from forgekeeper.database import now
 from forgekeeper.runs.processes import Process
 
 
-@page("/processes", "processes.html", "Queues and processes", place="Processes")
+@page("/processes", "processes.html", "Queues and processes")
 def processes(_asked: Asked) -> dict[str, Any]:
     """Show what waits in each queue, who lives, what each works on, and what is wrong with that."""
     with status.Looks() as looks:
@@ -21,7 +21,7 @@ def processes(_asked: Asked) -> dict[str, Any]:
     return {"at": instant, "queues": queues, "processes": process_list.facts_of(known, instant), "warnings": wrong}
 
 
-@page("/leases", "leases.html", "Leases and buckets", place="Leases")
+@page("/leases", "leases.html", "Leases and buckets")
 def leases(_asked: Asked) -> dict[str, Any]:
     """Show who holds which lease, and what documents show of their own, as buckets; None where Redis is away."""
     with status.Looks() as looks:

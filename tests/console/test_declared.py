@@ -124,7 +124,7 @@ def test_a_runbook_has_no_broken_link_and_its_headings_below_that_of_the_page(na
 
 def test_a_link_to_what_is_no_page_here_is_its_words_alone():
     assert declared.rendered("See [the *backup*](../backup.md), and [x](javascript:y).").strip() == (
-        "<p>See the <em>backup</em>, and [x](javascript:y).</p>"
+        "<p>See <a>the <em>backup</em></a>, and [x](javascript:y).</p>"
     )
 
 

@@ -26,13 +26,8 @@ def spans(rows: Sequence[tuple[str, str, datetime, datetime | None]]) -> list[tu
         return []
     first = min(began for _, _, began, _ in rows)
     last = max(ended or began for _, _, began, ended in rows)
-    whole = max(last - first, timedelta(milliseconds=1))
-    return [
-        (
-            name,
-            state,
-            min(WIDE * ((began - first) / whole), WIDE - 2),
-            max(2, WIDE * (((ended or last) - began) / whole)),
-        )
-        for name, state, began, ended in rows
-    ]
+    whole, placed = max(last - first, timedelta(milliseconds=1)), []
+    for name, state, began, ended in rows:
+        left, wide = WIDE * ((began - first) / whole), WIDE * (((ended or last) - began) / whole)
+        placed.append((name, state, min(left, WIDE - 2), max(2, wide)))
+    return placed

@@ -87,21 +87,14 @@ def test_the_amount_of_today_stands_beside_the_usual_and_the_most(console, known
     assert f"{BATCH} 70 750 1,400 lets runs begin" in said(console(breaker_share="0.3").get("/").text)["deleted"]
 
 
-def test_an_amount_far_above_the_most_of_the_days_before_is_unusual(seen, known):
-    deleted(3_000)
+@pytest.mark.parametrize(
+    ("today", "answer"), [(3_000, f"{BATCH} 3,000 ! unusual"), (2_800, "Nothing unusual is deleted: 2,800 records")]
+)
+def test_an_amount_is_unusual_that_is_far_above_the_most_of_the_days_before(seen, known, today, answer):
+    deleted(today)
     deleted(1_400, ago=3)
 
-    page = said(seen("/").text)["deleted"]
-
-    assert "Nothing unusual" not in page
-    assert f"{BATCH} 3,000 ! unusual" in page
-
-
-def test_an_amount_below_that_is_not(seen, known):
-    deleted(2_800)
-    deleted(1_400, ago=3)
-
-    assert "Nothing unusual is deleted: 2,800 records today." in said(seen("/").text)["deleted"]
+    assert answer in said(seen("/").text)["deleted"]
 
 
 def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
@@ -111,10 +104,36 @@ def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
     assert "Nothing unusual is deleted: 3,000 records today." in said(seen("/").text)["deleted"]
 
 
-def test_a_brake_says_since_when_and_why(seen, known):
-    Hold.add(BATCH, "breaker", reason="it would delete 9,000 of 10,000", by="worker-1")
+@pytest.mark.parametrize(
+    ("kind", "until", "answer"),
+    [
+        ("breaker", None, "held .* ago , until it is released: too much"),
+        ("pause", timedelta(hours=3), r"paused olga too much [\d.]+ s ago in (3 h 0|2 h 59) min"),
+        ("stop", None, "stopped olga too much .* ago it is resumed"),
+    ],
+)
+def test_a_hold_says_who_why_and_until_when(seen, known, kind, until, answer):
+    Hold.add(BATCH, kind, reason="too much", by="olga", until=until and now() + until)
 
-    assert re.search(r"held .* ago , until it is released: it would delete 9,000", said(seen("/").text)["deleted"])
+    assert re.search(answer, " ".join(said(seen("/").text).values()))
+
+
+def test_what_is_not_deleted_and_what_fails_says_why_and_since_when(seen, healthy):
+    flagged = next(batch for batch in BATCHES.values() if batch.flag)
+    FeatureFlag.turn(flagged.flag, on=False)
+    Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
+    run = dict.fromkeys(("tick", "claimed_at", "started_at", "finished_at"), now())
+    JobRun.create(batch=BATCH, state="failed", failures=4, error="no space", **run)
+    failed = dict.fromkeys(("since", "failed_at", "retry_at"), now())
+    Quarantined.create(batch=BATCH, record="x", key="1", reason="child_failed", error="e", **failed)
+
+    page = said(text := seen("/").text)
+
+    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", page["undone"])
+    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["undone"])
+    assert re.search(rf"{BATCH} ✗ failing .* ago it has failed 4 times .* ended well: no space", page["undone"])
+    assert f"{BATCH} ■ blocked" in page["batches"]
+    assert f'href="/quarantine?batch={BATCH}&amp;kind=child">{BATCH}: 1 child fails' in text
 
 
 def test_a_release_says_by_whom_and_how_much_is_left(seen, known):
@@ -124,48 +143,6 @@ def test_a_release_says_by_whom_and_how_much_is_left(seen, known):
     page = said(seen("/").text)["deleted"]
 
     assert re.search(r"released by olga .* ago \( ?looked at it\), until 5,000 more records are deleted", page)
-
-
-def test_a_hold_says_who_why_and_until_when(seen, known):
-    Hold.add(BATCH, "pause", reason="a backup", by="olga", until=now() + timedelta(hours=3))
-
-    assert re.search(
-        rf"{BATCH} ‖ paused olga a backup [\d.]+ s ago in (3 h 0|2 h 59) min", said(seen("/").text)["stopped"]
-    )
-
-
-def test_a_hold_without_an_end_says_that_a_person_ends_it(seen, known):
-    Hold.add(BATCH, "stop", reason=None, by="olga")
-
-    assert re.search(r"stopped olga no reason given .* ago it is resumed", said(seen("/").text)["stopped"])
-
-
-def test_a_blocked_batch_says_why_and_since_when(seen, healthy):
-    Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
-
-    page = said(seen("/").text)
-
-    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["undone"])
-    assert f"{BATCH} ■ blocked" in page["batches"]
-
-
-def test_a_batch_whose_flag_is_off_says_since_when(seen, healthy):
-    flagged = next(batch for batch in BATCHES.values() if batch.flag)
-    FeatureFlag.turn(flagged.flag, on=False)
-
-    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", said(seen("/").text)["undone"])
-
-
-def test_a_batch_that_fails_says_how_often_and_since_when(seen, healthy):
-    at = now()
-    JobRun.create(
-        batch=BATCH, tick=at, state="failed", failures=4, error="no space", claimed_at=at, started_at=at, finished_at=at
-    )
-
-    assert re.search(
-        rf"{BATCH} ✗ failing .* ago it has failed 4 times since it last ended well: no space",
-        said(seen("/").text)["undone"],
-    )
 
 
 def test_ticks_that_were_missed_since_the_last_run_are_counted(seen, healthy):
@@ -181,17 +158,6 @@ def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, k
 
     assert "all batches ✗ unserved not known no scheduler lives" in page
     assert "no worker takes from queue cron" in page
-
-
-def test_children_that_fail_lead_to_the_quarantine(seen, healthy):
-    at = now()
-    Quarantined.create(
-        batch=BATCH, record="x", key="1", reason="child_failed", error="e", since=at, failed_at=at, retry_at=at
-    )
-    answer = seen("/")
-
-    assert f'href="/quarantine?batch={BATCH}&amp;kind=child"' in answer.text
-    assert f"{BATCH}: 1 child fails" in said(answer.text)["failing"]
 
 
 def test_it_says_how_many_objects_can_be_kept_and_until_when(seen, known):
@@ -221,33 +187,21 @@ def test_the_redis_of_another_installation_is_an_error(seen, known):
     assert re.search(r"Redis ✗ error \S+ : .* installation another", said(seen("/").text)["where"])
 
 
-def test_a_root_of_another_installation_is_an_error(console, known, tmp_path):
+def test_a_root_of_another_installation_is_an_error_and_a_password_is_nowhere(console, urls, known, tmp_path):
     (tmp_path / ".forgekeeper-root").write_text("installation: another\n")
 
-    page = said(console(repositories_root=tmp_path).get("/").text)["where"]
+    text = console(repositories_root=tmp_path, redis_url=urls.redis.replace("://", "://:geheim@")).get("/").text
 
-    assert "belongs to installation another" in page
-
-
-def test_the_password_of_a_server_is_nowhere(console, urls, known):
-    address = urls.redis.replace("://", "://:geheim@")
-
-    text = console(redis_url=address).get("/").text
-
+    assert "belongs to installation another" in said(text)["where"]
     assert "redis" in said(text)["where"]
     assert "geheim" not in text
 
 
-def test_each_batch_says_what_it_did_without_what_is_zero(seen, healthy):
+def test_each_batch_says_what_it_did_and_each_tick_leads_to_its_story(seen, healthy):
     assert f"{BATCH} ✓ ok 0 0 1 1 *" in (page := said(seen("/").text)["batches"])
     assert "✓ succeeded deleted=12" in page
     assert "failed=0" not in page
-
-
-def test_each_tick_leads_to_its_story(seen, healthy):
-    run = JobRun.of(BATCH).first()
-
-    assert f'href="/runs/{run.id}" tabindex="-1"' in seen("/").text
+    assert f'href="/runs/{JobRun.of(BATCH).first().id}" tabindex="-1"' in seen("/").text
 
 
 def test_scripts_in_reasons_are_escaped(seen, known):

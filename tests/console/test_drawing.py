@@ -5,16 +5,22 @@ from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
+from jinja2 import Environment, PackageLoader
 
 from forgekeeper.console import drawing
-from forgekeeper.console.app import environment
+from forgekeeper.console.words import FILTERS
 
 EVIL = '"><script>alert(1)</script>'
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
+TEMPLATES = Environment(
+    loader=PackageLoader("forgekeeper.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.filters.update(FILTERS)
+
 
 def drawn(name, *given):
-    return ET.fromstring(str(getattr(environment().get_template("charts.html").module, name)(*given)))
+    return ET.fromstring(str(getattr(TEMPLATES.get_template("charts.html").module, name)(*given)))
 
 
 def run(state, tick=NOON):

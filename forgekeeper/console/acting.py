@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import ImmutableMultiDict
@@ -148,7 +148,11 @@ def act(request: Request) -> Response:
         raise HTTPException(404, "there is no such act")
     fields: Fields = request.state.form if post else request.query_params
     try:
-        _check(action, fields)
+        for name, text in fields.multi_items():
+            if name not in {*action.of, *action.typed, "reason", "back"}:
+                wrong_use(f"this act has no field {name}")
+            if len(text) > acts.LONGEST:
+                wrong_use(f"{name}: write no more than {acts.LONGEST:,} characters")
         if not post:
             return _form(request, action, fields)
         said = _do(action, fields, request)
@@ -159,15 +163,6 @@ def act(request: Request) -> Response:
     answer = RedirectResponse(local(fields.get("back", "/")), 303)
     say_next(answer, said)
     return answer
-
-
-def _check(action: Action, fields: Fields) -> None:
-    """Refuse fields that the act does not have, and texts that are too long."""
-    for name, text in fields.multi_items():
-        if name not in {*action.of, *action.typed, "reason", "back"}:
-            wrong_use(f"this act has no field {name}")
-        if len(text) > acts.LONGEST:
-            wrong_use(f"{name}: write no more than {acts.LONGEST:,} characters")
 
 
 def _do(action: Action, fields: Fields, request: Request) -> str:
@@ -183,29 +178,25 @@ def _do(action: Action, fields: Fields, request: Request) -> str:
             done = action.do(fields, settings)
         finally:
             release()
-    if left := done.not_done():
-        raise Problem("; ".join([*done.said(), *left]))
-    return "; ".join(done.said())
+    said = "; ".join([*done.said(), *(left := done.not_done())])
+    if left:
+        raise Problem(said)
+    return said
 
 
 def _form(request: Request, action: Action, fields: Fields, wrong: str = "", status: int = 200) -> Response:
     """Show the form, with what was typed; what the act will do is asked once for all who look at it."""
+
+    def look() -> dict[str, Any]:
+        return {"will": [*islice(action.look(fields, request.app.state.settings), SHOWN)]}
+
     of = [(name, text) for name, text in fields.multi_items() if name in action.of and text]
-    look = lambda: {"will": [*islice(action.look(fields, request.app.state.settings), SHOWN)]}  # noqa: E731
     known = request.app.state.reader.ask((request.url.path, *of), look, patience=PATIENCE)
     if known.problem is not None and (not wrong or known.problem.status == WRONG_USE):
         raise HTTPException(404, str(known.problem))
-    facts = {
-        "name": request.path_params["name"],
-        "of": of,
-        "typed": {name: fields.get(name) for name in action.typed},
-        "reason": fields.get("reason", ""),
-        "back": local(fields.get("back") or _before(request)),
-        "wrong": wrong,
-        "will": known.value and known.value["will"],
-        "unknown": known.trouble,
-    }
-    return shown(request, "act.html", "Act", status, **facts)
+    back = local(fields.get("back") or _before(request))
+    facts = {"name": request.path_params["name"], "of": of, "typed": action.typed, "fields": fields, "known": known}
+    return shown(request, "act.html", "Act", status, **facts, back=back, wrong=wrong)
 
 
 def _before(request: Request) -> str:

@@ -51,7 +51,7 @@ def application(settings: Settings) -> Starlette:
         lstrip_blocks=True,
     )
     made.state.templates.filters.update(FILTERS)
-    made.state.templates.globals.update(batches=BATCHES, version=version())
+    made.state.templates.globals.update(batches=BATCHES, version=version(), trouble=None, live=False)
     made.state.settings, made.state.reader = settings, Reader()
     return made
 
@@ -66,7 +66,7 @@ def _endpoint(page: Page) -> Callable[[Request], Response]:
         if known.problem is not None:
             raise HTTPException(404, str(known.problem))
         title = page.title.format(**request.path_params)
-        facts = {"address": page.address, "trouble": known.trouble, "age": known.age, "live": page.live}
+        facts = {"trouble": known.trouble, "age": known.age, "live": page.live}
         if known.value is None:
             return shown(request, "away.html", title, 503, **facts | {"live": True})
         return shown(request, page.template, title, **facts | known.value)

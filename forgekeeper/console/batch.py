@@ -48,7 +48,7 @@ def one_batch(asked: Asked) -> dict[str, Any]:
         },
         "cursor": Batch.position(batch.name),
         "declared": (batch, *batch.children),
-        "alerts": [rule for rule in rules() if batch.name in rule.batches],
+        "alerts": [rule for rule in rules() if batch.name in rule["batches"]],
         **_ticks(asked, batch.name),
     }
 

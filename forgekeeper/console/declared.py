@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from markdown_it import MarkdownIt
@@ -24,19 +24,6 @@ RULES = files("metrics") / "alerts.yml"
 RUNBOOKS = files("metrics") / "runbooks"
 PAGES = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
 """Where links of a runbook lead here: to the page itself, or to a page of the documentation that is one here, too."""
-
-
-class Rule(NamedTuple):
-    """An alert: which *batches* it names, none where it is about all; *runbook* is the address of what to do."""
-
-    name: str
-    severity: str
-    summary: str
-    description: str
-    expr: str
-    lasting: str
-    runbook: str
-    batches: frozenset[str]
 
 
 @page("/flags", "flags.html", "Flags")
@@ -66,8 +53,8 @@ def checked(asked: Asked) -> dict[str, Any]:
 @page("/alerts", "alerts.html", "Alerts", live=False)
 def alerts(_asked: Asked) -> dict[str, Any]:
     """Show every alert: those of each batch, and those about all."""
-    of = {name: [rule for rule in rules() if name in rule.batches] for name in BATCHES}
-    of["every batch, and the installation"] = [rule for rule in rules() if not rule.batches]
+    of = {name: [rule for rule in rules() if name in rule["batches"]] for name in BATCHES}
+    of["every batch, and the installation"] = [rule for rule in rules() if not rule["batches"]]
     return {"alerts": {name: some for name, some in of.items() if some}, "runbooks": runbooks()}
 
 
@@ -81,21 +68,15 @@ def runbook(asked: Asked) -> dict[str, Any]:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
-    """Read the alerts."""
+def rules() -> list[dict[str, Any]]:
+    """Read the alerts as declared, each with its *runbook*'s address and the *batches* that it names, if any."""
+    owners = {one.name: batch for batch in BATCHES for one in (BATCHES[batch], *BATCHES[batch].children)}
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
-    return tuple(_rule(rule) for group in groups for rule in group["rules"] if "alert" in rule)
-
-
-def _rule(rule: dict[str, Any]) -> Rule:
-    said = rule["annotations"]
-    names = {one.name: batch for batch in BATCHES for one in (BATCHES[batch], *BATCHES[batch].children)}
-    named = frozenset(names[word] for word in re.findall(r"\w+", rule["expr"]) if word in names)
-    _, _, place = said["runbook_url"].partition("/docs/runbooks/")
-    runbook = f"/runbooks/{place.replace('.md', '', 1)}"
-    lasting = rule.get("for", "at once")
-    severity = rule["labels"]["severity"]
-    return Rule(rule["alert"], severity, said["summary"], said["description"], rule["expr"], lasting, runbook, named)
+    found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    for rule in found:
+        rule["batches"] = {owners[word] for word in re.findall(r"\w+", rule["expr"]) if word in owners}
+        rule["runbook"] = re.sub(r".*/docs/(runbooks/\w+)\.md", r"/\1", rule["annotations"]["runbook_url"])
+    return found
 
 
 @cache

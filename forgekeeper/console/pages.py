@@ -42,8 +42,6 @@ class Page(NamedTuple):
 PAGES: list[Page] = []
 SAID = "forgekeeper_said"
 """The cookie with what the next page says first."""
-MODULES = ("overview", "batch", "story", "working", "quarantine", "recorded", "declared")
-"""The modules that declare pages."""
 
 
 def page(
@@ -60,7 +58,7 @@ def page(
 
 def load_pages() -> None:
     """Have all pages declared."""
-    for module in MODULES:
+    for module in ("overview", "batch", "story", "working", "quarantine", "recorded", "declared"):
         import_module(f"forgekeeper.console.{module}")
 
 
@@ -70,12 +68,8 @@ def shown(request: Request, template: str, title: str, status: int = 200, /, **f
         "person": request.state.person,
         "said": request.state.said,
         "path": request.scope["path"],
-        "address": request.scope["path"],
         "query": {name: value for name, value in request.query_params.items() if value},
         "title": title,
-        "trouble": None,
-        "age": 0.0,
-        "live": False,
     }
     text = request.app.state.templates.get_template(template).render(of_all | facts)
     answer = HTMLResponse(text, status, {"Cache-Control": "no-store"})

@@ -25,23 +25,14 @@ from forgekeeper.cli.terminal import Problem
 from forgekeeper.database import database, release
 from metrics.logs import clean, describe
 
-FRESH = 0.5
-"""Seconds for which an answer serves all who ask."""
-PATIENCE = 1.5
-"""Seconds that a page waits for its first answer before it says that there is none: it has to say so within two."""
+FRESH = 0.5  # seconds
+PATIENCE = 1.5  # seconds: a page has to say within two that nothing answers
+# The share of its patience that a page has where there is a last answer to show.  One that is open asks half a second
+# after an answer, may get one that is `FRESH`, asks again, and waits: all in less than two seconds, too.
 RENEWING = 0.5
-"""The share of its patience that it has where there is a last answer to show.
-
-A page that is open asks half a second after an answer, may get one that is `FRESH`, asks again, and waits: all in less
-than two seconds, too.
-"""
+KEPT = 200  # answers, those that were asked for last
+THREADS = 4  # questions at once, each on a connection of its own
 SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
-KEPT = 200
-"""So many answers are kept, those that were asked for last."""
-THREADS = 4
-"""So many questions are asked at once, each on a connection of its own."""
-
-
 AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """What a server raises that is away, or that refuses."""
 
@@ -101,7 +92,7 @@ class Reader:
             return replace(known, trouble=SILENT)
 
     def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> Known:
-        known = replace(_asked(look, self._known.get(key, Known())), asked=time.monotonic())
+        known = _asked(look, self._known.get(key, Known()))
         with self._lock:
             self._known[key] = known
             self._known.move_to_end(key)
@@ -119,13 +110,14 @@ def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
     """Ask on a connection of this thread; what fails leaves the value as it was *before*."""
     try:
         database.connect(reuse_if_open=True)
-        return Known(look(), time.monotonic())
+        known = Known(look(), at=time.monotonic())
     except Problem as problem:
-        return Known(problem=problem)
+        known = Known(problem=problem)
     except AWAY as error:
-        return replace(before, trouble=trouble(error))
+        known = replace(before, trouble=trouble(error))
     except Exception:
         log.exception("page failed")
-        return replace(before, trouble="this page has a fault, which the log of the console has")
+        known = replace(before, trouble="this page has a fault, which the log of the console has")
     finally:
         release()
+    return replace(known, asked=time.monotonic())

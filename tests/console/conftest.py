@@ -29,21 +29,33 @@ def console(database, tmp_path):
 
 @pytest.fixture(scope="module")
 def consoles():
-    """Hold the console that the tests of a file share; the first that needs it starts it."""
-    started = []
+    """Hold the consoles that the tests of a file share, by their settings."""
+    started = {}
     yield started
-    for one in started:
+    for one in started.values():
         one.kill()
+
+
+@pytest.fixture
+def shared(database, consoles, tmp_path_factory):
+    """Return the file's console with *settings*; the first test that needs it starts it."""
+
+    def find(**settings):
+        known = tuple(settings.items())
+        if known not in consoles:
+            (port,), folder = free_ports(1), tmp_path_factory.mktemp("console")
+            words = ("-m", "forgekeeper.cli", "console")
+            consoles[known] = Console(folder / "log", *words, console_port=port, cwd=folder, **settings)
+            eventually(consoles[known].ready)
+        return consoles[known]
+
+    return find
 
 
 ASKED = count(1)
 
 
 @pytest.fixture
-def seen(database, consoles, tmp_path_factory):
-    """Ask the console of the file for a page; each time anew, so that no answer is one of the test before."""
-    if not consoles:
-        (port,), folder = free_ports(1), tmp_path_factory.mktemp("console")
-        consoles.append(Console(folder / "log", "-m", "forgekeeper.cli", "console", console_port=port, cwd=folder))
-        eventually(consoles[0].ready)
-    return lambda path: consoles[0].get(f"{path}{'&' if '?' in path else '?'}anew={next(ASKED)}")
+def seen(shared):
+    """Ask the file's console for a page; each time anew, so that no answer is one of the test before."""
+    return lambda path, **settings: shared(**settings).get(f"{path}{'&' if '?' in path else '?'}anew={next(ASKED)}")

@@ -27,39 +27,39 @@ def ids(text):
     return re.findall(r'<th scope="row">(?:<input[^>]+> )?<a href="/quarantine/([^"]+)">', text)
 
 
-def every_page(console, path):
+def every_page(seen, path):
     """Return the ids on each page, from that path on."""
     found = []
     while path:
-        text = console.get(path).text
+        text = seen(path).text
         found.append(ids(text))
         following = re.search(r'<a rel="next" href="([^"]+)"', text)
         path = following and "/quarantine" + following[1].replace("&amp;", "&")
     return found
 
 
-def test_paging_shows_each_entry_once(console):
+def test_paging_shows_each_entry_once(seen):
     db.execute_sql(MANY, [230])
 
-    pages = every_page(console(), "/quarantine")
+    pages = every_page(seen, "/quarantine")
 
     assert [len(page) for page in pages] == [100, 100, 30]
     assert [int(number) for page in pages for number in page] == list(range(1, 231))
 
 
-def test_a_filter_holds_on_every_page(console):
+def test_a_filter_holds_on_every_page(seen):
     db.execute_sql(MANY, [1200])
 
-    pages = every_page(console(), "/quarantine?batch=user_status_cleanup&kind=child")
+    pages = every_page(seen, "/quarantine?batch=user_status_cleanup&kind=child")
 
     wanted = [number for number in range(1, 1201) if number % 4 == 0 and number % 10]
     assert [int(number) for page in pages for number in page] == wanted
 
 
-def test_the_page_says_how_many_there_are_in_all(console):
+def test_the_page_says_how_many_there_are_in_all(seen):
     db.execute_sql(MANY, [1234])
 
-    assert "<strong>1,234</strong> in all" in console().get("/quarantine").text
+    assert "<strong>1,234</strong> in all" in seen("/quarantine").text
 
 
 def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
@@ -77,79 +77,77 @@ def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
     assert "/act/" not in vera
 
 
-def test_what_documents_keep_is_on_the_first_page_and_on_no_other(console):
+def test_what_documents_keep_is_on_the_first_page_and_on_no_other(seen):
     db.execute_sql(MANY, [150])
     client.zadd(register.FAILED, {"artifacts:folder/a": 1})
     refused = GitRefDeletion.create(project_id=7, ref="refs/x", status=DeletionStatus.REJECTED, reason="moved")
 
-    first, second = every_page(console(), "/quarantine")
+    first, second = every_page(seen, "/quarantine")
 
     assert sorted(first[100:]) == [f"ref%3A{refused.id}", "upload%3Aartifacts%3Afolder/a"]
     assert len(second) == 50
 
 
-def test_what_is_of_no_such_kind_is_refused_by_a_sentence(console):
-    answer = console().get("/quarantine?kind=sock")
+def test_what_is_of_no_such_kind_is_refused_by_a_sentence(seen):
+    answer = seen("/quarantine?kind=sock")
 
     assert answer.status == 404
     assert "there is no kind" in answer.text
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1e3", "9" * 30, "²"])
-def test_a_page_after_what_is_no_number_is_refused_by_a_sentence(console, after):
-    assert console().get(f"/quarantine?after={quote(after)}").status == 404
+def test_a_page_after_what_is_no_number_is_refused_by_a_sentence(seen, after):
+    assert seen(f"/quarantine?after={quote(after)}").status == 404
 
 
-def test_one_is_shown_with_its_error_its_run_and_when_it_is_tried_again(console):
+def test_one_is_shown_with_its_error_its_run_and_when_it_is_tried_again(seen):
     quarantine.fail(
         "git_ref_cleanup", "clean_project_refs", "clean_project_refs:7", "no HEAD", reason="child_failed", run=5
     )
 
-    text = console().get("/quarantine/1").text
+    text = seen("/quarantine/1").text
 
     assert "no HEAD" in text
     assert 'href="/runs/5"' in text
     assert "child failed" in text
 
 
-def test_what_a_document_keeps_is_shown_by_its_id(console):
+def test_what_a_document_keeps_is_shown_by_its_id(seen):
     client.zadd(register.FAILED, {"artifacts:folder/a": 1})
 
-    answer = console().get("/quarantine/upload%3Aartifacts%3Afolder/a")
+    answer = seen("/quarantine/upload%3Aartifacts%3Afolder/a")
 
     assert (answer.status, "folder/a" in answer.text) == (200, True)
 
 
 @pytest.mark.parametrize("number", ["99", "sock%3A1", "ref%3A5", "9" * 40])
-def test_one_that_does_not_lie_there_is_missing(console, number):
-    assert console().get(f"/quarantine/{number}").status == 404
+def test_one_that_does_not_lie_there_is_missing(seen, number):
+    assert seen(f"/quarantine/{number}").status == 404
 
 
-def test_scripts_in_errors_keys_and_paths_are_escaped(console):
+def test_scripts_in_errors_keys_and_paths_are_escaped(seen):
     quarantine.fail(SCRIPT, SCRIPT, SCRIPT, SCRIPT, reason="record_failed")
     client.zadd(register.FAILED, {SCRIPT: 1})
     GitRefDeletion.create(project_id=7, ref=SCRIPT, status=DeletionStatus.REJECTED, reason=SCRIPT)
-    one = console()
 
-    texts = [one.get(path).text for path in ("/quarantine", "/quarantine/1", "/quarantine/ref%3A1")]
+    texts = [seen(path).text for path in ("/quarantine", "/quarantine/1", "/quarantine/ref%3A1")]
 
     assert all(SCRIPT not in text and "&lt;script&gt;" in text for text in texts)
 
 
-def test_a_secret_in_an_error_is_masked(console):
+def test_a_secret_in_an_error_is_masked(seen):
     quarantine.fail("prune", "x", "1", "no answer from postgresql://forge:hunter2@db/forge", reason="record_failed")
 
-    text = console().get("/quarantine/1").text
+    text = seen("/quarantine/1").text
 
     assert "no answer from" in text
     assert "hunter2" not in text
 
 
-def test_the_page_says_which_kind_is_not_known_where_redis_is_away(console):
+def test_the_page_says_which_kind_is_not_known_where_redis_is_away(seen):
     quarantine.fail("prune", "x", "1", "spoilt", reason="record_failed")
-    away = console(redis_url="redis://127.0.0.1:1/0")
 
-    text = away.get("/quarantine").text
+    text = seen("/quarantine", redis_url="redis://127.0.0.1:1/0").text
 
     assert ids(text) == ["1"]
     assert "of kind upload is not known" in text

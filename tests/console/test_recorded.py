@@ -36,30 +36,30 @@ def rows(text):
     return [[" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row] for row in cells if row]
 
 
-def test_who_deleted_one_thing_is_answered_in_the_sentences_of_the_command(console, artifacts):
+def test_who_deleted_one_thing_is_answered_in_the_sentences_of_the_command(seen, artifacts):
     artifacts.done("job_artifact", ids=[7, 8], project_id=[7, 9], path=["a", "b"])
     command = [sys.executable, "-m", "forgekeeper.cli", "audit", "--what", "artifact:7"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    assert sentences(console().get("/audit?what=artifact:7").text) == said.splitlines()
+    assert sentences(seen("/audit?what=artifact:7").text) == said.splitlines()
 
 
-def test_what_was_deleted_of_a_project_today_is_answered_by_its_number_alone(console, artifacts):
+def test_what_was_deleted_of_a_project_today_is_answered_by_its_number_alone(seen, artifacts):
     artifacts.done("job_artifact", ids=[1, 2, 3], project_id=[7, 9, 7], path=["a", "b", "c"])
 
-    text = console().get("/audit?project=7").text
+    text = seen("/audit?project=7").text
 
     assert "expired_job_artifacts: 2 job_artifact of project 7 deleted." in sentences(text)
     assert [row[4] for row in rows(text)] == ["job_artifact 1", "job_artifact 3"]
 
 
-def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(console):
+def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(seen):
     refs = Audit("git_ref_cleanup", on=True, run=4)
     of = {"project_id": 7, "ref": ["x", "y"]}
     (intent,) = refs.intent("git_ref_deletion", ids=[1, 2], names=["x", "y"], **of)
-    before = sentences(console().get("/audit?project=7").text)
+    before = sentences(seen("/audit?project=7").text)
     refs.outcomes("git_ref_deletion", [Ended(intent, [1, 2], ["x", "y"], of | {"state": ["deleted", "moved"]})])
-    after = sentences(console().get("/audit?project=7").text)
+    after = sentences(seen("/audit?project=7").text)
 
     assert before == ["git_ref_cleanup: 2 git_ref_deletion of project 7 not known yet."]
     assert after == [f"git_ref_cleanup: 1 git_ref_deletion of project 7 {state}." for state in ("deleted", "moved")]
@@ -75,23 +75,22 @@ def test_where_not_all_of_a_project_is_looked_through_that_is_said(artifacts, mo
     assert (len(found), whole) == (3, False)
 
 
-def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(console, artifacts):
+def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(seen, artifacts):
     artifacts.done("job_artifact", ids=[1], project_id=7)
-    one = console()
 
-    assert "The audit has nothing of project 7" in one.get("/audit?project=7&since=0s").text
-    assert "1 job_artifact of project 7" in one.get("/audit?project=7&since=1h").text
+    assert "The audit has nothing of project 7" in seen("/audit?project=7&since=0s").text
+    assert "1 job_artifact of project 7" in seen("/audit?project=7&since=1h").text
 
 
-def test_acts_and_deletions_are_shown_newest_first_and_each_once(console, artifacts):
+def test_acts_and_deletions_are_shown_newest_first_and_each_once(seen, artifacts):
     for number in range(250):
         acts.record("pause", f"act-{number}")
     for number in range(120):
         artifacts.done("job_artifact", ids=[number], project_id=7)
-    one, path, pages = console(), "/audit", []
+    path, pages = "/audit", []
 
     while path:
-        text = one.get(path).text
+        text = seen(path).text
         pages.append(rows(text))
         following = re.search(r'<a rel="next" href="([^"]+)"', text)
         path = following and "/audit" + html.unescape(following[1])
@@ -101,22 +100,22 @@ def test_acts_and_deletions_are_shown_newest_first_and_each_once(console, artifa
     assert shown == ["1 job_artifact"] * 120 + [f"act-{number}" for number in reversed(range(250))]
 
 
-def test_a_person_is_shown_with_acts_alone_and_why(console, artifacts):
+def test_a_person_is_shown_with_acts_alone_and_why(seen, artifacts):
     with acts.begin(on=True, actor="alice"):
         acts.record("pause", "prune", reason="a test of mine", before={"holds": []}, after={"holds": ["pause"]})
     acts.record("pause", "stale_imports")
     artifacts.done("job_artifact", ids=[1])
 
-    ((_, by, how, what, why),) = rows(console().get("/audit?who=alice").text)
+    ((_, by, how, what, why),) = rows(seen("/audit?who=alice").text)
 
     assert ("alice" in by, what, why) == (True, "prune", "a test of mine")
     assert how.startswith("pause before and after")
 
 
-def test_a_run_is_added_up(console, artifacts):
+def test_a_run_is_added_up(seen, artifacts):
     artifacts.done("job_artifact", ids=[1, 2, 3])
 
-    text = console().get("/audit?run=77").text
+    text = seen("/audit?run=77").text
 
     assert "Run 77 of expired_job_artifacts: 3 job_artifact deleted" in text
     assert 'href="/runs/77"' in text
@@ -132,20 +131,19 @@ def test_a_run_is_added_up(console, artifacts):
         ("run=1&who=alice", "ask for one of these"),
     ],
 )
-def test_what_cannot_be_asked_is_said_above_the_form(console, query, sentence):
-    answer = console().get(f"/audit?{query}")
+def test_what_cannot_be_asked_is_said_above_the_form(seen, query, sentence):
+    answer = seen(f"/audit?{query}")
 
     assert answer.status == 200
     assert sentence in answer.text
     assert '<form class="filter"' in answer.text
 
 
-def test_scripts_in_what_is_recorded_and_in_the_question_are_escaped(console):
+def test_scripts_in_what_is_recorded_and_in_the_question_are_escaped(seen):
     Act.create(act=SCRIPT, what=SCRIPT, by_user=SCRIPT, by_host=SCRIPT, actor=SCRIPT, reason=SCRIPT, before=SCRIPT)
     Deletion.create(batch=SCRIPT, record=SCRIPT, run=1, phase="done", ids=[1], hashes=[], detail={SCRIPT: SCRIPT})
-    one = console()
 
     for query in ("", "run=1", "who=%3Cscript%3Ealert(1)%3C/script%3E", "what=%3Cscript%3Ealert(1)%3C/script%3E"):
-        text = one.get(f"/audit?{query}").text
+        text = seen(f"/audit?{query}").text
         assert SCRIPT not in text
         assert "&lt;script&gt;" in text

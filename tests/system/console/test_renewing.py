@@ -4,6 +4,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from playwright.sync_api import expect
 
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.processes import Process
@@ -137,7 +138,8 @@ def test_a_page_says_within_two_seconds_that_a_server_is_away_and_comes_back_by_
     says = page.locator(".trouble").filter(
         has_text=re.compile(f"{server}.*away|{server}.*not|cannot use {server}|connect")
     )
-    assert says.count() == 0
+    # On a busy machine a server may seem to be away for a moment.
+    expect(says).to_have_count(0, timeout=patient(10.0) * 1_000)
 
     leave(proxies[server])
     says.first.wait_for(timeout=patient(2.0) * 1_000)

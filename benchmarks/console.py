@@ -84,6 +84,8 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 def _pages(servers: Servers, scale: float) -> Measured:
     with _console(servers, scale) as (url, pid):
         found: dict[str, list[float]] = {}
+        for page in _addresses():
+            until(partial(_is_current, url + page), within=60)
         for turn in range(ASKED):
             for page in _addresses():
                 began = time.monotonic()
@@ -138,10 +140,13 @@ def _said() -> int:
         return int(database.execute_sql(SAID).fetchone()[0])
 
 
-def _get(url: str) -> None:
+def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=60) as answer:
-        text = answer.read().decode()
-    assert 'role="alert"><strong>Not up' not in text, f"{url} is not up to date"
+        return str(answer.read().decode())
+
+
+def _is_current(url: str) -> bool:
+    return 'role="alert"><strong>Not up' not in _get(url)
 
 
 def _memory(pid: int) -> float:

@@ -56,6 +56,8 @@ def demo() -> None:
 
     Exit status 0 only if every figure is as expected.
     """
+    from forgekeeper.console.command import url
+
     # Unwinds the contexts below, so that everything that was started has ended when we have.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -65,7 +67,7 @@ def demo() -> None:
         before = count_all(settings, folder)
         out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
         out.print("3. A scheduler, a worker, an exporter and a console start, each a process of its own.")
-        console = f"http://{settings.console_host}:{settings.console_port}/"
+        console = url(settings)
         out.print(f"   The console is at {console} until everything is done.")
         compared = _work(folder / "forgekeeper.log", settings, before, console)
         after = count_all(settings, folder)

@@ -135,5 +135,7 @@ def _start_all(running: Processes, settings: Settings) -> None:
     if settings.metrics_port_exporter:
         running.start("exporter")
     if settings.console_port and find_spec("uvicorn"):
+        from forgekeeper.console.command import url
+
         running.start("console")
-        err.print(f"the console is at http://{settings.console_host}:{settings.console_port}/")
+        err.print(f"the console is at {url(settings)}")

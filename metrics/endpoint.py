@@ -125,7 +125,7 @@ class _Request(WSGIRequestHandler):
         return StringIO()
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, what: str = "metrics") -> socket.socket:
     """Listen at an address; raise `PortTaken` when that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -133,7 +133,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         # The library's own text repeats the address; that of a name which leads nowhere has no number of the system's.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise PortTaken(f"cannot serve metrics at {host}:{port}: {reason}") from None
+        raise PortTaken(f"cannot serve {what} at {host}:{port}: {reason}") from None
 
 
 class Multiprocess(Collector):

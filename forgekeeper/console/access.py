@@ -6,13 +6,12 @@ the settings name; or, where there are neither users nor proxies, is anybody on 
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import re
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from functools import partial
+from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -21,13 +20,14 @@ import structlog
 from anyio import CapacityLimiter, to_thread
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.datastructures import ImmutableMultiDict
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.console.pages import SAID, shown
-from forgekeeper.console.users import LONGEST, Role, User, Users, is_password
+from forgekeeper.console.users import HERE, LONGEST, Role, User, Users, is_password
 from forgekeeper.settings import Settings
 from metrics.logs import one_line
 
@@ -47,12 +47,8 @@ HOURS_12 = 12 * 3600
 LARGEST = 64 * 1024
 """Bytes of a form."""
 FIELDS = 2_000
-SLOWEST = 10.0
-"""Seconds in which a form arrives."""
 LOGINS, MINUTE = 5, 60.0
 """So many logins may fail in a minute, of an address and of a name."""
-HERE = frozenset({"localhost", "127.0.0.1", "::1"})
-"""What a browser calls this machine."""
 
 log = structlog.get_logger(__name__)
 # Of this process alone: a restart ends all sessions.
@@ -65,15 +61,6 @@ class Person(NamedTuple):
     name: str
     role: Role
     session: bool = False
-
-
-class Refused(Exception):
-    """A request that is refused, with the status and a sentence for the person."""
-
-    def __init__(self, status: int, sentence: str, **headers: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.headers = headers
 
 
 def may_act(request: Request) -> bool:
@@ -103,98 +90,76 @@ class Gate:
         self._app, self._settings = app, settings
         self._users = Users(settings.console_users) if settings.console_users else None
         self._ended: deque[str] = deque(maxlen=1000)
-        self._failures = Failures()
+        self._failures: Counter[str] = Counter()
+        self._until = 0.0
         self._hashing = CapacityLimiter(2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or let it through."""
-        if scope["type"] != "http":
-            return
         request = Request(scope, receive)
         request.state.person, request.state.said = None, None
-        if request.method == "GET" and "hx-request" not in request.headers and SAID in request.cookies:
+        if request.method == "GET" and "hx-request" not in request.headers:
             request.state.said = _loaded(request, SAID, 60)
         try:
             answer = await self._answer(request)
-        except Refused as refused:
-            answer = shown(request, "problem.html", "Refused", refused.status, sentence=str(refused))
-            answer.headers.update(refused.headers)
+        except HTTPException as refused:
+            answer = shown(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
+            answer.headers.update(refused.headers or {})
+        except Problem as problem:
+            log.warning("console's users cannot be read", error=str(problem))
+            sentence = "the console cannot read the file of its users; its log says why"
+            answer = shown(request, "problem.html", "Refused", 503, sentence=sentence)
         await (answer or self._app)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Return the answer of a request that is let through to nothing else; raise `Refused`."""
+        """Return the answer of a request that is let through to nothing else; raise `HTTPException`."""
         path: str = request.scope["path"]  # not that of `request.url`, which the header Host is a part of
-        if int(request.headers.get("content-length", 0)) > LARGEST:
-            raise Refused(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
         self._insist_on_host(request)
         if request.method not in {"GET", "HEAD"}:
             _insist_on_same_site(request)
+            request.state.form = await _form(request)
         if path.startswith("/static/"):
             return None
-        try:
-            known = self._person(request)
-        except Problem as problem:
-            log.warning("console's users cannot be read", error=str(problem))
-            raise Refused(503, "the console cannot read the file of its users; its log says why") from None
-        request.state.person = known
-        if known is None and not (path == "/login" and self._users):
-            return self._to_login(request)
-        if request.method == "POST":
-            request.state.form = await _form(request)
+        request.state.person = self._person(request)
         if self._users and path == "/login":
             return await self._login(request)
+        if request.state.person is None:
+            return _to_login(request)
         return self._logout(request) if (request.method, path) == ("POST", "/logout") else None
 
     def _insist_on_host(self, request: Request) -> None:
         """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
-        if self._users or self._settings.console_proxy:
-            return
         name = re.sub(r":\d+\Z", "", request.headers.get("host", "").lower()).strip("[]")
-        if name not in {*HERE, self._settings.console_host}:
-            raise Refused(421, "this console is called localhost: open it by that name")
+        if not (self._users or self._settings.console_proxy or name in {*HERE, self._settings.console_host}):
+            raise HTTPException(421, "this console is called localhost: open it by that name")
 
     def _person(self, request: Request) -> Person | None:
         """Return who asks, None who has to log in."""
         users = self._users.known() if self._users else {}
-        if self._settings.console_proxy:
-            if (name := self._named(request)) is not None:
-                user = users.get(name)
-                return self._as(one_line(name)[:LONGEST], user.role if user else "viewer")
-        elif not self._users:
+        name = self._named(request) if self._settings.console_proxy else None
+        if name is not None:
+            return self._as(one_line(name)[:LONGEST], users[name].role if name in users else "viewer")
+        if not self._users:
             return self._as("anybody", "viewer")
         session = _loaded(request, SESSION, HOURS_12)
         if not isinstance(session, dict) or session["once"] in self._ended:
             return None
         user = users.get(session["name"])
-        if user is None or not hmac.compare_digest(session["of"], _fingerprint(user)):
-            return None
-        return self._as(user.name, user.role, session=True)
+        return self._as(user.name, user.role, session=True) if user and session["of"] == _fingerprint(user) else None
 
     def _as(self, name: str, role: Role, *, session: bool = False) -> Person:
         return Person(name, role if self._settings.console_actions == "on" else "viewer", session)
 
     def _named(self, request: Request) -> str | None:
         """Return whom the proxy names, None where it names nobody and people can log in."""
-        peer = _peer(request)
-        if peer is None or not any(peer in network for network in self._settings.console_proxy):
-            tls = self._settings.console_tls_certificate
-            if self._users and (tls or (peer is not None and peer.is_loopback)):
-                return None
-            raise Refused(403, "come by the proxy that asks who you are")
+        if not any(_peer(request) in network for network in self._settings.console_proxy):
+            raise HTTPException(403, "come by the proxy that asks who you are")
         names = request.headers.getlist(self._settings.console_proxy_header)
         if not names and self._users:
             return None
         if len(names) != 1 or not names[0].strip():
-            raise Refused(403, "the proxy does not say who you are, or says it more than once")
+            raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
         return names[0].encode("latin-1").decode("utf-8", "replace").strip()
-
-    def _to_login(self, request: Request) -> Response:
-        asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
-        to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
-        # A page that renews itself has to be left; what htmx follows it would take for the answer.
-        if "hx-request" in request.headers:
-            return Response(status_code=401, headers={"HX-Redirect": to})
-        return RedirectResponse(to, 303)
 
     async def _login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params
@@ -204,21 +169,26 @@ class Gate:
         return shown(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
 
     async def _proven(self, request: Request, name: str, password: str) -> User | None:
-        """Return the user whose name and password these are; raise `Refused` after too many that were not."""
+        """Return the user whose name and password these are; raise `HTTPException` after too many that were not."""
         user = self._users.known().get(name) if self._users else None
         peer = _peer(request)
-        keys = f"of {_network(peer)}", f"for {name[:LONGEST]}"
-        if seconds := self._failures.wait(*keys):
-            log.warning("console login refused", user=user and user.name, client=str(peer), reason="too many")
+        # Of IPv6 each client has 2^64 addresses.
+        keys = f"of {peer.exploded[:19] if isinstance(peer, IPv6Address) else peer}", f"for {name[:LONGEST]}"
+        who = {"user": user and user.name, "client": str(peer)}
+        if time.monotonic() > self._until:
+            self._failures, self._until = Counter(), time.monotonic() + MINUTE
+        if max(self._failures[key] for key in keys) >= LOGINS:
+            log.warning("console login refused", **who, reason="too many")
+            seconds = str(int(self._until - time.monotonic()) + 1)
             sentence = f"too many logins have failed: try again in {seconds} seconds"
-            raise Refused(429, sentence, **{"Retry-After": str(seconds)})
+            raise HTTPException(429, sentence, {"Retry-After": seconds})
         # Before it is known: who asks many times at once has no more guesses.
-        self._failures.count(*keys)
+        (failures := self._failures).update(keys)
         if not await to_thread.run_sync(partial(is_password, user, password), limiter=self._hashing):
-            log.warning("console login failed", user=user and user.name, client=str(peer))
+            log.warning("console login failed", **who)
             return None
-        self._failures.forgive(*keys)
-        log.info("console login", user=user and user.name, client=str(peer))
+        failures.subtract(keys)
+        log.info("console login", **who)
         return user
 
     def _logout(self, request: Request) -> Response:
@@ -230,31 +200,6 @@ class Gate:
         return answer
 
 
-class Failures:
-    """Logins that have failed within a minute, by what they have in common."""
-
-    def __init__(self) -> None:
-        self._at: dict[str, list[float]] = {}
-
-    def wait(self, *keys: str) -> int:
-        """Say for how many seconds none is allowed, 0 if one is."""
-        since = time.monotonic() - MINUTE
-        self._at = {key: recent for key, at in self._at.items() if (recent := [one for one in at if one > since])}
-        full = [at[-LOGINS] - since for key in keys if len(at := self._at.get(key, [])) >= LOGINS]
-        return int(max(full)) + 1 if full else 0
-
-    def count(self, *keys: str) -> None:
-        """Count one."""
-        for key in keys:
-            self._at.setdefault(key, []).append(time.monotonic())
-
-    def forgive(self, *keys: str) -> None:
-        """Take the last back, which has not failed."""
-        for key in keys:
-            if at := self._at.get(key):
-                at.pop()
-
-
 def _insist_on_same_site(request: Request) -> None:
     """Refuse what a page of another site has a browser send."""
     headers = request.headers
@@ -263,24 +208,28 @@ def _insist_on_same_site(request: Request) -> None:
     else:
         fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
     if not fine:
-        raise Refused(403, "this form was not sent from a page of the console: open the page and send it again")
+        raise HTTPException(403, "this form was not sent from a page of the console: open the page and send it again")
 
 
 async def _form(request: Request) -> ImmutableMultiDict[str, str]:
-    """Read the fields of a form."""
-    body = bytearray()
+    """Read the fields of a form that says beforehand how large it is."""
+    length = request.headers.get("content-length", str(LARGEST + 1))
+    if "transfer-encoding" in request.headers or int(length) > LARGEST:
+        raise HTTPException(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
     try:
-        async with asyncio.timeout(SLOWEST):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > LARGEST:
-                    raise Refused(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
-        fields = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=FIELDS)
-    except TimeoutError:
-        raise Refused(408, "the form has not arrived in time: send it again") from None
+        body = (await request.body()).decode(errors="replace")
+        return ImmutableMultiDict(parse_qsl(body, keep_blank_values=True, max_num_fields=FIELDS))
     except (ValueError, ClientDisconnect):
-        raise Refused(400, f"the form cannot be read, or has more than {FIELDS:,} fields: select less") from None
-    return ImmutableMultiDict(fields)
+        raise HTTPException(400, f"the form has more than {FIELDS:,} fields: select less") from None
+
+
+def _to_login(request: Request) -> Response:
+    asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
+    to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
+    # A page that renews itself has to be left; what htmx follows it would take for the answer.
+    if "hx-request" in request.headers:
+        return Response(status_code=401, headers={"HX-Redirect": to})
+    return RedirectResponse(to, 303)
 
 
 def _session(answer: Response, user: User, request: Request) -> Response:
@@ -294,7 +243,7 @@ def _session(answer: Response, user: User, request: Request) -> Response:
 
 def _fingerprint(user: User) -> str:
     """Return what is another when the user's password is."""
-    return hmac.digest(_signed.secret_keys[0], user.hash.encode(), "sha256").hex()
+    return sha256(user.hash.encode()).hexdigest()
 
 
 def _loaded(request: Request, cookie: str, seconds: int) -> object:
@@ -305,12 +254,7 @@ def _loaded(request: Request, cookie: str, seconds: int) -> object:
         return None
 
 
-def _peer(request: Request) -> IPv4Address | IPv6Address | None:
+def _peer(request: Request) -> IPv4Address | IPv6Address:
     """Return the address at the other end of the connection; nothing that the request says changes it."""
-    peer = ip_address(request.client.host) if request.client else None
+    peer = ip_address(request.client.host if request.client else "::")
     return (peer.ipv4_mapped or peer) if isinstance(peer, IPv6Address) else peer
-
-
-def _network(peer: IPv4Address | IPv6Address | None) -> str:
-    """Return what stands for one client: of IPv6 each has 2^64 addresses."""
-    return peer.exploded[:19] if isinstance(peer, IPv6Address) else str(peer)

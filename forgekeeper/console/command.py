@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextvars
-import getpass
 import os
-import socket
+import signal
 import sys
 from datetime import timedelta
+from getpass import getpass
 from importlib.util import find_spec
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
-from forgekeeper import shutdown
 from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, table, wrong_use
 from forgekeeper.connections import Limits, connect
-from forgekeeper.console.users import BY_PROXY, LONGEST, Role, User, Users, fits, hashed_password
+from forgekeeper.console.users import BY_PROXY, HERE, LONGEST, Role, User, Users, fits, hashed_password
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
-from metrics.endpoint import PortTaken, listen
-from metrics.threads import Vital, ended_itself
+from metrics.endpoint import listen
+from metrics.threads import ended_itself
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -53,17 +50,20 @@ def serve(context: typer.Context) -> None:
         wrong_use(f"this needs the extra `console`, for {missing[0]}: pip install 'forgekeeper[console]'")
     if context.invoked_subcommand is not None:
         return
+    from uvicorn import Server
+
     settings = configured()
     _refuse_what_is_open(settings)
-    asked = shutdown.requests()
     connect(settings, LIMITS, name="console", connections=CONNECTIONS)
     with recorded(settings):
-        serving = _Serving(_served(settings), _listening(settings))
-        serving.start()
+        server = Server(_served(settings))
+        # It sends a signal once more when it has ended: that may not end us in the middle.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.handle_exit)
+        listening = listen(settings.console_host, settings.console_port, "the console")
         lifetime.tell_supervisor("READY=1", f"STATUS=serves {url(settings)}")
         log.info("console started", url=url(settings))
-        asked.get()
-        serving.end()
+        server.run(sockets=[listening])
     log.info("console stopped")
     # A question to a server that hangs would hold up the interpreter's end.
     os._exit(int(ended_itself()))
@@ -115,27 +115,6 @@ def remove(name: Annotated[str, typer.Argument(help="Who it is.")], *, json: Jso
     answer({"name": name, "done": "removed"}, f"removed {name}", json=json)
 
 
-class _Serving(Vital):
-    """Serves the console; the process ends where it does."""
-
-    def __init__(self, served: Config, listening: socket.socket) -> None:
-        from uvicorn import Server
-
-        super().__init__("console")
-        self._server, self._socket = Server(served), listening
-        self._context = contextvars.copy_context()
-
-    def work(self) -> None:
-        """Serve until it is asked to end."""
-        self._context.run(self._server.run, sockets=[self._socket])
-
-    def end(self) -> None:
-        """Answer what was asked, and end."""
-        self.stopped.set()
-        self._server.should_exit = True
-        self.join(DRAIN + 1)
-
-
 def url(settings: Settings) -> str:
     """Return where the console is."""
     host = f"[{settings.console_host}]" if ":" in settings.console_host else settings.console_host
@@ -151,61 +130,43 @@ def _served(settings: Settings) -> Config:
 
     if settings.console_users:
         _users().known()
-    certificate, key = settings.console_tls_certificate, settings.console_tls_key
     # Of what uvicorn has to say only what went wrong is of use, and our log has it.
-    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "log_level": "warning", "server_header": False}
     made = Config(
         application(settings),
-        http="h11",
         ws="none",
         lifespan="off",
         headers=list(HEADERS.items()),
         proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
         timeout_graceful_shutdown=DRAIN,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-        **quiet,
+        ssl_certfile=settings.console_tls_certificate,
+        ssl_keyfile=settings.console_tls_key,
     )
     try:
         made.load()
     except OSError as error:
-        why = error.strerror or error
-        wrong_use(f"cannot use {certificate} with the key {key}: {why}; name a certificate and its key, both as PEM")
+        pair = f"{made.ssl_certfile} with the key {made.ssl_keyfile}"
+        wrong_use(f"cannot use {pair}: {error.strerror or error}; name a certificate and its key, both as PEM")
     return made
-
-
-def _listening(settings: Settings) -> socket.socket:
-    try:
-        return listen(settings.console_host, settings.console_port)
-    except PortTaken as taken:
-        raise PortTaken(str(taken).replace("metrics", "the console", 1)) from None
 
 
 def _refuse_what_is_open(settings: Settings) -> None:
     """Refuse settings by which somebody could look or act who should not."""
-    host, certificate, key = settings.console_host, settings.console_tls_certificate, settings.console_tls_key
-    asks, beyond = bool(settings.console_users or settings.console_proxy), not _is_loopback(host)
-    tls = f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
-    users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
-    through = f"set {tls}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
-    refused = {
-        f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do": not settings.console_port,
-        f"set both {tls}, or neither": bool(certificate) != bool(key),
-        f"{PREFIX}CONSOLE_ACTIONS is on, but anybody here could act: {users}": settings.console_actions == "on"
-        and not asks,
-        f"others would see passwords on their way to {host}: {through}": beyond
-        and not (certificate or settings.console_proxy),
-        f"anybody who reaches {host} could look: {users}": beyond and not asks,
-    }
-    for sentence in (sentence for sentence, so in refused.items() if so):
-        wrong_use(sentence)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    host, certificate, proxy = settings.console_host, settings.console_tls_certificate, settings.console_proxy
+    beyond, tls = host not in HERE, f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
+    if not settings.console_port:
+        wrong_use(f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do")
+    if bool(certificate) != bool(settings.console_tls_key):
+        wrong_use(f"set both {tls}, or neither")
+    if beyond and not (certificate or proxy):
+        through = f"set {tls}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
+        wrong_use(f"others would see passwords on their way to {host}: {through}")
+    if (beyond or settings.console_actions == "on") and not (settings.console_users or proxy):
+        users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
+        wrong_use(f"anybody who reaches {host} could {'look' if beyond else 'act'}: {users}")
 
 
 def _users() -> Users:
@@ -215,12 +176,10 @@ def _users() -> Users:
 
 
 def _password() -> str:
-    if sys.stdin.isatty():
-        password = getpass.getpass("password: ")
-        if getpass.getpass("again: ") != password:
-            wrong_use("these were two different passwords; nothing was changed")
-    else:
+    if not sys.stdin.isatty():
         password = sys.stdin.readline().rstrip("\r\n")
+    elif (password := getpass("password: ")) != getpass("again: "):
+        wrong_use("these were two different passwords; nothing was changed")
     if len(password) < SHORTEST:
         wrong_use(f"a password has {SHORTEST} characters or more; nothing was changed")
     return password

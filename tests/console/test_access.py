@@ -31,20 +31,38 @@ LOOPBACK = "127.0.0.1"
 HEADER = "X-Forwarded-User"
 
 
-@pytest.fixture
-def users(tmp_path):
-    """The file of users, with an operator and a viewer of one password, and an operator whom a proxy names."""
-    made = Users(tmp_path / "users")
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    """The file of users: operators and a viewer of one password, and an operator whom a proxy names."""
+    made = Users(tmp_path_factory.mktemp("users") / "users")
     with made.changed() as known:
-        for name, role, hashed in (("anna", "operator", HASH), ("vera", "viewer", HASH), ("petra", "operator", "-")):
-            known[name] = User(name, role, hashed)
+        for name, role in {"vera": "viewer", "petra": "operator"}.items():
+            known[name] = User(name, role, "-" if name == "petra" else HASH)
+        known |= {name: User(name, "operator", HASH) for name in ("anna", "removed", "renewed", "lowered")}
     return made
 
 
 @pytest.fixture
-def guarded(console, users):
-    """A console whose users log in, and may act."""
-    return console(console_users=users.path, console_actions="on")
+def guarded(shared, users):
+    """The console whose users log in, and may act; no test lets a login fail there."""
+    return shared(console_users=users.path, console_actions="on")
+
+
+@pytest.fixture
+def looking(shared, users):
+    """One whose users log in, and may only look."""
+    return shared(console_users=users.path)
+
+
+SESSIONS = {}
+
+
+def session(console, name):
+    """The cookie of a session of that user's, of one login for all tests."""
+    key = (console.url, name)
+    if key not in SESSIONS:
+        SESSIONS[key] = console.log_in(name, PASSWORD)
+    return SESSIONS[key]
 
 
 def shown_person(answer):
@@ -64,8 +82,8 @@ def raw(console, request):
 # Nobody asks who it is
 
 
-def test_without_users_and_proxies_anybody_here_may_look_and_not_act(console):
-    answer = console().get("/")
+def test_without_users_and_proxies_anybody_here_may_look_and_not_act(shared):
+    answer = shared().get("/")
 
     assert (answer.status, shown_person(answer)) == (200, ("anybody", "viewer"))
 
@@ -73,16 +91,16 @@ def test_without_users_and_proxies_anybody_here_may_look_and_not_act(console):
 @every(
     "host", ["evil.example", "evil.example:9190", "127.0.0.1.evil.example", "localhost.evil.example", "", "[", "a]:1"]
 )
-def test_a_page_of_another_host_whose_name_has_come_to_lead_here_sees_nothing(console, host):
-    answer = console().get("/", Host=host)
+def test_a_page_of_another_host_whose_name_has_come_to_lead_here_sees_nothing(shared, host):
+    answer = shared().get("/", Host=host)
 
     assert answer.status in {400, 421}
     assert "user_status_cleanup</a></th>" not in answer.text
 
 
 @every("host", ["localhost", "localhost:1234", "127.0.0.1:80", "[::1]", "[::1]:9190"])
-def test_every_name_of_this_machine_leads_to_it(console, host):
-    assert console().get("/", Host=host).status == 200
+def test_every_name_of_this_machine_leads_to_it(shared, host):
+    assert shared().get("/", Host=host).status == 200
 
 
 # Logging in
@@ -126,24 +144,14 @@ def test_whoever_logs_in_comes_to_the_page_that_was_asked_for(guarded):
 
 
 def test_the_page_names_who_has_logged_in_with_role_and_a_way_out(guarded):
-    answer = guarded.get("/", Cookie=guarded.log_in("vera", PASSWORD))
+    answer = guarded.get("/", Cookie=session(guarded, "vera"))
 
     assert (answer.status, shown_person(answer)) == (200, ("vera", "viewer"))
     assert '<form method="post" action="/logout">' in answer.text
 
 
-def test_an_operator_is_a_viewer_where_nobody_may_act(console, users):
-    one = console(console_users=users.path)
-
-    assert shown_person(one.get("/", Cookie=one.log_in("anna", PASSWORD))) == ("anna", "viewer")
-
-
-@every("given", [("anna", "wrong"), ("nobody", PASSWORD), ("petra", PASSWORD), ("petra", "-"), ("anna", HASH)])
-def test_who_gives_a_wrong_name_or_password_is_told_so_and_has_no_session(guarded, given):
-    answer = guarded.post("/login", dict(zip(("name", "password"), given, strict=True)))
-
-    assert (answer.status, answer.headers["set-cookie"]) == (401, None)
-    assert "That is not the name and the password of a user." in answer.text
+def test_an_operator_is_a_viewer_where_nobody_may_act(looking):
+    assert shown_person(looking.get("/", Cookie=session(looking, "anna"))) == ("anna", "viewer")
 
 
 EVIL = ["//evil.example", "https://evil.example/", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "evil"]
@@ -180,7 +188,7 @@ def test_behind_a_proxy_with_tls_the_session_never_goes_without(guarded):
 
 
 def test_each_login_begins_a_new_session_whatever_the_browser_had_before(guarded):
-    planted = guarded.log_in("vera", PASSWORD)
+    planted = session(guarded, "vera")
 
     answer = guarded.post("/login", {"name": "anna", "password": PASSWORD}, cookie=planted)
     fresh = answer.headers["set-cookie"].partition(";")[0]
@@ -202,30 +210,30 @@ def test_a_session_that_was_ended_is_of_no_use_to_who_has_kept_it(guarded):
 
 
 def test_a_session_ends_with_its_user(guarded, users):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = guarded.log_in("removed", PASSWORD)
 
     with users.changed() as known:
-        del known["anna"]
+        del known["removed"]
 
     assert guarded.get("/", Cookie=cookie).status == 303
 
 
 def test_a_session_ends_when_its_users_password_changes(guarded, users):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = guarded.log_in("renewed", PASSWORD)
 
     with users.changed() as known:
-        known["anna"] = known["anna"]._replace(hash=hashed_password(PASSWORD))
+        known["renewed"] = known["renewed"]._replace(hash=hashed_password(PASSWORD))
 
     assert guarded.get("/", Cookie=cookie).status == 303
 
 
 def test_a_user_who_becomes_a_viewer_is_one_at_once(guarded, users):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = guarded.log_in("lowered", PASSWORD)
 
     with users.changed() as known:
-        known["anna"] = known["anna"]._replace(role="viewer")
+        known["lowered"] = known["lowered"]._replace(role="viewer")
 
-    assert shown_person(guarded.get("/", Cookie=cookie)) == ("anna", "viewer")
+    assert shown_person(guarded.get("/", Cookie=cookie)) == ("lowered", "viewer")
 
 
 def tampered(cookie):
@@ -247,76 +255,70 @@ def tampered(cookie):
 
 
 def test_a_session_that_somebody_has_changed_is_none(guarded):
-    cookie = guarded.log_in("vera", PASSWORD)
+    cookie = session(guarded, "vera")
 
     assert {guarded.get("/", Cookie=one).status for one in tampered(cookie)} == {303}
 
 
 def test_what_was_signed_for_another_purpose_is_no_session(guarded):
-    cookie = guarded.log_in("vera", PASSWORD)
+    cookie = session(guarded, "vera")
 
     answer = guarded.get("/login", Cookie=cookie.replace("forgekeeper_session", "forgekeeper_said"))
 
     assert "vera" not in answer.text
 
 
-def test_a_console_that_was_started_again_knows_no_session_of_before(console, users):
-    cookie = console(console_users=users.path).log_in("anna", PASSWORD)
-
-    assert console(console_users=users.path).get("/", Cookie=cookie).status == 303
+def test_a_console_that_was_started_again_knows_no_session_of_before(guarded, looking):
+    assert looking.get("/", Cookie=session(guarded, "anna")).status == 303
 
 
 def test_nobody_is_let_in_while_the_file_of_users_cannot_be_used(guarded, users):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie, kept = session(guarded, "anna"), users.path.read_text()
 
     users.path.write_text("anna:operator:swordfish\n")
     answers = [guarded.get("/", Cookie=cookie), guarded.post("/login", {"name": "anna", "password": "swordfish"})]
+    users.path.write_text(kept)
 
     assert [one.status for one in answers] == [503, 503]
-    assert "swordfish" not in "".join(one.text for one in answers)
     eventually(lambda: guarded.said("console's users cannot be read"))
-    assert "swordfish" not in guarded.text()
+    assert "swordfish" not in guarded.text() + "".join(one.text for one in answers)
 
 
 # Guessing
 
-
-def test_an_address_may_guess_a_few_times_a_minute_and_is_told_to_wait(guarded):
-    answers = [guarded.post("/login", {"name": f"n{number}", "password": "x"}) for number in range(LOGINS + 1)]
-
-    assert [one.status for one in answers] == [401] * LOGINS + [429]
-    assert 0 < int(answers[-1].headers["retry-after"]) <= 60
-    assert f"try again in {answers[-1].headers['retry-after']} seconds" in answers[-1].text
+WRONG = [("anna", "wrong"), ("nobody", PASSWORD), ("petra", PASSWORD), ("petra", "-"), ("anna", HASH)]
 
 
-def test_whoever_has_guessed_too_often_is_not_let_in_with_the_right_password_either(guarded):
-    for _ in range(LOGINS):
-        guarded.post("/login", {"name": "anna", "password": "wrong"})
+def test_an_address_may_guess_a_few_times_a_minute_and_then_waits_also_with_the_right_password(console, users):
+    one = console(console_users=users.path)
+    wrong = [one.post("/login", {"name": name, "password": password}) for name, password in WRONG]
 
-    assert guarded.post("/login", {"name": "anna", "password": PASSWORD}).status == 429
+    assert [(answer.status, answer.headers["set-cookie"]) for answer in wrong] == [(401, None)] * LOGINS
+    assert {"That is not the name and the password of a user." in answer.text for answer in wrong} == {True}
+    right = one.post("/login", {"name": "anna", "password": PASSWORD})
+    assert (right.status, right.headers["set-cookie"]) == (429, None)
+    assert 0 < int(right.headers["retry-after"]) <= 60
+    assert f"try again in {right.headers['retry-after']} seconds" in right.text
 
 
-def test_logins_that_succeed_count_for_nothing(guarded):
-    assert {guarded.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(LOGINS + 2)} == {303}
+def test_the_log_says_who_has_logged_in_and_no_password_and_no_name_that_nobody_has(console, users):
+    one = console(console_users=users.path)
+    assert {one.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(LOGINS + 1)} == {303}
+    one.post("/login", {"name": "swordfish", "password": "hunter2hunter2"})
 
-
-def test_the_log_says_who_has_logged_in_and_no_password_and_no_name_that_nobody_has(guarded):
-    guarded.log_in("anna", PASSWORD)
-    guarded.post("/login", {"name": "swordfish", "password": "hunter2hunter2"})
-
-    eventually(lambda: guarded.said("console login failed"))
-    (login,), (failed,) = guarded.said("console login"), guarded.said("console login failed")
+    eventually(lambda: one.said("console login failed"))
+    login, (failed,) = one.said("console login")[0], one.said("console login failed")
     assert ((login["user"], login["client"]), failed["user"]) == (("anna", LOOPBACK), None)
-    assert {word for word in ("swordfish", "hunter2", PASSWORD) if word in guarded.text()} == set()
+    assert {word for word in ("swordfish", "hunter2", PASSWORD) if word in one.text()} == set()
 
 
 # A proxy that says who it is
 
 
 @pytest.fixture
-def proxied(console, users):
+def proxied(shared, users):
     """A console behind a proxy at this address, and file of users beside."""
-    return console(console_proxy=LOOPBACK, console_users=users.path, console_actions="on")
+    return shared(console_proxy=LOOPBACK, console_users=users.path, console_actions="on")
 
 
 def test_whom_the_proxy_names_has_the_role_of_the_file(proxied):
@@ -327,23 +329,18 @@ def test_whom_the_proxy_names_and_nobody_else_knows_may_look(proxied):
     assert shown_person(proxied.get("/", **{HEADER: "stranger"})) == ("stranger", "viewer")
 
 
-def test_from_another_address_than_the_proxys_the_header_names_nobody(console, users):
-    one = console(console_proxy="192.0.2.1", console_users=users.path, console_actions="on")
-
-    assert one.get("/", **{HEADER: "petra"}).status == 303
-
-
-def test_past_the_proxy_nobody_comes_in_where_nobody_can_log_in(console):
-    one = console(console_proxy="192.0.2.1")
+def test_from_another_address_than_the_proxys_no_header_lets_anybody_in(shared, users):
+    one = shared(console_proxy="192.0.2.1", console_users=users.path, console_actions="on")
 
     answer = one.get("/", **{HEADER: "petra", "X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"})
 
     assert (answer.status, "come by the proxy" in answer.text) == (403, True)
+    assert one.post("/login", {"name": "anna", "password": PASSWORD}).status == 403
 
 
 @every("headers", [b"", b"X-Forwarded-User: petra\r\nX-Forwarded-User: vera\r\n", b"X-Forwarded-User:  \r\n"])
-def test_a_proxy_that_does_not_say_one_name_lets_nobody_in(console, headers):
-    one = console(console_proxy=LOOPBACK)
+def test_a_proxy_that_does_not_say_one_name_lets_nobody_in(shared, headers):
+    one = shared(console_proxy=LOOPBACK)
 
     answer = raw(one, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers + b"\r\n")
 
@@ -383,7 +380,7 @@ FORGED = [
 @every("headers", FORGED)
 @every("path", ["/login", "/logout", "/act/pause", "/", "/static/console.css", "/nothing"])
 def test_a_form_that_no_page_of_the_console_has_sent_is_refused(guarded, path, headers):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = session(guarded, "anna")
     headers = {name: value and value.replace("SELF", guarded.url) for name, value in headers.items()}
 
     answer = guarded.post(path, {"name": "anna", "password": PASSWORD}, cookie=cookie, **headers)
@@ -404,7 +401,7 @@ def test_a_form_of_the_console_itself_is_taken_also_from_an_older_browser(guarde
 
 @every("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get"])
 def test_no_other_method_does_anything(guarded, method):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = session(guarded, "anna")
 
     said = raw(
         guarded, f"{method} / HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n".encode()
@@ -424,7 +421,7 @@ def test_a_form_that_is_too_large_is_refused_before_it_is_read(guarded):
     assert answer.startswith("HTTP/1.1 413 ")
 
 
-def test_a_form_without_a_length_is_read_only_so_far(guarded):
+def test_a_form_that_does_not_say_its_length_is_refused_too(guarded):
     port = int(guarded.settings["FORGEKEEPER_CONSOLE_PORT"])
     parts = (b"name=" + b"a" * 1023 for _ in range(LARGEST // 1024 + 1))
 
@@ -447,9 +444,9 @@ PATHS = ["/", "/nothing", "/static/console.css", "/static/nothing", "/static/../
 
 
 @every("path", PATHS)
-def test_every_response_has_the_headers_of_security(console, users, path):
-    open_to_all = console().get(path)
-    asked = console(console_users=users.path).get(path)
+def test_every_response_has_the_headers_of_security(shared, guarded, path):
+    open_to_all = shared().get(path)
+    asked = guarded.get(path)
 
     for answer in (open_to_all, asked):
         assert {name: answer.headers.get_all(name) for name in HEADERS} == {name: [HEADERS[name]] for name in HEADERS}
@@ -470,54 +467,36 @@ def test_the_policy_lets_nothing_inline_and_no_other_host_and_no_frame():
 
 @every("path", ["/", "/login", "/nothing"])
 def test_nothing_on_a_page_is_inline(guarded, path):
-    text = guarded.get(path, Cookie=guarded.log_in("anna", PASSWORD)).text
+    text = guarded.get(path, Cookie=session(guarded, "anna")).text
 
     assert re.findall(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:", text) == []
 
 
 def test_no_page_is_kept_by_a_browser(guarded):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = session(guarded, "anna")
 
     assert {guarded.get(path, Cookie=cookie).headers["cache-control"] for path in ("/", "/login", "/no")} == {
         "no-store"
     }
 
 
-def test_head_is_answered_as_get_without_the_page(console):
-    said = raw(console(), b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+def test_head_is_answered_as_get_without_the_page(shared):
+    said = raw(shared(), b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 
     assert said.startswith("HTTP/1.1 200 ")
     assert said.endswith("\r\n\r\n")
 
 
-def test_nobody_learns_what_serves_it(console):
-    answer = console().get("/")
+def test_nobody_learns_what_serves_it(shared):
+    answer = shared().get("/")
 
     assert answer.headers["server"] is None
 
 
 def test_with_a_certificate_it_speaks_tls_and_its_sessions_never_go_without(console, users, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    name = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            *name,
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*line.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
 
     one = console(console_users=users.path, console_tls_certificate=certificate, console_tls_key=key)
     answer = one.post("/login", {"name": "anna", "password": PASSWORD})
@@ -547,7 +526,7 @@ def test_who_has_not_logged_in_learns_no_more_than_that_there_is_a_console(guard
 
 
 def test_what_was_done_is_said_once_on_the_next_page_and_not_to_one_that_renews_itself(guarded):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = session(guarded, "anna")
     done = guarded.post("/act/pause", {"batch": "prune", "until": "2h", "reason": "a <b>test</b>"}, cookie=cookie)
     said = done.headers["set-cookie"].partition(";")[0]
     both = f"{cookie}; {said}"
@@ -562,7 +541,7 @@ def test_what_was_done_is_said_once_on_the_next_page_and_not_to_one_that_renews_
 
 
 def test_nobody_can_have_a_page_say_what_the_console_has_not_said(guarded):
-    cookie = guarded.log_in("anna", PASSWORD)
+    cookie = session(guarded, "anna")
 
     answer = guarded.get("/", Cookie=f"{cookie}; forgekeeper_said=eyJhIjoxfQ.a.b")
 
@@ -571,7 +550,7 @@ def test_nobody_can_have_a_page_say_what_the_console_has_not_said(guarded):
 
 @every("path", ["/act/pause", "/act/stop", "/act/run"])
 def test_a_viewer_acts_by_no_request_made_by_hand(guarded, path):
-    cookie = guarded.log_in("vera", PASSWORD)
+    cookie = session(guarded, "vera")
 
     answer = guarded.post(path, {"batch": "*", "reason": "because", "until": "2h"}, cookie=cookie)
 
@@ -579,10 +558,10 @@ def test_a_viewer_acts_by_no_request_made_by_hand(guarded, path):
     assert (Hold.select().count(), Act.select().count()) == (0, 0)
 
 
-def test_an_operator_acts_by_no_request_made_by_hand_where_actions_are_off(console, users):
-    one = console(console_users=users.path)
+def test_an_operator_acts_by_no_request_made_by_hand_where_actions_are_off(looking):
+    fields = {"batch": "*", "reason": "x", "until": "2h"}
 
-    answer = one.post("/act/pause", {"batch": "*", "reason": "x", "until": "2h"}, cookie=one.log_in("anna", PASSWORD))
+    answer = looking.post("/act/pause", fields, cookie=session(looking, "anna"))
 
     assert (answer.status, Hold.select().count()) == (403, 0)
 

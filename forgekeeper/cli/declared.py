@@ -11,7 +11,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
 from forgekeeper.boot import load
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.terminal import Json, answer, emit, group, out, table, wrong_use
+from forgekeeper.cli.terminal import Done, Json, answer, emit, group, out, table, wrong_use
 from forgekeeper.database import database
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import describe
@@ -127,8 +127,8 @@ def flags_off(name: Flag, json: Json = False) -> None:
 def _turn(name: str, *, on: bool, json: bool) -> None:
     turn = Turn.named(name, "on" if on else "off")
     with connected("flags"):
-        turn.do()
-    answer({"flags": {name: on}}, "".join(turn.said()), json=json)
+        done = turn.do()
+    answer({"flags": {name: on}}, done.sentence, json=json)
 
 
 class Turn(NamedTuple):
@@ -150,21 +150,10 @@ class Turn(NamedTuple):
         """Say how it is turned now, and what it switches.  Needs a connection."""
         return f"{self.name} is {'on' if FeatureFlag.is_on(self.name) else 'off'} now: {FLAGS[self.name]}"
 
-    def do(self) -> Turn:
+    def do(self) -> Done:
         """Turn it, and record it.  Needs a connection."""
+        word = "on" if self.on else "off"
         with database.atomic():
             was_on = FeatureFlag.turn(self.name, on=self.on)
-            acts.record(f"flags {self._word}", self.name, before={"on": was_on}, after={"on": self.on})
-        return self
-
-    def said(self) -> list[str]:
-        """Say how it is turned."""
-        return [f"{self.name} is {self._word}"]
-
-    def not_done(self) -> list[str]:
-        """Say nothing."""
-        return []
-
-    @property
-    def _word(self) -> str:
-        return "on" if self.on else "off"
+            acts.record(f"flags {word}", self.name, before={"on": was_on}, after={"on": self.on})
+        return Done(f"{self.name} is {word}")

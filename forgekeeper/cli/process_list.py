@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -13,7 +13,20 @@ from rich.text import Text
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, lasting, moment, out, relative, table, warning
+from forgekeeper.cli.terminal import (
+    Done,
+    Json,
+    Problem,
+    answer,
+    emit,
+    group,
+    lasting,
+    moment,
+    out,
+    relative,
+    table,
+    warning,
+)
 from forgekeeper.connections import client, identity
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
@@ -159,21 +172,7 @@ def leases_break(
     """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
     with connected("leases"):
         freed = free(name)
-    answer({"lease": name, "broken": True}, "".join(freed.said()), json=json)
-
-
-class Freed(NamedTuple):
-    """A lease that is free now."""
-
-    lease: str
-
-    def said(self) -> list[str]:
-        """Say that it is."""
-        return [f"{self.lease} is free"]
-
-    def not_done(self) -> list[str]:
-        """Say nothing."""
-        return []
+    answer({"lease": name, "broken": True}, freed.sentence, json=json)
 
 
 def holder_of(lease: str) -> str:
@@ -182,7 +181,7 @@ def holder_of(lease: str) -> str:
     return f"{found.holder} holds it since {moment(found.since)}" if found else "nobody holds it"
 
 
-def free(lease: str) -> Freed:
+def free(lease: str) -> Done:
     """Free a lease, and record it.  Needs a connection; raises `Problem` where nobody holds it."""
     require_redis()
     holder = next((one for one in locks.leases(client) if one.name == lease), None)
@@ -191,7 +190,7 @@ def free(lease: str) -> Freed:
     if holder is None or not locks.break_lease(client, lease):
         raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` shows those that are held")
     log.warning("lease broken", lease=lease, by=identity())
-    return Freed(lease)
+    return Done(f"{lease} is free")
 
 
 def held() -> list[dict[str, Any]]:

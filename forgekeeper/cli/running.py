@@ -13,7 +13,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
 from forgekeeper.cli.run_here import perform
-from forgekeeper.cli.terminal import HELD, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
+from forgekeeper.cli.terminal import HELD, Done, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
 from forgekeeper.connections import Limits, identity
 from forgekeeper.database import database
 from forgekeeper.declaring.shown import Part
@@ -151,34 +151,22 @@ def cancel(
     What it has left is for the next run of its batch.
     """
     with connected("cancel", redis_needed=False):
-        run, state = cancelled = cancel_now(number, reason=reason)
+        run, state, done = cancel_now(number, reason=reason)
     facts = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": reason}
-    answer(facts, "".join(cancelled.said()), json=json)
+    answer(facts, done.sentence, json=json)
 
 
-class Cancelled(NamedTuple):
-    """The *run* as it was, and the *state* in which it is then, None when it had ended."""
+def cancel_now(number: int, *, reason: str | None) -> tuple[JobRun, str | None, Done]:
+    """Cancel a run, and record it.  Needs a connection; raises `Problem` where the ledger has no such run.
 
-    run: JobRun
-    state: str | None
-
-    def said(self) -> list[str]:
-        """Say what becomes of it."""
-        return [f"run {self.run.id} of {self.run.batch} {_cancelled(self.run, self.state)}"]
-
-    def not_done(self) -> list[str]:
-        """Say nothing."""
-        return []
-
-
-def cancel_now(number: int, *, reason: str | None) -> Cancelled:
-    """Cancel a run, and record it.  Needs a connection; raises `Problem` where the ledger has no such run."""
+    Returns the run as it was, the state in which it is then, None when it had ended, and what becomes of it.
+    """
     run = numbered(number)
     with database.atomic():
         state = by_hand.cancel(number, reason=reason, by=acts.who())
         before = {"state": run.state, "cancelled_at": run.cancelled_at}
         acts.record("cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state})
-    return Cancelled(run, state)
+    return run, state, Done(f"run {number} of {run.batch} {_cancelled(run, state)}")
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, time, timedelta
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Annotated, Any, NamedTuple, NoReturn, Protocol
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -64,6 +64,20 @@ class Outcome(Protocol):
 
     def not_done(self) -> list[str]:
         """Say what was not, and why."""
+
+
+class Done(NamedTuple):
+    """What an act has come to that is done whole, or raises."""
+
+    sentence: str
+
+    def said(self) -> list[str]:
+        """Say it."""
+        return [self.sentence]
+
+    def not_done(self) -> list[str]:
+        """Say nothing."""
+        return []
 
 
 def wrong_use(sentence: str) -> NoReturn:

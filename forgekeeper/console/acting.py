@@ -88,6 +88,11 @@ def _of_run(fields: Fields, _settings: Settings) -> Iterator[str]:
     yield from (f"run {run.id} of {run.batch} is {run.state} now", *process_list.at_work(run=run.id))
 
 
+def _cancel(fields: Fields, _settings: Settings) -> Outcome:
+    _before, _state, done = running.cancel_now(_run(fields), reason=fields["reason"])
+    return done
+
+
 def _flag(fields: Fields) -> declared.Turn:
     return declared.Turn.named(fields.get("name", ""), fields.get("to", ""))
 
@@ -127,7 +132,7 @@ ACTIONS = {
         typed=("by",),
     ),
     "release": Action(_let_go, _release, typed=("expect",)),
-    "cancel": Action(_of_run, lambda fields, _: running.cancel_now(_run(fields), reason=fields["reason"]), ("run",)),
+    "cancel": Action(_of_run, _cancel, ("run",)),
     "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
     "retry": Action(
         lambda fields, settings: _chosen(fields).look(settings),

@@ -8,7 +8,7 @@ from typing import Any
 from forgekeeper.batches import BatchSpec
 from forgekeeper.cli import process_list, status, ticks
 from forgekeeper.cli.connection import batch_named
-from forgekeeper.cli.terminal import lasting, wrong_use
+from forgekeeper.cli.terminal import lasting, read_number, wrong_use
 from forgekeeper.console.declared import rules
 from forgekeeper.console.pages import Asked, page
 from forgekeeper.database import now
@@ -59,13 +59,6 @@ def preview(asked: Asked) -> dict[str, Any]:
     return previewing.preview(batch_named(asked.path["batch"]), asked.settings).as_json()
 
 
-def number_named(text: str, of: str) -> int:
-    """Read the number of something; refuse what is none."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        wrong_use(f"{text!r} is no number of a {of}")
-    return int(text)
-
-
 def limits(settings: Settings, batch: str, used: Used) -> list[tuple[str, int | None, int]]:
     """Say each limit of the batch: what it limits, how much, None for all there is, and how much of it is used."""
     names = ("records a run", "records a day", "bytes a run", "bytes a day")
@@ -77,7 +70,7 @@ def _ticks(asked: Asked, name: str) -> dict[str, Any]:
     state, before = asked.query.get("state"), asked.query.get("before")
     if state is not None and state not in STATES:
         wrong_use(f"there is no state {state!r}; there are: {', '.join(STATES)}")
-    number = None if before is None else number_named(before, "run")
+    number = None if before is None else read_number(before, "a run")
     runs = ticks.listed(name, limit=SIZE + 1, state=state, before=number)
     return {
         "states": STATES,

@@ -101,10 +101,6 @@ class Reader:
             del self._asking[key]
         return known
 
-    def close(self) -> None:
-        """Ask nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
 
 def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
     """Ask on a connection of this thread; what fails leaves the value as it was *before*."""

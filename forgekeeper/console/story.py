@@ -12,8 +12,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli import audit, process_list, ticks
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.running import numbered
-from forgekeeper.cli.terminal import read_time
-from forgekeeper.console.batch import limits, number_named
+from forgekeeper.cli.terminal import read_number, read_time
+from forgekeeper.console.batch import limits
 from forgekeeper.console.drawing import spans
 from forgekeeper.console.pages import Asked, page
 from forgekeeper.database import now
@@ -46,7 +46,7 @@ class Child(NamedTuple):
 @page("/runs/{run}", "story.html", "Run {run}")
 def of_run(asked: Asked) -> dict[str, Any]:
     """Show what became of a run, by its number."""
-    return _story(numbered(number_named(asked.path["run"], "run")), asked.settings)
+    return _story(numbered(read_number(asked.path["run"], "a run")), asked.settings)
 
 
 @page("/batches/{batch}/ticks", "story.html", "{batch}")

@@ -14,9 +14,7 @@ from tests.harness.programs import eventually
 
 @pytest.fixture
 def reader(database):
-    made = Reader()
-    yield made
-    made.close()
+    return Reader()
 
 
 class Question:

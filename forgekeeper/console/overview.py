@@ -60,6 +60,7 @@ def overview(asked: Asked) -> dict[str, Any]:
         "undone": undone,
         "counted": COUNTED,
         "outbox": DeletedObject.recoverable(COUNTED + 1),
+        "grace": settings.object_grace,
         "restored": list(_restored(found["at"])),
         "where": where.facts(settings, found["redis"]["trouble"]),
         "rows": {name: _row(name, one, ticks[name], undone) for name, one in found["batches"].items()},

@@ -57,5 +57,5 @@ ASKED = count(1)
 
 @pytest.fixture
 def seen(shared):
-    """Ask the file's console for a page; each time anew, so that no answer is one of the test before."""
-    return lambda path, **settings: shared(**settings).get(f"{path}{'&' if '?' in path else '?'}anew={next(ASKED)}")
+    """Ask the file's console for a page; each time by another address, so that no answer is one of the test before."""
+    return lambda path, **settings: shared(**settings).get(f"{path}{'&' if '?' in path else '?'}turn={next(ASKED)}")

@@ -7,7 +7,7 @@ let next, late;
 
 function renew() {
   const live = document.querySelector("#live[data-live]");
-  // A page that is shown again begins anew, see below.
+  // A page that is shown again begins again, see below.
   if (!live || document.hidden) return;
   clearTimeout(late);
   late = setTimeout(() => lost(true), LATE);

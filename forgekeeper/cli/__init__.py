@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import NoReturn
 
 
-def main() -> None:
-    """Run the command line; an error is one sentence on standard error, and an exit status."""
+def main() -> NoReturn:
+    """Run the command line, and end the process with its exit status."""
+    status = command()
+
+    from forgekeeper.cli import streams
+
+    streams.end(status)
+
+
+def command() -> int:
+    """Run the command line; return its exit status, after any error in one sentence on standard error."""
     # Ctrl-C ends the process at once, also during an import and while a server hangs: what is not committed is
     # rolled back.  Commands that end in an orderly way install handlers of their own.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -18,4 +28,4 @@ def main() -> None:
     streams.prepare()
     from forgekeeper.cli.commands import run
 
-    sys.exit(run(sys.argv[1:]))
+    return run(sys.argv[1:])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 
 class OutputLost(Exception):
@@ -76,3 +78,15 @@ def discard() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
+
+def end(status: int) -> NoReturn:
+    """End the process with *status*, after its exit handlers and with all that standard output takes.
+
+    Not as Python ends it: the client for object stores has threads that come back to Python after their answer was
+    read, and before 3.14 one that comes while Python ends aborts the process (CPython's issue 87135).
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001, there is no public name
+    with suppress(OutputLost, OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(status)

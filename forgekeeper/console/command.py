@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -65,8 +64,7 @@ def serve(context: typer.Context) -> None:
         log.info("console started", url=url(settings))
         server.run(sockets=[listening])
     log.info("console stopped")
-    # A question to a server that hangs would hold up the interpreter's end.
-    os._exit(int(ended_itself()))
+    raise typer.Exit(int(ended_itself()))
 
 
 def listing(*, json: Json = False) -> None:

@@ -98,11 +98,8 @@ def main(environment, monkeypatch):
                 patch.delenv(name)
             for name, value in variables.items():
                 patch.setenv(name, value)
-            status = 0
             try:
-                cli.main()
-            except SystemExit as ended:
-                status = ended.code
+                status = cli.command()
             except Exception:  # noqa: BLE001, what a process would do with it
                 err.write(traceback.format_exc())
                 status = 1
@@ -117,7 +114,7 @@ def main(environment, monkeypatch):
                     signal.signal(number, handler)
                 logging.root.handlers[:] = handlers
                 structlog.configure(**config) if configured else structlog.reset_defaults()
-        return Result(status or 0, out.getvalue(), err.getvalue())
+        return Result(status, out.getvalue(), err.getvalue())
 
     return call
 

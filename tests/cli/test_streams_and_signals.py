@@ -20,6 +20,19 @@ NAME = "user_status_cleanup"
 LIMIT = 60.0
 ANSWERS = ["--help", "metrics --json", "status", f"run {NAME}"]
 INTERRUPTED = {-signal.SIGINT, 128 + signal.SIGINT}
+# The thread that brings a store's answer has woken the one that waits for it, and comes back to Python again and again.
+LINGERING = """
+import sys, threading, time
+from asyncio.selector_events import BaseSelectorEventLoop as Loop
+from forgekeeper.cli import main
+wake = Loop._write_to_self
+def linger(loop):
+    wake(loop)
+    while threading.get_ident() != threading.main_thread().ident:
+        time.sleep(0.001)
+Loop._write_to_self = linger
+main()
+"""
 
 
 @pytest.fixture
@@ -51,6 +64,19 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, monkeypatch, tm
 
     assert process.communicate(timeout=patient(LIMIT)) == ("", "")
     assert process.returncode in INTERRUPTED
+
+
+def test_a_command_ends_with_its_own_status_whatever_the_client_for_stores_still_does(
+    environment, database, root, store, tmp_path
+):
+    line, limit = [sys.executable, "-c", LINGERING, "check"], patient(LIMIT)
+
+    ended = subprocess.run(
+        line, check=False, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=limit
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "artifacts has its sentinel" in ended.stdout
 
 
 def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):

@@ -100,15 +100,16 @@ def _pages(servers: Servers, scale: float) -> Measured:
 
 
 def _addresses() -> list[str]:
-    """Name every page that answers without looking for long: a preview counts for as long as it may."""
+    """Name every page but the preview, which counts for as long as it may, and what is audited of a project and run."""
     letter, run = database.execute_sql(NEWEST).fetchone()
     parts = {"batch": "user_status_cleanup", "run": str(run), "id": str(letter), "name": "quarantine"}
     load_pages()
-    return [
+    found = [
         re.sub(r"{(\w+)(?::\w+)?}", lambda found: parts[found[1]], page.address)
         for page in PAGES
-        if page.live and set(re.findall(r"{(\w+)", page.address)) <= parts.keys()
+        if page.template != "preview.html" and set(re.findall(r"{(\w+)", page.address)) <= parts.keys()
     ]
+    return [*found, f"/audit?run={run}", "/audit?project=7", "/audit?who=alice"]
 
 
 def _transactions(servers: Servers, scale: float, viewers: int) -> float:

@@ -86,7 +86,7 @@ class Subject(NamedTuple):
     *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
     columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
-    same in a word.  *undone* is a sentence on how that can be undone, and for how long.
+    same in a word.  *undone* is a sentence on how that can be undone, and *kept* the setting that says for how long.
     """
 
     called: str
@@ -100,6 +100,7 @@ class Subject(NamedTuple):
     because: str = ""
     restore: str = ""
     undone: str = ""
+    kept: str = ""
 
     @property
     def usage(self) -> str:

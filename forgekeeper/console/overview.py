@@ -21,6 +21,7 @@ from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
+from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.exporter import switched_off
 
@@ -61,7 +62,7 @@ def overview(asked: Asked) -> dict[str, Any]:
         "counted": COUNTED,
         "outbox": DeletedObject.recoverable(COUNTED + 1),
         "grace": settings.object_grace,
-        "restored": list(_restored(found["at"])),
+        "restored": list(_restored(settings, found["at"])),
         "where": where.facts(settings, found["redis"]["trouble"]),
         "rows": {name: _row(name, one, ticks[name], undone) for name, one in found["batches"].items()},
     }
@@ -148,13 +149,15 @@ def _objective(batch: BatchSpec) -> timedelta | None:
     return min((record.objective for record in counted if record.objective), default=None)
 
 
-def _restored(instant: datetime) -> Iterator[dict[str, Any]]:
-    """Say what can be undone of the newest deletions of each kind, as its document declares."""
+def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
+    """Say what can be undone of the newest deletions of each kind, and until when, as its document declares."""
     for one in subjects():
         if one.undone and one.batch and one.record:
             last = lookup.last_of(one.batch, one.record, instant - timedelta(days=DAYS))
             record = next(iter(last.records()), {}) if last else {}
-            yield {"kind": one, "line": last, "command": last and one.restore and filled(one.restore, record)}
+            until = last and one.kept and last.at + getattr(settings, one.kept)
+            command = last and one.restore and not (until and until < instant) and filled(one.restore, record)
+            yield {"kind": one, "line": last, "until": until, "command": command}
 
 
 def _row(name: str, one: Facts, ticks: Sequence[JobRun], undone: Sequence[Undone]) -> dict[str, Any]:

@@ -181,6 +181,23 @@ def test_what_was_deleted_last_and_can_be_undone_has_its_command(seen, known):
     assert re.search(r"until `git gc` prunes .* ago by run 7 : forgekeeper refs restore 41", page)
 
 
+@pytest.mark.parametrize(
+    ("hours", "seen_there"),
+    [
+        (1.5, r"by run 7 and can come back for 22 h \d+ min: forgekeeper objects hold --project 5 \."),
+        (25, r"by run 7 and cannot come back any more\."),
+    ],
+)
+def test_what_can_be_undone_has_its_command_for_no_longer_than_it_can(seen, known, hours, seen_there):
+    database.execute_sql(
+        "insert into audit_deletions (at, batch, record, run, phase, ids, hashes, detail) values (now() - %s *"
+        " interval '1 h', 'expired_job_artifacts', 'expired_artifact', 7, 'done', '{41}', '{}', '{\"project_id\": 5}')",
+        (hours,),
+    )
+
+    assert re.search(seen_there, said(seen("/", object_grace="86400").text)["stop"])
+
+
 def test_the_redis_of_another_installation_is_an_error(seen, known):
     client.set(INSTALLATION, "another")
 

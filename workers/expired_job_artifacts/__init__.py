@@ -224,6 +224,7 @@ expired_job_artifacts.audited(
         because="it had expired at {due}, was unlocked and no trace",
         restore="forgekeeper objects hold --project {project_id}",
         undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
+        kept="object_grace",
     )
 )
 

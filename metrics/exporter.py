@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -32,8 +32,8 @@ from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.runs import holds, preconditions, quarantine, reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.off import switched_off
 from forgekeeper.settings import Settings
-from forgekeeper.settings.cron import Cron
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
@@ -190,27 +190,6 @@ def _batches(settings: Settings) -> Iterator[Reading]:
             if record.objective is not None:
                 seconds = record.objective.total_seconds()
                 yield Reading("backlog_age_objective_seconds", seconds, (one.name, record.name))
-
-
-class Off(NamedTuple):
-    """A batch that is switched off *by* its cron or its flag; since when, None of one that was never registered."""
-
-    batch: str
-    since: datetime | None
-    by: Literal["cron_off", "flag_off"]
-
-
-def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]) -> Iterator[Off]:
-    """Yield what is switched off of the batches, which were *registered* then and have these *schedules*."""
-    for name in BATCHES:
-        if schedules[name] is None:
-            # It is not recorded when a cron is switched off: its last tick was still on time.
-            yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
-    for name, one in BATCHES.items():
-        if one.flag and not FeatureFlag.is_on(one.flag):
-            turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag)
-            since = registered.get(name)
-            yield Off(name, since and (turned.updated_at if turned else since), "flag_off")
 
 
 def _holds() -> Iterator[Reading]:

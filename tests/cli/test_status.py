@@ -18,13 +18,14 @@ from demo import sample_data as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.status import Looks
 from forgekeeper.connections import client
-from forgekeeper.database import database
+from forgekeeper.database import database, now
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
 from tests.harness import installation
 from tests.harness.waiting import patient
@@ -136,6 +137,38 @@ def test_it_names_a_batch_of_which_two_schedulers_keep_different_times(status):
     assert sentence == (
         f"schedulers keep different timetables: {NAME} is due at * * * * * (forge-2:2) and 30 4 * * * (forge-1:1); "
         "give them the same settings"
+    )
+
+
+def test_it_warns_of_a_batch_that_fails_that_is_late_and_whose_ticks_were_missed(status):
+    scheduler()
+    worker()
+    at = now()
+    JobRun.create(batch="stale_imports", tick=at, state="missed", claimed_at=at)
+    run = dict.fromkeys(("tick", "claimed_at", "started_at", "finished_at"), at)
+    JobRun.create(batch=NAME, state="failed", failures=1, error="no space", **run)
+    database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() - interval '2 h')")
+
+    assert status()["warnings"] == [
+        f"{NAME}: it has failed once since it last ended well: no space; see `forgekeeper why {NAME}`",
+        f"{NAME}: the oldest waits for 2 h 0 min, its objective is 5 min 0 s; see `forgekeeper why {NAME}`",
+        "stale_imports: a tick was missed: no scheduler was running; see `forgekeeper why stale_imports`",
+    ]
+
+
+def test_it_warns_of_a_batch_that_has_deleted_an_unusual_amount_today(status):
+    scheduler()
+    worker()
+    Batch.register(BATCHES)
+    Batch.update(registered_at=now() - timedelta(days=365)).execute()
+    RunTotal.insert(batch=NAME, run=1, day=now().date(), records=3_000, bytes=0).execute()
+
+    shown = status()
+
+    assert (shown["amounts"][NAME]["today"], shown["amounts"][NAME]["unusual"]) == (3_000, True)
+    assert shown["warnings"][-1] == (
+        f"{NAME} has deleted 3,000 records today (UTC), the most of the 14 days before was 0:"
+        f" `forgekeeper stop {NAME} --reason ...` stops it"
     )
 
 

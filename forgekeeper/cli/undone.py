@@ -1,0 +1,103 @@
+"""What is due and is not deleted, why, and since when; `status` and the console's first page say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.cli import process_list
+from forgekeeper.cli.terminal import lasting, moment
+from forgekeeper.runs.holds import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.off import switched_off
+from forgekeeper.settings.cron import Cron
+
+TICKS = 60
+"""So many ticks in a row are looked at for those that were missed."""
+LATE = timedelta(minutes=1)
+"""A scheduler has looked at a tick by then, or there is something wrong."""
+KEPT = ("stopped", "held", "paused")
+WARNED = ("failing", "late", "missed")
+"""What nothing else warns of."""
+
+Facts = Mapping[str, Any]
+
+
+class Undone(NamedTuple):
+    """Why what is due to these batches is not done, in a word and a sentence, and since when, None if nobody knows."""
+
+    batches: Sequence[str]
+    word: str
+    since: datetime | None
+    sentence: str
+
+
+def undone(found: Facts) -> Iterator[Undone]:
+    """Say what is not done of all that `status` has *found*; needs a connection."""
+    known = {row.name: row.registered_at for row in Batch.select(Batch.name, Batch.registered_at)}
+    if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
+        said = "no scheduler lives: nothing is sent when it is due"
+        yield Undone([*BATCHES], "unserved", _heard(found, "scheduler"), said)
+    for queue in [queue for queue, one in found["queues"].items() if not one["workers"]]:
+        served = [one.name for one in BATCHES.values() if queue in {each.queue for each in (one, *one.children)}]
+        yield Undone(served, "unserved", _heard(found, "worker", queue), f"no worker takes from queue {queue}")
+    schedules = {name: process_list.cron(one["schedule"]) for name, one in found["batches"].items()}
+    for off in switched_off(known, schedules):
+        why = "its cron is off: it has no schedule" if off.by == "cron_off" else "its flag is off"
+        yield Undone([off.batch], "off", off.since, why)
+    for name, one in found["batches"].items():
+        yield from _held_up(BATCHES[name], one, found["at"])
+        yield from _missed(name, schedules[name], known.get(name), found["at"])
+
+
+def warnings(found: Iterable[Undone]) -> Iterator[str]:
+    """Yield a sentence for each batch that fails, is late, or has missed a tick."""
+    for one in found:
+        if one.word in WARNED:
+            yield f"{', '.join(one.batches)}: {one.sentence}; see `forgekeeper why {one.batches[0]}`"
+
+
+def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None:
+    """Say when the last of them was heard of; None where the list has forgotten it, or never had one."""
+    these = (one for one in found["processes"] if one["kind"] == kind and queue in {None, *(one["queues"] or ())})
+    return max((one["alive_at"] for one in these), default=None)
+
+
+def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[Undone]:
+    """Say what keeps a batch from running, whether it fails, and whether what is due has waited for too long."""
+    if why := next((word for word in KEPT if one[word]), None):
+        yield Undone([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
+    if one["blocked"]:
+        yield Undone([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])
+    health = JobRun.health(batch.name)
+    if health.failures:
+        times = "once" if health.failures == 1 else f"{health.failures} times"
+        error = (one["open"] or {}).get("error") or (one["last"] or {}).get("error") or "see its runs"
+        said = f"it has failed {times} since it last ended well: {error}"
+        yield Undone([batch.name], "failing", health.last_success, said)
+    allowed, oldest = objective(batch), one["backlog_oldest"]
+    if allowed and oldest and instant - oldest > allowed:
+        waits = f"the oldest waits for {lasting(instant - oldest)}, its objective is {lasting(allowed)}"
+        yield Undone([batch.name], "late", oldest + allowed, waits)
+
+
+def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: datetime) -> Iterator[Undone]:
+    """Say which ticks had no run since the last that did, and which none has looked at."""
+    ticks = list(JobRun.of(name).select(JobRun.tick, JobRun.state).limit(TICKS))
+    unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
+    if missed := [run.tick for run in unrun if run.state == "missed"]:
+        which = "a tick was missed" if len(missed) == 1 else f"{len(missed)} ticks in a row were missed"
+        yield Undone([name], "missed", missed[-1], f"{which}: no scheduler was running")
+    newest = max((run.tick for run in ticks if run.tick), default=registered)
+    due = schedule and schedule.newest(at - LATE)
+    if schedule and due and newest and newest < due:
+        yield Undone([name], "missed", schedule.after(newest), f"no scheduler has looked at its tick of {moment(due)}")
+
+
+def objective(batch: BatchSpec) -> timedelta | None:
+    """Return how long what is due to the batch may wait: of what its backlog counts, the shortest."""
+    counted = (record for one in (batch, *batch.children) for record in one.records if record.name in one.backlogs)
+    return min((record.objective for record in counted if record.objective), default=None)

@@ -12,7 +12,7 @@ import redis
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import amounts, process_list, ticks, undone
+from forgekeeper.cli import amounts, not_deleted, process_list, ticks
 from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
 from forgekeeper.connections import Limits, asked, client
@@ -116,16 +116,16 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
         "processes": process_list.facts_of(known, instant),
         "redis": {"trouble": looks.trouble},
     }
-    deleted, not_done = amounts.amounts(instant, least=settings.breaker_least), list(undone.undone(found))
+    deleted, waiting = amounts.amounts(instant, least=settings.breaker_least), list(not_deleted.not_deleted(found))
     warnings = [
         *([looks.trouble] if looks.trouble else []),
         *(said for name, one in batches.items() for said in ticks.of_children(name, one["children_failing"])),
         *process_list.warnings(known, instant),
         *holds.warnings(),
-        *undone.warnings(not_done),
+        *not_deleted.warnings(waiting),
         *amounts.warnings(deleted),
     ]
-    return found | {"amounts": deleted, "undone": [one._asdict() for one in not_done], "warnings": warnings}
+    return found | {"amounts": deleted, "not_deleted": [one._asdict() for one in waiting], "warnings": warnings}
 
 
 def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from forgekeeper.audit import lookup
+from forgekeeper.audit.acts import Act
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
@@ -36,15 +40,20 @@ UNRUN = {
     ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
     ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
 }
+HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
+"""By which acts of people a tick comes to do nothing."""
+ACTS = 20
+"""So many acts are looked at."""
 ENDED = ("succeeded", "blocked", "skipped")
 """States of runs whose last attempt came to its end."""
 
 
 class Told(NamedTuple):
-    """What happened to a run, in a sentence, and *at* which instant; None where that is not known."""
+    """What happened to a run, in a sentence, *at* which instant, None where that is not known, and in which *state*."""
 
     sentence: str
     at: datetime | None = None
+    state: str = ""
 
 
 def ticks(
@@ -91,7 +100,7 @@ def why(
         tick = None if time is None else read_time(time, now(), ahead=False)
         run = numbered(number) if number is not None else at(name, tick)
         name = name or (run.batch if run else "")
-        sentences = absent(name, tick, settings) if run is None else [told.sentence for told in story(run)]
+        sentences = absent(name, tick, settings) if run is None else [told.sentence for told in timeline(run)]
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
         sentences += [*holds.sentences(name), *of_children(name, failing)]
     if json:
@@ -159,6 +168,38 @@ def story(run: JobRun) -> Iterator[Told]:
         yield Told(f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}.", run.cancelled_at)
     if held := (run.result or {}).get("held"):
         yield Told(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
+
+
+def timeline(run: JobRun) -> list[Told]:
+    """Say what happened to the row, and what people did meanwhile, in the order of time.
+
+    What has no time of its own stays behind what was told before it.
+    """
+    at, placed = run.tick or run.claimed_at, list[Told]()
+    told = list(story(run))
+    for one in told:
+        at = one.at or at
+        placed.append(Told(one.sentence, at, run.state if at == run.finished_at or one is told[-1] else ""))
+    for act in _acts(run):
+        because = f" ({act.reason})" if act.reason else ""
+        by = act.actor or f"{act.by_user}@{act.by_host}"
+        said = f"{by} did this at {moment(act.at)}: {act.act} {act.what}{because}."
+        placed.append(Told(said, act.at, "paused"))
+    return sorted(placed, key=attrgetter("at"))
+
+
+def _acts(run: JobRun) -> Iterator[Act]:
+    """Yield what people did to the batch from the claim to the end, and what kept a run from doing anything."""
+    begun, ended = run.claimed_at or run.tick, run.finished_at or now()
+    found = lookup.acts(None, limit=ACTS, batch=run.batch, until=ended)
+    yield from (act for act in found if act.at >= begun)
+    because = run.reason if run.state == "skipped" else (run.result or {}).get("skipped")
+    if (kinds := HELD_BY.get(str(because))) is None:
+        return
+    batch = BATCHES.get(run.batch)
+    turned = lookup.latest("flags on", *kinds).get(batch.flag or "") if batch and because == "flag_off" else None
+    earlier = [turned] if turned else found
+    yield from [act for act in earlier if act.act in kinds and act.at < begun][:1]
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli import status
 from forgekeeper.cli.amounts import DAYS, TIMES
 from forgekeeper.cli.audit import filled, subjects
-from forgekeeper.cli.undone import objective
+from forgekeeper.cli.not_deleted import objective
 from forgekeeper.console import where
 from forgekeeper.console.backlogs import BACKLOGS
 from forgekeeper.console.drawing import line
@@ -41,7 +41,7 @@ def overview(asked: Asked) -> dict[str, Any]:
         "grace": settings.object_grace,
         "restored": list(_restored(settings, found["at"])),
         "where": where.facts(settings, found["redis"]["trouble"]),
-        "rows": {name: _row(name, one, ticks[name], found["undone"]) for name, one in found["batches"].items()},
+        "rows": {name: _row(name, one, ticks[name], found["not_deleted"]) for name, one in found["batches"].items()},
     }
 
 
@@ -56,8 +56,8 @@ def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
             yield {"kind": one, "line": last, "until": until, "command": command}
 
 
-def _row(name: str, one: Facts, ticks: Sequence[JobRun], undone: Sequence[Facts]) -> dict[str, Any]:
-    words = {each["word"] for each in undone if name in each["batches"]}
+def _row(name: str, one: Facts, ticks: Sequence[JobRun], waiting: Sequence[Facts]) -> dict[str, Any]:
+    words = {each["word"] for each in waiting if name in each["batches"]}
     if one["children_failing"] or (one["last"] and one["last"]["state"] == "failed"):
         words.add("failing")
     running = one["open"] and one["open"]["state"] == "started"

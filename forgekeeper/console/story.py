@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from forgekeeper.audit import lookup
-from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import audit, process_list, ticks
 from forgekeeper.cli.connection import batch_named
@@ -24,12 +23,10 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 
-SHOWN, ACTS, ROWS = 50, 20, 1_000
-"""So many children are shown, so many acts looked at, so many rows of the audit added up at most."""
+SHOWN, ROWS = 50, 1_000
+"""So many children are shown, and so many rows of the audit added up at most."""
 MOVING = timedelta(minutes=2)
 """So long after its end a run's page still renews itself: its children may begin later."""
-HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
-"""By which acts of people a tick comes to do nothing."""
 
 
 class Child(NamedTuple):
@@ -80,7 +77,7 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "title": f"Run {run.id} of {name}",
         "live": run.state in OPEN or recent or any(one.state == "started" for one in children),
         "open": run.state in OPEN,
-        "told": _timeline(run),
+        "told": ticks.timeline(run),
         "holding": holds.sentences(name),
         "result": ticks.result_of(run) or {},
         "sent": sum((run.result or {}).get(counter) or 0 for counter in sent),
@@ -92,35 +89,6 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "newer": JobRun.of(name).where(JobRun.id > run.id).order_by(JobRun.id).first(),
         "older": JobRun.of(name).where(JobRun.id < run.id).first(),
     }
-
-
-def _timeline(run: JobRun) -> list[tuple[datetime, str, str]]:
-    """Return what happened in the order of time: when, in which state that is shown, and a sentence."""
-    at, placed = run.tick or run.claimed_at, list[tuple[datetime, str, str]]()
-    told = list(ticks.story(run))
-    for one in told:
-        # What has no time of its own stays behind what was told before it.
-        at = one.at or at
-        placed.append((at, run.state if at == run.finished_at or one is told[-1] else "", one.sentence))
-    for act in _acts(run):
-        because = f" ({act.reason})" if act.reason else ""
-        by = act.actor or f"{act.by_user}@{act.by_host}"
-        placed.append((act.at, "paused", f"{by} did this: {act.act} {act.what}{because}."))
-    return sorted(placed, key=lambda one: one[0])
-
-
-def _acts(run: JobRun) -> Iterator[Act]:
-    """Yield what people did to the batch from the claim to the end, and what kept a run from doing anything."""
-    begun, ended = run.claimed_at or run.tick, run.finished_at or now()
-    found = lookup.acts(None, limit=ACTS, batch=run.batch, until=ended)
-    yield from (act for act in found if act.at >= begun)
-    because = run.reason if run.state == "skipped" else (run.result or {}).get("skipped")
-    if (kinds := HELD_BY.get(str(because))) is None:
-        return
-    batch = BATCHES.get(run.batch)
-    turned = lookup.latest("flags on", *kinds).get(batch.flag or "") if batch and because == "flag_off" else None
-    earlier = [turned] if turned else found
-    yield from [act for act in earlier if act.act in kinds and act.at < begun][:1]
 
 
 def _children(run: JobRun, instant: datetime) -> Iterator[Child]:

@@ -84,8 +84,8 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
     reconcile.send(NAME, deliver)
     JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
-    at = {"started_at": JobRun.tick + timedelta(seconds=1), "finished_at": JobRun.tick + timedelta(seconds=4)}
-    JobRun.update(**at).execute()
+    at = {"enqueued_at": 0.5, "started_at": 1, "finished_at": 4}
+    JobRun.update({name: JobRun.tick + timedelta(seconds=after) for name, after in at.items()}).execute()
 
     told = story()
 
@@ -116,6 +116,19 @@ def test_a_tick_that_was_skipped_says_why(story, in_the_way, why):
 
     assert "was found by scheduler sched-1:7" in told[0]
     assert told[1] == f"It was skipped, because {why}."
+
+
+def test_a_tick_that_was_skipped_names_who_paused_it(main, story):
+    registered(1.5 * MINUTE)
+    main("pause", NAME, "--until", "1h", "--reason", "a migration", ACTOR="alice")
+    reconciled()
+
+    told = story(only("skipped"))
+
+    assert [re.sub(r" at \d.*?: ", ": ", line) for line in told[:3:2]] == [
+        f"alice did this: pause {NAME} (a migration).",
+        "It was skipped, because the batch was paused.",
+    ]
 
 
 def test_a_run_that_kills_its_workers_is_told_as_poison(story):

@@ -66,7 +66,7 @@ def deleted(records, ago=0, run=1, batch=BATCH):
 
 
 def test_what_one_asks_at_night_stands_in_its_order(seen):
-    assert list(said(seen("/").text)) == ["deleted", "stopped", "undone", "failing", "stop", "where", "batches"]
+    assert list(said(seen("/").text)) == ["deleted", "stopped", "not_deleted", "failing", "stop", "where", "batches"]
 
 
 def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(seen, healthy):
@@ -74,7 +74,7 @@ def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(seen, health
 
     assert "Nothing unusual is deleted: 0 records today." in page["deleted"]
     assert page["stopped"].endswith("Nothing is stopped.")
-    assert page["undone"].endswith("All that is due is deleted in time.")
+    assert page["not_deleted"].endswith("All that is due is deleted in time.")
     assert page["failing"].endswith("No child fails.")
     assert "No object in the outbox can be kept any more." in page["stop"]
 
@@ -129,9 +129,9 @@ def test_what_is_not_deleted_and_what_fails_says_why_and_since_when(seen, health
 
     page = said(text := seen("/").text)
 
-    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", page["undone"])
-    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["undone"])
-    assert re.search(rf"{BATCH} ✗ failing .* ago it has failed 4 times .* ended well: no space", page["undone"])
+    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", page["not_deleted"])
+    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["not_deleted"])
+    assert re.search(rf"{BATCH} ✗ failing .* ago it has failed 4 times .* ended well: no space", page["not_deleted"])
     assert f"{BATCH} ■ blocked" in page["batches"]
     assert f'href="/quarantine?batch={BATCH}&amp;kind=child">{BATCH}: 1 child fails' in text
 
@@ -149,12 +149,12 @@ def test_ticks_that_were_missed_since_the_last_run_are_counted(seen, healthy):
     for minutes in (3, 2):
         JobRun.create(batch=BATCH, tick=now() - timedelta(minutes=minutes), state="missed", claimed_at=now())
 
-    assert f"{BATCH} ! missed 3 min" in (page := said(seen("/").text)["undone"])
+    assert f"{BATCH} ! missed 3 min" in (page := said(seen("/").text)["not_deleted"])
     assert "2 ticks in a row were missed" in page
 
 
 def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, known):
-    page = said(seen("/").text)["undone"]
+    page = said(seen("/").text)["not_deleted"]
 
     assert "all batches ✗ unserved not known no scheduler lives" in page
     assert "no worker takes from queue cron" in page

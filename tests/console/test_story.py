@@ -9,14 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.boot import load
-from forgekeeper.cli import holding, ticks
+from forgekeeper.cli import ticks
 from forgekeeper.database import now
-from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import quarantine, reconcile
-from forgekeeper.runs.holds import Batch
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness.performing import start_run
@@ -57,23 +53,8 @@ def test_the_timeline_says_what_the_command_says(seen):
 
     told = timeline(page(seen, run.id))
 
-    assert told == [one.sentence for one in ticks.story(JobRun.get_by_id(run.id))]
+    assert told == [one.sentence for one in ticks.timeline(JobRun.get_by_id(run.id))]
     assert any("started by worker worker-2:9" in sentence for sentence in told)
-
-
-def test_a_tick_that_was_skipped_says_that_it_was_paused_and_by_whom(seen):
-    Batch.register([NAME])
-    Batch.update(registered_at=now() - 1.5 * MINUTE).execute()
-    with acts.begin(on=True, actor="alice"):
-        holding.hold_now("pause", [NAME], until=None, reason="a migration")
-        reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
-        holding.resume_now([NAME], by=None, reason=None)
-    skipped = JobRun.of(NAME).where(JobRun.state == "skipped").first()
-
-    told = timeline(page(seen, skipped.id))
-
-    assert f"alice did this: pause {NAME} (a migration)." in told
-    assert told[-1] == "It was skipped, because the batch was paused."
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ WARNED = ("failing", "late", "missed")
 Facts = Mapping[str, Any]
 
 
-class Undone(NamedTuple):
+class NotDeleted(NamedTuple):
     """Why what is due to these batches is not done, in a word and a sentence, and since when, None if nobody knows."""
 
     batches: Sequence[str]
@@ -35,25 +35,25 @@ class Undone(NamedTuple):
     sentence: str
 
 
-def undone(found: Facts) -> Iterator[Undone]:
+def not_deleted(found: Facts) -> Iterator[NotDeleted]:
     """Say what is not done of all that `status` has *found*; needs a connection."""
     known = {row.name: row.registered_at for row in Batch.select(Batch.name, Batch.registered_at)}
     if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
         said = "no scheduler lives: nothing is sent when it is due"
-        yield Undone([*BATCHES], "unserved", _heard(found, "scheduler"), said)
+        yield NotDeleted([*BATCHES], "unserved", _heard(found, "scheduler"), said)
     for queue in [queue for queue, one in found["queues"].items() if not one["workers"]]:
         served = [one.name for one in BATCHES.values() if queue in {each.queue for each in (one, *one.children)}]
-        yield Undone(served, "unserved", _heard(found, "worker", queue), f"no worker takes from queue {queue}")
+        yield NotDeleted(served, "unserved", _heard(found, "worker", queue), f"no worker takes from queue {queue}")
     schedules = {name: process_list.cron(one["schedule"]) for name, one in found["batches"].items()}
     for off in switched_off(known, schedules):
         why = "its cron is off: it has no schedule" if off.by == "cron_off" else "its flag is off"
-        yield Undone([off.batch], "off", off.since, why)
+        yield NotDeleted([off.batch], "off", off.since, why)
     for name, one in found["batches"].items():
         yield from _held_up(BATCHES[name], one, found["at"])
         yield from _missed(name, schedules[name], known.get(name), found["at"])
 
 
-def warnings(found: Iterable[Undone]) -> Iterator[str]:
+def warnings(found: Iterable[NotDeleted]) -> Iterator[str]:
     """Yield a sentence for each batch that fails, is late, or has missed a tick."""
     for one in found:
         if one.word in WARNED:
@@ -66,35 +66,36 @@ def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None
     return max((one["alive_at"] for one in these), default=None)
 
 
-def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[Undone]:
+def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[NotDeleted]:
     """Say what keeps a batch from running, whether it fails, and whether what is due has waited for too long."""
     if why := next((word for word in KEPT if one[word]), None):
-        yield Undone([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
+        yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
     if one["blocked"]:
-        yield Undone([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])
+        yield NotDeleted([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])
     health = JobRun.health(batch.name)
     if health.failures:
         times = "once" if health.failures == 1 else f"{health.failures} times"
         error = (one["open"] or {}).get("error") or (one["last"] or {}).get("error") or "see its runs"
         said = f"it has failed {times} since it last ended well: {error}"
-        yield Undone([batch.name], "failing", health.last_success, said)
+        yield NotDeleted([batch.name], "failing", health.last_success, said)
     allowed, oldest = objective(batch), one["backlog_oldest"]
     if allowed and oldest and instant - oldest > allowed:
         waits = f"the oldest waits for {lasting(instant - oldest)}, its objective is {lasting(allowed)}"
-        yield Undone([batch.name], "late", oldest + allowed, waits)
+        yield NotDeleted([batch.name], "late", oldest + allowed, waits)
 
 
-def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: datetime) -> Iterator[Undone]:
+def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: datetime) -> Iterator[NotDeleted]:
     """Say which ticks had no run since the last that did, and which none has looked at."""
     ticks = list(JobRun.of(name).select(JobRun.tick, JobRun.state).limit(TICKS))
     unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
     if missed := [run.tick for run in unrun if run.state == "missed"]:
         which = "a tick was missed" if len(missed) == 1 else f"{len(missed)} ticks in a row were missed"
-        yield Undone([name], "missed", missed[-1], f"{which}: no scheduler was running")
+        yield NotDeleted([name], "missed", missed[-1], f"{which}: no scheduler was running")
     newest = max((run.tick for run in ticks if run.tick), default=registered)
     due = schedule and schedule.newest(at - LATE)
     if schedule and due and newest and newest < due:
-        yield Undone([name], "missed", schedule.after(newest), f"no scheduler has looked at its tick of {moment(due)}")
+        said = f"no scheduler has looked at its tick of {moment(due)}"
+        yield NotDeleted([name], "missed", schedule.after(newest), said)
 
 
 def objective(batch: BatchSpec) -> timedelta | None:

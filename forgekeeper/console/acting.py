@@ -183,6 +183,7 @@ def _do(action: Action, fields: Fields, request: Request) -> str:
             done = action.do(fields, settings)
         finally:
             release()
+            request.app.state.reader.acted()
     said = "; ".join([*done.said(), *(left := done.not_done())])
     if left:
         raise Problem(said)

@@ -46,11 +46,12 @@ def trouble(error: Exception) -> str:
 class Known:
     """What is known of a question: the last *value*, *at* what time, and what is the *trouble* since it was *asked*.
 
-    *problem* is the answer that there is no such thing.
+    *problem* is the answer that there is no such thing; *began* is when this asking began.
     """
 
     value: dict[str, Any] | None = None
     at: float = 0.0
+    began: float = 0.0
     asked: float = 0.0
     trouble: str | None = None
     problem: Problem | None = None
@@ -72,6 +73,11 @@ class Reader:
         self._lock = threading.Lock()
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._asking: dict[Hashable, tuple[Future[Known], float]] = {}
+        self._acted = 0.0
+
+    def acted(self) -> None:
+        """Let nobody be shown what was asked for before now: whoever has acted sees what came of it."""
+        self._acted = time.monotonic()
 
     def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:
         """Return what *look* says, or has said to another who asked for *key* a moment ago.
@@ -80,25 +86,29 @@ class Reader:
         """
         with self._lock:
             known = self._known.get(key, Known())
-            if known.asked and time.monotonic() - known.asked < FRESH:
+            if known.began > self._acted and time.monotonic() - known.asked < FRESH:
                 return known
-            if key not in self._asking:
-                self._asking[key] = self._pool.submit(self._look, key, look), time.monotonic()
-            asking, since = self._asking[key]
+            asking, since = self._asking.get(key, (None, 0.0))
+            if asking is None or since <= self._acted:
+                since = time.monotonic()
+                asking = self._pool.submit(self._look, key, look, since)
+                self._asking[key] = asking, since
         patience *= RENEWING if known.value is not None else 1
         try:
             return asking.result(max(0.0, since + patience - time.monotonic()))
         except TimeoutError:
             return replace(known, trouble=SILENT)
 
-    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]]) -> Known:
-        known = _asked(look, self._known.get(key, Known()))
+    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]], began: float) -> Known:
+        known = replace(_asked(look, self._known.get(key, Known())), began=began)
         with self._lock:
-            self._known[key] = known
-            self._known.move_to_end(key)
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
-            del self._asking[key]
+            # Else it is asked again, as somebody has acted.
+            if self._asking.get(key, (None, 0.0))[1] == began:
+                del self._asking[key]
+                self._known[key] = known
+                self._known.move_to_end(key)
+                if len(self._known) > KEPT:
+                    self._known.popitem(last=False)
         return known
 
 

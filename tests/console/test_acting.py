@@ -224,6 +224,15 @@ def command(*words, **settings):
     return json.loads(run(["-m", "forgekeeper.cli", *words, "--json"], env=environment).stdout)
 
 
+def test_the_page_to_which_an_act_leads_shows_what_it_has_done(anna):
+    page = f"/batches/{BATCH}?act=shown"
+    before = anna.get(page).text
+
+    anna.act("pause", batch=BATCH)
+
+    assert [REASON in text for text in (before, anna.get(page).text)] == [False, True]
+
+
 # Each act
 
 

@@ -63,6 +63,24 @@ def test_an_answer_that_is_no_longer_fresh_is_asked_for_again(reader, monkeypatc
     eventually(lambda: reader.ask("page", question, patience=30).value == {"n": 2})
 
 
+def test_who_has_acted_is_shown_nothing_that_was_asked_for_before(reader):
+    before, after = Question({"n": 1}), Question({"n": 2})
+    after.let.set()
+    with ThreadPoolExecutor(1) as other:
+        slow = other.submit(reader.ask, "page", before, patience=30)
+        eventually(lambda: before.asked)
+        reader.acted()
+
+        seen = [reader.ask("page", after, patience=30).value]
+        before.let.set()
+        assert slow.result().value == {"n": 1}
+
+    seen.append(reader.ask("page", after, patience=30).value)
+    reader.acted()
+    reader.ask("page", after, patience=30)
+    assert (seen, after.asked) == ([{"n": 2}] * 2, 2)
+
+
 def test_where_a_server_refuses_the_last_answer_stays_and_the_trouble_is_said(reader, monkeypatch):
     monkeypatch.setattr(reading, "FRESH", 0.0)
     question = Question({"n": 1}, pw.OperationalError("could not connect to server"))

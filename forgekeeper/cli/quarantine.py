@@ -146,12 +146,18 @@ def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind
         return decide(act, number, batch, kind, settings)
 
 
-def decide(act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> int:
+def decide(
+    act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings, *, expect: int | None = None
+) -> int:
     """Do it to one by its id, or to all of a batch or kind, and record it; return to how many it was done.
 
-    Needs a connection.  Raises `Problem` where one is not there, or stays as it is.
+    Needs a connection.  Raises `Problem` where one is not there, or stays as it is; and where *expect* is not how many
+    of all are rows of ours: to none it is done then.
     """
-    done = _on_rows(act, number, batch, kind, settings)
+    with database.atomic():
+        done = _on_rows(act, number, batch, kind, settings)
+        if expect not in {None, done}:
+            raise Problem("others have come or gone since: nothing is done; look at them again")
     if number is None or not number.isdecimal():
         kind, _, key = (kind, "", None) if number is None else number.partition(":")
         done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
@@ -189,12 +195,14 @@ class Chosen(NamedTuple):
         """Count what is chosen; raise `Problem` where nothing is, or where a part cannot be counted now."""
         if bool(self.ids) == self.everything:
             wrong_use("name one by its id, or say --all")
-        if self.ids:
-            return len(self.ids)
+        return len(self.ids) or count(self.batch, self.kind) + self._kept(settings)
+
+    def _kept(self, settings: Settings) -> int:
+        """Count what documents keep."""
         kept = kept_by_documents(settings, self.batch, self.kind, 1)
         for name, why in kept.unknown.items():
             raise Problem(f"what lies there of kind {name} is unknown: {why}")
-        return count(self.batch, self.kind) + kept.total
+        return kept.total
 
     def look(self, settings: Settings) -> Iterator[str]:
         """Say what each of the ids is, or how many are meant."""
@@ -203,13 +211,15 @@ class Chosen(NamedTuple):
             yield f"{one.id}: {one.record} {one.key} of {one.batch} failed {one.failures} times: {one.error}"
 
     def decide(self, act: Act, settings: Settings, *, expect: int | None = None) -> Decided:
-        """Do it, and record it; refuse it where *expect* is not how many there are.  Needs a connection."""
-        if expect not in {None, there := self.count(settings)}:
-            raise Problem(f"there are {there:,} now, and not {expect:,}: nothing is done")
+        """Do it, and record it; refuse it where *expect* is not how many there are of all.  Needs a connection."""
+        self.count(settings)
         done, refused = 0, list[str]()
-        for one in self.ids or (None,):
+        if self.everything:
+            ours = None if expect is None else expect - self._kept(settings)
+            done = decide(act, None, self.batch, self.kind, settings, expect=ours)
+        for one in self.ids:
             try:
-                done += decide(act, one, self.batch, self.kind, settings)
+                done += decide(act, one, None, None, settings)
             except Problem as problem:
                 refused.append(str(problem))
         return Decided(done, WORDS[act], refused)

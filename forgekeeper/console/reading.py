@@ -76,7 +76,7 @@ class Reader:
         self._acted = 0.0
 
     def acted(self) -> None:
-        """Let nobody be shown what was asked for before now: whoever has acted sees what came of it."""
+        """Show nobody what was asked for before now: a person who has acted sees what came of it."""
         self._acted = time.monotonic()
 
     def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:

@@ -94,7 +94,7 @@ def subject_named(text: str) -> tuple[Subject, str]:
     subject = next((one for one in known if one.called == called), None)
     if subject is None or not rest:
         usages = ", ".join(one.usage for one in known)
-        wrong_use(f"{text!r} is nothing that the audit knows; ask for {usages}")
+        wrong_use(f"{text!r} does not say what it is; ask for {usages}")
     if subject.name is None and not (rest.isascii() and rest.isdigit() and len(rest) < 19):
         wrong_use(f"{rest!r} is no number: ask for {subject.usage}")
     if subject.within and not subject.argument.startswith("[") and ":" not in rest:
@@ -121,12 +121,16 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
 def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
     """Say that there is nothing, and how much that says."""
     yield f"The audit has nothing of {subject.called} {rest}."
-    back = lookup.reaches_back()
-    yield f"It reaches back to {moment(back)}." if back else "It has no deletions at all yet."
+    yield _reach()
     for name in [subject.batch] if subject.batch else list(BATCHES):
         if not settings.audits(name):
             yield f"What {name} deletes is not in it: FORGEKEEPER_AUDIT or FORGEKEEPER_AUDIT_{name.upper()} says so."
         yield from _written_by(name)
+
+
+def _reach() -> str:
+    back = lookup.reaches_back()
+    return f"It reaches back to {moment(back)}." if back else "It has no deletions at all yet."
 
 
 def _written_by(name: str) -> Iterator[str]:
@@ -195,8 +199,8 @@ def of_project(project: int, since: datetime) -> tuple[list[str], list[Found]]:
             sentences.append(f"{name}: {count:,} {record} of project {project} {became(record, state)}.")
         if not whole:
             sentences.append(f"{name} has deleted more since then than is looked through here: this is the latest.")
-    nothing = f"The audit has nothing of project {project} since {moment(since)}."
-    return sentences or [nothing], sorted(every, key=lambda one: one.line.at, reverse=True)
+    nothing = [f"The audit has nothing of project {project} since {moment(since)}.", _reach()]
+    return sentences or nothing, sorted(every, key=lambda one: one.line.at, reverse=True)
 
 
 def became(record: str, state: str | None) -> str:

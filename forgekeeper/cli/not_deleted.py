@@ -94,8 +94,9 @@ def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: d
     newest = max((run.tick for run in ticks if run.tick), default=registered)
     due = schedule and schedule.newest(at - LATE)
     if schedule and due and newest and newest < due:
-        said = f"no scheduler has looked at its tick of {moment(due)}"
-        yield NotDeleted([name], "missed", schedule.after(newest), said)
+        first = schedule.after(newest)
+        which = f"tick of {moment(due)}" if first == due else f"ticks from {moment(first)} to {moment(due)}"
+        yield NotDeleted([name], "missed", first, f"no scheduler has looked at its {which}")
 
 
 def objective(batch: BatchSpec) -> timedelta | None:

@@ -75,6 +75,7 @@ def rules() -> list[dict[str, Any]]:
     found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     for rule in found:
         rule["batches"] = {owners[word] for word in re.findall(r"\w+", rule["expr"]) if word in owners}
+        rule["annotations"] = {name: re.sub(r"{{.*?}}", "…", text) for name, text in rule["annotations"].items()}
         rule["runbook"] = re.sub(r".*/docs/(runbooks/\w+)\.md", r"/\1", rule["annotations"]["runbook_url"])
     return found
 

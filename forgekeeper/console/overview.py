@@ -34,12 +34,15 @@ def overview(asked: Asked) -> dict[str, Any]:
     settings, found = asked.settings, status.gather(asked.settings)
     looked_at = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason)
     ticks = {name: list(JobRun.of(name).select(*looked_at).limit(TICKS)) for name in BATCHES}
+    restored = list(_restored(settings, found["at"]))
+    back = {one["kind"].batch for one in restored}
     return found | {
         "rule": {"times": TIMES, "days": DAYS, "least": settings.breaker_least, "share": settings.breaker_share},
         "counted": COUNTED,
         "outbox": DeletedObject.recoverable(COUNTED + 1),
         "grace": settings.object_grace,
-        "restored": list(_restored(settings, found["at"])),
+        "restored": restored,
+        "lost": [name for name, batch in BATCHES.items() if batch.deletes and name not in back],
         "where": where.facts(settings, found["redis"]["trouble"]),
         "rows": {name: _row(name, one, ticks[name], found["not_deleted"]) for name, one in found["batches"].items()},
     }

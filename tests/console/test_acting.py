@@ -224,6 +224,10 @@ def command(*words, **settings):
     return json.loads(run(["-m", "forgekeeper.cli", *words, "--json"], env=environment).stdout)
 
 
+def test_everything_can_be_stopped_from_every_page_by_who_may(anna, vera):
+    assert ["STOP ALL" in each.get("/settings").text for each in (anna, vera)] == [True, False]
+
+
 def test_the_page_to_which_an_act_leads_shows_what_it_has_done(anna):
     page = f"/batches/{BATCH}?act=shown"
     before = anna.get(page).text

@@ -198,6 +198,12 @@ def test_what_can_be_undone_has_its_command_for_no_longer_than_it_can(seen, know
     assert re.search(seen_there, said(seen("/", object_grace="86400").text)["stop"])
 
 
+def test_batches_are_named_whose_deletions_cannot_be_undone(seen, known):
+    page = said(seen("/").text)["stop"]
+
+    assert "What user_status_cleanup, delete_objects, stale_direct_uploads have deleted does not come back." in page
+
+
 def test_the_redis_of_another_installation_is_an_error(seen, known):
     client.set(INSTALLATION, "another")
 

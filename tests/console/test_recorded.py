@@ -78,7 +78,9 @@ def test_where_not_all_of_a_project_is_looked_through_that_is_said(artifacts, mo
 def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(seen, artifacts):
     artifacts.done("job_artifact", ids=[1], project_id=7)
 
-    assert "The audit has nothing of project 7" in seen("/audit?project=7&since=0s").text
+    nothing = seen("/audit?project=7&since=0s").text
+    assert "The audit has nothing of project 7" in nothing
+    assert "It reaches back to " in nothing
     assert "1 job_artifact of project 7" in seen("/audit?project=7&since=1h").text
 
 
@@ -124,7 +126,7 @@ def test_a_run_is_added_up(seen, artifacts):
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ("what=sock:1", "is nothing that the audit knows"),
+        ("what=sock:1", "does not say what it is; ask for "),
         ("project=x", "is no number of a project"),
         ("run=-1", "is no number of a run"),
         ("since=yesterday-ish", "is not a time"),

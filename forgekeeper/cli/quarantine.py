@@ -157,7 +157,7 @@ def decide(
     with database.atomic():
         done = _on_rows(act, number, batch, kind, settings)
         if expect not in {None, done}:
-            raise Problem("others have come or gone since: nothing is done; look at them again")
+            raise Problem("so many are not there now: nothing is done; look at them again")
     if number is None or not number.isdecimal():
         kind, _, key = (kind, "", None) if number is None else number.partition(":")
         done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
@@ -193,12 +193,15 @@ class Chosen(NamedTuple):
 
     def count(self, settings: Settings) -> int:
         """Count what is chosen; raise `Problem` where nothing is, or where a part cannot be counted now."""
-        if bool(self.ids) == self.everything:
-            wrong_use("name one by its id, or say --all")
-        return len(self.ids) or count(self.batch, self.kind) + self._kept(settings)
+        kept = self._kept(settings)
+        return len(self.ids) or count(self.batch, self.kind) + kept
 
     def _kept(self, settings: Settings) -> int:
-        """Count what documents keep."""
+        """Count what documents keep of what is chosen."""
+        if bool(self.ids) == self.everything:
+            wrong_use("name one by its id, or say --all")
+        if self.ids:
+            return 0
         kept = kept_by_documents(settings, self.batch, self.kind, 1)
         for name, why in kept.unknown.items():
             raise Problem(f"what lies there of kind {name} is unknown: {why}")
@@ -212,10 +215,9 @@ class Chosen(NamedTuple):
 
     def decide(self, act: Act, settings: Settings, *, expect: int | None = None) -> Decided:
         """Do it, and record it; refuse it where *expect* is not how many there are of all.  Needs a connection."""
-        self.count(settings)
-        done, refused = 0, list[str]()
+        kept, done, refused = self._kept(settings), 0, list[str]()
         if self.everything:
-            ours = None if expect is None else expect - self._kept(settings)
+            ours = None if expect is None else expect - kept
             done = decide(act, None, self.batch, self.kind, settings, expect=ours)
         for one in self.ids:
             try:

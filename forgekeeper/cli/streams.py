@@ -84,7 +84,8 @@ def end(status: int) -> NoReturn:
     """End the process with *status*, after its exit handlers and with all that standard output takes.
 
     Not as Python ends it: the client for object stores has threads that come back to Python after their answer was
-    read, and before 3.14 one that comes while Python ends aborts the process (CPython's issue 87135).
+    read, and before 3.14 one that comes while Python ends aborts the process (CPython's issue 87135).  Nor does a
+    thread that waits for a server hold up the end.
     """
     atexit._run_exitfuncs()  # noqa: SLF001, there is no public name
     with suppress(OutputLost, OSError, ValueError):

@@ -156,6 +156,17 @@ def test_it_warns_of_a_batch_that_fails_that_is_late_and_whose_ticks_were_missed
     ]
 
 
+def test_it_warns_of_ticks_at_which_no_scheduler_has_looked(status):
+    scheduler(timetable=EVERY_DAY | {NAME: "* * * * *"})
+    worker()
+    Batch.register([NAME])
+    Batch.update(registered_at=now() - timedelta(minutes=10)).execute()
+
+    (sentence,) = status()["warnings"]
+
+    assert re.fullmatch(rf"{NAME}: no scheduler has looked at its ticks from \S+ \S+ to \S+ \S+; see .*", sentence)
+
+
 def test_it_warns_of_a_batch_that_has_deleted_an_unusual_amount_today(status):
     scheduler()
     worker()

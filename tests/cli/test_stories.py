@@ -131,6 +131,29 @@ def test_a_tick_that_was_skipped_names_who_paused_it(main, story):
     ]
 
 
+@pytest.mark.parametrize(
+    ("act", "batch", "ended"),
+    [
+        (["stop", NAME, "--reason", "wrong rows go"], NAME, {"state": "skipped", "reason": "stopped"}),
+        (
+            ["flags", "off", "bulk_delete_job_artifacts"],
+            "expired_job_artifacts",
+            {"state": "succeeded", "result": {"skipped": "flag_off"}},
+        ),
+    ],
+    ids=["stopped", "switched off"],
+)
+def test_a_run_that_did_nothing_names_who_was_in_its_way_since_before_it(main, act, batch, ended):
+    main(*act, ACTOR="alice")
+    later = dict.fromkeys(("tick", "claimed_at", "started_at", "finished_at"), now() + HOUR)
+    run = JobRun.create(batch=batch, **later, **ended)
+
+    told = main("why", str(run.id)).stdout.splitlines()
+
+    assert told[0].startswith("alice did this at ")
+    assert f": {' '.join(act[:2])}" in told[0]
+
+
 def test_a_run_that_kills_its_workers_is_told_as_poison(story):
     run_id = claimed()
     for _ in range(3):

@@ -364,7 +364,7 @@ def test_all_are_discarded_only_where_their_number_is_repeated(anna):
     answer = anna.act("discard", all="on", count="2")
 
     assert (answer.status, Quarantined.select().count()) == (409, 3)
-    assert wrong(answer) == "others have come or gone since: nothing is done; look at them again."
+    assert wrong(answer) == "so many are not there now: nothing is done; look at them again."
 
 
 def test_of_several_that_are_tried_again_one_that_is_gone_stops_no_other(anna):

@@ -95,6 +95,7 @@ def test_every_alert_is_shown_with_a_link_to_its_part_of_a_runbook(seen):
     }
 
     assert {rule["alert"] for rule in RULES if "alert" in rule} == set(found.values())
+    assert "{{" not in text
     assert {link.partition("#")[2] for link in found} <= parts
 
 

@@ -37,7 +37,8 @@ USED = f"""
         coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
-        (select released_expect - {USED_OF_RELEASE} from batches where name = %(batch)s and released_at is not null)
+        (select (released_expect - {USED_OF_RELEASE})::bigint from batches
+            where name = %(batch)s and released_at is not null)
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
     group by today.day

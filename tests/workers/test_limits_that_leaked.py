@@ -12,6 +12,8 @@ from demo.sample_data import create_repository, refs_of
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
+from forgekeeper.runs import breaker
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import stores
@@ -20,9 +22,11 @@ from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import HERE, begin
 from tests.harness.tables import before_each
 
 OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
+UPLOADS = BATCHES["stale_direct_uploads"]
 REFS = CHILDREN["clean_project_refs"]
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -50,6 +54,26 @@ def tried(work):
 
 def used(batch):
     return sum(row.records + row.reserved for row in RunTotal.select().where(RunTotal.batch == batch.name))
+
+
+@pytest.fixture
+def released():
+    """Let go so many records of a held batch."""
+
+    def release_some(batch, count):
+        Hold.add(batch.name, "breaker", by="a run", reason="too much")
+        breaker.release(batch.name, reason="I looked", by="ann", expect=count)
+
+    return release_some
+
+
+def test_of_a_release_that_is_smaller_than_a_chunk_just_as_many_uploads_go(folder, released):
+    begin(folder, "a/1", "a/2", "a/3")
+    released(UPLOADS, 2)
+
+    row = recorded(UPLOADS, settings_with(object_stores={HERE: folder.url}))
+
+    assert (row.state, row.result["total_deleted_stale_entries"]) == ("succeeded", 2)
 
 
 @pytest.fixture

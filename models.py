@@ -235,7 +235,8 @@ class JobArtifact(Base):
     location = "artifacts"
     sentence = "an artifact names it"
 
-    found_by = ("id", "project_id", "job_id")
+    found_by = ("id", "project_id", "job_id", "partition_id")
+    partition = "partition_id"
     grants = "worker: select, update (id), delete; exporter: select"
 
     id = BigIdentityField()

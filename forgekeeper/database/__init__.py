@@ -17,10 +17,13 @@ class Base(pw.Model):
     """What every table here shares: the database.
 
     *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
+    *partition* is the column by which a forge may have cut the table into partitions: a statement that knows the value
+    of its rows reads no other partition.
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.
     """
 
     found_by: ClassVar[tuple[str, ...]] = ()
+    partition: ClassVar[str | None] = None
     grants: ClassVar[str] = "worker: select, insert, update, delete"
 
     class Meta:

@@ -42,7 +42,7 @@ CHUNK = """
         for update skip locked
     ){within}{locked_first}, deleted as (
         delete from "{table}"
-        where {row} = any(array(select row from claimed{free})) and ({due}) is true
+        where {row} = any(array(select row from claimed{free})){pruned} and ({due}) is true
         returning {since} as _since, {key} as _key{columns}
     ), reached as (
         select _since as since, _key as key from deleted
@@ -66,6 +66,9 @@ SIZES = """
     limit {limit}
     for update skip locked
 """
+# Rows that are locked stay in their partition.  By an array of values PostgreSQL leaves no partition out; by bounds it
+# does, and what becomes due one after another lies side by side.
+PRUNED = " and {part} between (select min(part) from claimed) and (select max(part) from claimed)"
 # The table is proved to be an ordinary one.
 ORDINARY = """
     select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')
@@ -142,12 +145,14 @@ class Composed:
             self._also[name], values = named(each.sql, each.params or (), name=name)
             self.values |= values
         self._key = column(rows.model._meta.primary_key)
+        row, partition = row_of(rows), rows.model.partition
+        self._part = column(getattr(rows.model, partition)) if partition and row == self._key else None
         self._names = {
             "since": column(rows.since),
             "key": self._key,
             "table": rows.model._meta.table_name,
             "due": due,
-            "row": row_of(rows),
+            "row": row,
         }
 
     def text(
@@ -169,6 +174,7 @@ class Composed:
         rows = self.rows
         measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
         measured |= {} if rows.total is None else {"owner": owner(rows.total)}
+        part = {} if self._part is None else {"part": self._part}
         columns = {f"_{name}": value for name, value in measured.items()}
         columns |= {f'"{one.column_name}"': column(one) for one in rows.model._meta.sorted_fields if self._also}
         columns |= {} if rows.name is None else {"_named": column(rows.name)}
@@ -176,7 +182,8 @@ class Composed:
         return CHUNK.format(
             first="candidates" if room else "claimed",
             within=WITHIN if room else "",
-            more=_as(measured),
+            more=_as(measured | part),
+            pruned=PRUNED.format(**part) if part else "",
             chosen=self._chosen(only=only, without=without, held_up=held_up),
             limit=limit,
             columns=_as(columns),

@@ -41,7 +41,7 @@ PROJECTS = 1_000
 BATCH_SIZE = 100
 CHUNKS = 450
 QUEUE = "artifacts"
-FORGET = "truncate ci_job_artifacts, ci_deleted_objects, project_statistics"
+FORGET = "truncate ci_job_artifacts, deleted_objects, project_statistics"
 # As a forge has them: neither the order of their times nor that of their paths is the order in which they were made.
 ADD = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked,
@@ -61,7 +61,7 @@ ADD_STATISTICS = """
 """
 DUE = "expire_at < now() and locked = 0 and file_type <> 3"
 COUNTED = f"select count(*), count(*) filter (where {DUE}) from ci_job_artifacts"
-RECORDED = "select count(*), count(distinct (store_dir, file)) from ci_deleted_objects"
+RECORDED = "select count(*), count(distinct (store_dir, file)) from deleted_objects"
 WRONG = """
     select count(*) from project_statistics left join
         (select project_id, sum(size) as size from ci_job_artifacts group by project_id) as present using (project_id)
@@ -77,7 +77,7 @@ SELECT = f"""
 """
 ORDERED, UNORDERED = SELECT.format(order=" order by expire_at"), SELECT.format(order="")
 RECORD = """
-    insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
+    insert into deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
     select project_id, file_store, regexp_replace(file_final_path, '/[^/]*$', ''),
         substring(file_final_path from '[^/]*$'), now()
     from ci_job_artifacts where id = any(%s)

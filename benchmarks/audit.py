@@ -22,7 +22,7 @@ from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_art
 ARTIFACTS = 100_000
 PROJECTS = 100
 TICK = os.sysconf("SC_CLK_TCK")
-FORGET = "truncate ci_job_artifacts, ci_deleted_objects, project_statistics"
+FORGET = "truncate ci_job_artifacts, deleted_objects, project_statistics"
 ADD_PROJECTS = "insert into project_statistics select project, 1000000 from generate_series(1, %s) as project"
 # As a forge has them: no two artifacts with the same times, sizes, or names.
 ADD = """

@@ -43,7 +43,7 @@ ADD_ARTIFACTS = """
     from generate_series(1, %s) as number
 """
 ADD_OBJECTS = """
-    insert into ci_deleted_objects (store_dir, file, pick_up_at)
+    insert into deleted_objects (store_dir, file, pick_up_at)
     select 'gone', md5(number::text), now() - interval '1 hour' from generate_series(1, %s) as number
 """
 ADD_UPLOADS = """

@@ -11,7 +11,7 @@ from forgekeeper.storage.outbox import DeletedObject, parted
 
 OBJECTS = 20_000
 ADD = """
-    insert into ci_deleted_objects (project_id, store_dir, file, pick_up_at)
+    insert into deleted_objects (project_id, store_dir, file, pick_up_at)
     select 1, folder, file, now() - interval '1 minute'
     from unnest(%(folders)s::text[], %(files)s::text[]) as object (folder, file)
 """

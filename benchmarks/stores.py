@@ -111,10 +111,10 @@ class World:
             endpoint().fill(self.delete, STAY)
             Store(DeletedObject.location, endpoint().store).create_sentinel(Installation.ensure())
             client.flushdb()
-            database.execute_sql("truncate ci_job_artifacts, ci_deleted_objects, settled_uploads")
+            database.execute_sql("truncate ci_job_artifacts, deleted_objects, settled_uploads")
             database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})
             self.fill()
-            database.execute_sql("vacuum analyze ci_job_artifacts, ci_deleted_objects, settled_uploads")
+            database.execute_sql("vacuum analyze ci_job_artifacts, deleted_objects, settled_uploads")
             database.execute_sql("checkpoint")
             yield settings
 

@@ -223,7 +223,7 @@ def worlds(projects: int) -> tuple[World, ...]:
             add=_statement(ADD_ARTIFACTS.format(when=PAST)),
             churn=_churned(ADD_ARTIFACTS.format(when=PAST), "delete from ci_job_artifacts where expire_at < now()"),
             work=_work_artifacts,
-            after=lambda: database.execute_sql("truncate ci_deleted_objects"),
+            after=lambda: database.execute_sql("truncate deleted_objects"),
         ),
         World(
             "uploads",

@@ -105,7 +105,7 @@ def connect(
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
-    open_pool(url, limits, name=name, size=connections)
+    open_pool(url, limits, name=name, size=connections, schemas=(settings.own_schema, settings.forge_schema))
     if redis_url is None:
         return
     load_scripts()

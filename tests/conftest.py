@@ -125,7 +125,9 @@ def _migrated(urls: Urls) -> None:
     settings = settings_with(database_url=urls.database, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=1)
     with db.database.connection_context():
-        db.database.execute_sql("drop schema public cascade; create schema public")
+        db.database.execute_sql(
+            "drop schema public cascade; create schema public; drop schema if exists forgekeeper cascade"
+        )
         migrations.migrate(db.database.obj)
         make_tables(db.database.obj)
         Installation.update(id=INSTALLATION).execute()

@@ -168,7 +168,7 @@ def objects_due(look: Look) -> Iterator[Part]:
     query = DeletedObject.due(look.now)
     due = selected(query, DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
-    locked = DeletedObject.select().where(pw.SQL(held("ci_deleted_objects", alias='"t1"')))
+    locked = DeletedObject.select().where(pw.SQL(held("deleted_objects", alias='"t1"')))
     while places := positions(query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
         ids = [place.key for place in places]
         those = DeletedObject.select().where(DeletedObject.id.in_(ids))
@@ -224,5 +224,5 @@ def known(location: str) -> list[str]:
     """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
     if location != DeletedObject.location:
         return []
-    outbox = survey.sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
+    outbox = survey.sample("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
     return [*survey.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]

@@ -36,6 +36,8 @@ SETTINGS = {
     "shared_buffers": "128MB",
     "timezone": "UTC",
     "log_timezone": "UTC",
+    # For psql: forgekeeper itself looks nowhere else anyhow.
+    "search_path": "forgekeeper, public",
     # The default keeps shared memory in /dev/shm, where a killed server would leave it.
     "dynamic_shared_memory_type": "mmap",
 }

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import peewee as pw
-
 from forgekeeper import migrations
+from forgekeeper.database.sessions import Database
 
-TABLES = migrations.Set(Path(__file__).parent, "example_migrations")
+TABLES = migrations.Set(Path(__file__).parent, "example_migrations", ours=False)
 
 
-def make_tables(database: pw.Database) -> None:
+def make_tables(database: Database) -> None:
     """Make the tables that are not there yet; raise `TableExists` where one is a forge's own."""
     migrations.migrate(database, TABLES)

@@ -26,13 +26,12 @@ DATABASE = "FORGEKEEPER_DATABASE_URL"
 REDIS = "FORGEKEEPER_REDIS_URL"
 OURS = frozenset({"42601"})
 """States that only a mistake in our own statements can cause: a syntax error."""
-LOOK = "run `forgekeeper check`, and look whether the search_path leads to its schema"
+LOOK = "run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
 STATES = {
     "42501": "grant that to the user of the database, or let another run this; "
     "`forgekeeper check` lists what is missing",
     "25006": f"point {DATABASE} at the primary, or turn default_transaction_read_only off for its user",
-    "3F000": f"create the schema that the user's search_path names, or set search_path in {DATABASE} "
-    "(?options=-csearch_path%3DNAME)",
+    "3F000": "run `forgekeeper migrate`, or name a schema that is there in FORGEKEEPER_OWN_SCHEMA",
     "42P01": LOOK,
     "42703": LOOK,
     "57014": "try again when the server is less busy, or raise FORGEKEEPER_DATABASE_STATEMENT_TIMEOUT",

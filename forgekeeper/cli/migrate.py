@@ -35,8 +35,8 @@ OURS: tuple[type[Base], ...] = (
 """The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
 FORBIDDEN = "42501"
 OWNER = (
-    "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, before there"
-    " are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
+    "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, where there is"
+    " no schema for them yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
 )
 NEW = (
     "\nheld, as this is a new installation: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
@@ -71,7 +71,7 @@ def migrate(
         except pw.ProgrammingError as error:
             if sqlstate(error) != FORBIDDEN:
                 raise
-            raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]))) from error
+            raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]), settings.own_schema)) from error
         _record_installation(redis_needed=settings.redis_url is not None)
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
     answer(
@@ -89,8 +89,10 @@ def apply_pending() -> list[str]:
             if applied:
                 acts.record("migrate", "the schema", after={"applied": applied})
             return applied
+    except migrations.Elsewhere as error:
+        raise Problem(str(error)) from error
     except migrations.TableExists as error:
-        raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
+        raise Problem(f"{error}: it was not made by forgekeeper; rename it or set FORGEKEEPER_OWN_SCHEMA") from error
 
 
 def _record_installation(*, redis_needed: bool) -> None:

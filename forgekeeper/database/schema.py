@@ -105,6 +105,10 @@ MIGRATIONS = "forgekeeper_migrations"
 ORDER = ("select", "insert", "update", "delete")
 PRIVILEGE = re.compile(r"\w+(?: \(.*?\))?")
 
+CALLED = """
+    select quote_ident(nspname) || '.' || quote_ident(relname) from pg_class as c
+        join pg_namespace as n on n.oid = relnamespace where c.oid = to_regclass(%s) and nspname <> 'public'
+"""
 LACKS = """
     select case when %(columns)s::text[] = '{}' then not has_table_privilege(oid, %(privilege)s) else exists (
         select from pg_attribute where attrelid = oid and attname = any(%(columns)s) and not attisdropped
@@ -142,7 +146,8 @@ def lacking(models: Sequence[type[Base]]) -> Iterator[str]:
     for table, (all_needs, columns) in ({MIGRATIONS: (["select"], {})} | wanted).items():
         if lacks := [need for need in all_needs if _lacks(table, need, columns)]:
             refused = " or ".join(need.split()[0] for need in lacks)
-            yield f"{role} may not {refused} {table}: `grant {', '.join(lacks)} on {table} to {role}`"
+            (called,) = database.execute_sql(CALLED, (table,)).fetchone() or (table,)
+            yield f"{role} may not {refused} {table}: `grant {', '.join(lacks)} on {called} to {role}`"
 
 
 def _lacks(table: str, need: str, columns: Iterable[str]) -> bool:

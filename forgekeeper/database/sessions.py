@@ -24,6 +24,8 @@ from playhouse.pool import PooledPostgresqlDatabase
 from psycopg2 import extensions
 from psycopg2.extras import register_default_jsonb
 
+SCHEMAS = ("forgekeeper", "public")
+"""Where our own tables are unless a setting says otherwise, and the forge's."""
 TIMESTAMPTZ = 1184
 OF_ALL = "-c timezone=UTC -c datestyle=ISO"
 """Of every session: psycopg2 would ask for this date style with a statement of its own."""
@@ -41,6 +43,7 @@ MOST = 50
 GONE = {"26000", "42P05", "0A000"}
 """Not there, there already, or of another result now: a pooler has given us another session, or a table has changed."""
 VALUE = re.compile(r"%\((\w+)\)s")
+PATH = re.compile(r"search_path\s*=\s*(\S+)")
 
 database = pw.DatabaseProxy()
 
@@ -80,6 +83,9 @@ class Connection(extensions.connection):
 class Database(pw.PostgresqlDatabase):
     """A database whose instants and documents Python can always hold.
 
+    *schema* is where forgekeeper's own tables are, *forge_schema* where the forge's are: its sessions find both by
+    their names, ours first.
+
     Each thread has a connection of its own, so peewee's lock around connecting guards nothing: with it, a server that
     does not answer would stop all threads for the sum of their time-outs.
     """
@@ -87,6 +93,7 @@ class Database(pw.PostgresqlDatabase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lock = nullcontext()
+        self.schema, self.forge_schema = SCHEMAS
 
     def _connect(self) -> Any:
         made = super()._connect()  # type: ignore[misc]
@@ -107,11 +114,15 @@ class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhou
         return bool(connection.closed or wait([connection.fileno()], timeout=0))
 
 
-def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> None:
-    """Let the models use a pool of at most *size* connections, or where that is None one of each thread's own."""
+def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, schemas: tuple[str, str] = SCHEMAS) -> None:
+    """Let the models use a pool of at most *size* connections, or where that is None one of each thread's own.
+
+    Their names are looked for in *schemas*, ours and the forge's, and then in those that the options of *url* name.
+    """
     made: Any = Database(None, autoconnect=False)
     if size is not None:
         made = Pool(None, max_connections=size, timeout=timeouts.connect.total_seconds(), autoconnect=False)
+    made.schema, made.forge_schema = schemas
     parameters = extensions.parse_dsn(url)
     limits = {
         "statement_timeout": timeouts.statement,
@@ -119,7 +130,14 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> N
         "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
     }
     quarter = max(1, round(timeouts.network.total_seconds() / 4))
-    options = [parameters.pop("options", ""), *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()), OF_ALL]
+    given = parameters.pop("options", "")
+    path = ",".join([*schemas, *PATH.findall(given)])
+    options = [
+        given,
+        *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()),
+        OF_ALL,
+        f"-c search_path={path}",
+    ]
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
         # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.

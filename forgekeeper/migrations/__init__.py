@@ -10,16 +10,31 @@ import peewee as pw
 from playhouse.migrate import SchemaMigrator
 from playhouse.migrations import Runner
 
+from forgekeeper.database.sessions import SCHEMAS, Database
+
 DUPLICATE_TABLE = "42P07"
 LOCK = 0x666F7267656B
 """The advisory lock of all migrations: the letters ``forgek``."""
 
 
+# Every schema that has the table: the right one first, then the one where a session finds it.
+PLACES = """
+    select nspname, pg_table_is_visible(c.oid) from pg_class as c join pg_namespace as n on n.oid = relnamespace
+    where relname = %(table)s and relkind in ('r', 'p')
+    order by nspname = %(schema)s desc, 2 desc
+"""
+
+
 class Set(NamedTuple):
-    """Migrations: the folder of their files, and the table that lists those that were applied."""
+    """Migrations: the folder of their files, the table that lists those that were applied, and whose they are."""
 
     folder: Path
     table: str
+    ours: bool = True
+
+    def schema(self, database: Database) -> str:
+        """Name the schema of their tables."""
+        return database.schema if self.ours else database.forge_schema
 
 
 OWN = Set(Path(__file__).parent / "forgekeeper", "forgekeeper_migrations")
@@ -29,21 +44,26 @@ class TableExists(Exception):
     """A table that a migration creates is there already; nothing was changed."""
 
 
+class Elsewhere(Exception):
+    """Our tables are in a schema that no session looks into; nothing was changed."""
+
+
 def newest() -> str:
     """Name the newest migration that this version knows."""
     return max(file.stem for file in OWN.folder.glob("[0-9]*.py"))
 
 
-def pending(database: pw.Database, which: Set = OWN) -> list[str]:
+def pending(database: Database, which: Set = OWN) -> list[str]:
     """Name the migrations that have not been applied, in their order."""
-    return [migration.name for migration in _runner(database, which).status() if not migration.applied]
+    runner = _runner(database, which, schema=_place(database, which))
+    return [migration.name for migration in runner.status() if not migration.applied]
 
 
-def migrate(database: pw.Database, which: Set = OWN) -> list[str]:
+def migrate(database: Database, which: Set = OWN) -> list[str]:
     """Apply what is pending, all or nothing; return the names.
 
-    A second process waits for the first and then finds nothing to do.  Raises
-    `TableExists` when a table to be created is already there.
+    A second process waits for the first and then finds nothing to do.  The schema is made where there is none.
+    Raises `TableExists` when a table to be created is already there, and `Elsewhere`.
     """
     try:
         with database.atomic():
@@ -51,7 +71,12 @@ def migrate(database: pw.Database, which: Set = OWN) -> list[str]:
             database.execute_sql("set local lock_timeout = 0")
             database.execute_sql("set local statement_timeout = 0")
             database.execute_sql("select pg_advisory_xact_lock(%s)", (LOCK,))
+            _require_none_elsewhere(database, which)
+            place = _place(database, which)
+            make_schema(database, place)
+            _first(database, place)
             applied: list[str] = _runner(database, which).up()
+            _first(database, database.schema)
     except pw.ProgrammingError as error:
         if getattr(getattr(error, "orig", None), "pgcode", None) != DUPLICATE_TABLE:
             raise
@@ -59,8 +84,41 @@ def migrate(database: pw.Database, which: Set = OWN) -> list[str]:
     return applied
 
 
-def _runner(database: pw.Database, which: Set) -> Runner:
-    return Runner(database, str(which.folder), table_name=which.table)
+def _place(database: Database, which: Set) -> str:
+    """Name the schema in which they were applied, where a session finds it; else the one that is theirs."""
+    schema = which.schema(database)
+    place, visible = _found(database, which) or (schema, True)
+    return place if visible else schema
+
+
+def _require_none_elsewhere(database: Database, which: Set) -> None:
+    """Raise `Elsewhere` for tables of ours that lie where nobody has said: they would be made once more."""
+    place, visible = _found(database, which) or (None, True)
+    schema = which.schema(database)
+    if not visible and place != schema == SCHEMAS[0]:
+        raise Elsewhere(f"forgekeeper's tables are in schema {place}: set FORGEKEEPER_OWN_SCHEMA to {place}")
+
+
+def _found(database: Database, which: Set) -> tuple[str, bool] | None:
+    values = {"table": which.table, "schema": which.schema(database)}
+    found: tuple[str, bool] | None = database.execute_sql(PLACES, values).fetchone()
+    return found
+
+
+def make_schema(database: Database, schema: str) -> None:
+    """Make a schema that is not there; to make one takes a right that its owner need not have, also where it is."""
+    if database.execute_sql("select to_regnamespace(%s) is null", (schema,)).fetchone()[0]:
+        database.execute_sql(f"create schema {schema}")
+
+
+def _first(database: Database, schema: str) -> None:
+    """Let what this transaction creates be created in *schema*."""
+    rest = f"{database.schema}, {database.forge_schema}"
+    database.execute_sql(f"set local search_path = {schema}, {rest}, pg_catalog")
+
+
+def _runner(database: pw.Database, which: Set, schema: str | None = None) -> Runner:
+    return Runner(database, str(which.folder), table_name=which.table, schema=schema)
 
 
 def sql(statements: str) -> Callable[[SchemaMigrator, pw.Database], None]:

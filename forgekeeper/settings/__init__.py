@@ -89,6 +89,12 @@ def _networks(value: object) -> tuple[Network, ...]:
     return tuple(networks)
 
 
+def _schema(value: str) -> str:
+    if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", value):
+        raise ValueError("not the name of a schema: write small letters, digits and _, as in forgekeeper")
+    return value
+
+
 def _header(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9-]+", value):
         raise ValueError("not the name of a header such as X-Forwarded-User")
@@ -102,6 +108,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
 Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0)), "seconds"]
 Schedule = Annotated[Cron | None, PlainValidator(cron.parse), NoDecode, "cron"]
+Schema = Annotated[str, AfterValidator(_schema), "text"]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(database_url), "URL"]
 RedisUrl = Annotated[SecretStr, AfterValidator(redis_url), "URL"]
 Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
@@ -149,6 +156,8 @@ class Settings(BaseSettings):
     )
 
     database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
+    own_schema: Schema = setting("forgekeeper", "The schema of PostgreSQL in which forgekeeper's own tables are.")
+    forge_schema: Schema = setting("public", "The schema in which the forge's tables are, or views of them.")
     redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
     batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
     repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")

@@ -20,9 +20,9 @@ OURS = "(id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s:
 """A claim sets the instant at which the object is due again: while that stands there, the claim is ours."""
 
 CLAIM_DUE = """
-    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
+    update deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
-        select id from ci_deleted_objects
+        select id from deleted_objects
         where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
         order by pick_up_at, id
         limit %(limit)s
@@ -34,42 +34,42 @@ CLAIM_DUE = """
 LYING = """
     select asked.path, object.id, object.pick_up_at = 'infinity'
     from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
-        select id, pick_up_at from ci_deleted_objects where store_dir = asked.folder and file = asked.file
+        select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
 # What a run has failed to delete may be gone.  By now(), as no index is looked into for a clock that goes on.
-WAITING = "from ci_deleted_objects where pick_up_at > now() and pick_up_at < 'infinity' and attempts = 0"
+WAITING = "from deleted_objects where pick_up_at > now() and pick_up_at < 'infinity' and attempts = 0"
 RECOVERABLE = f"""
     select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
         (select pick_up_at {WAITING} order by pick_up_at limit 1),
         (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
 """
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
-STILL_OURS = f"select id from ci_deleted_objects where {OURS} for no key update skip locked"
+STILL_OURS = f"select id from deleted_objects where {OURS} for no key update skip locked"
 FAIL = f"""
-    update ci_deleted_objects set attempts = attempts + 1,
+    update deleted_objects set attempts = attempts + 1,
         pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
     where {OURS} returning attempts >= %(max_attempts)s
 """
 FORGET = """
-    delete from ci_deleted_objects
+    delete from deleted_objects
     where (id, store_dir, file) in (select * from unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]))
 """
 # The last instant there is: no run ever finds it due.
 HOLD = """
     with was as (
-        select id, pick_up_at from ci_deleted_objects where id = any(%(ids)s) order by id for no key update
+        select id, pick_up_at from deleted_objects where id = any(%(ids)s) order by id for no key update
     ), held as (
-        update ci_deleted_objects as object set pick_up_at = 'infinity'
+        update deleted_objects as object set pick_up_at = 'infinity'
         from was where object.id = was.id and was.pick_up_at < 'infinity'
     )
     select count(*), count(*) filter (where pick_up_at <= clock_timestamp() + %(visibility)s) from was
 """
 UNHOLD = """
-    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
+    update deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
     where pick_up_at = 'infinity' and id = any(%(ids)s)
 """
-PUT_BACK = f"update ci_deleted_objects set pick_up_at = %(now)s where {OURS}"
+PUT_BACK = f"update deleted_objects set pick_up_at = %(now)s where {OURS}"
 
 
 def parted(path: str) -> tuple[str, str]:
@@ -95,7 +95,7 @@ class DeletedObject(Base):
     created_at = DateTimeTZField(constraints=default("now()"))
 
     class Meta:
-        table_name = "ci_deleted_objects"
+        table_name = "deleted_objects"
         indexes = ((("pick_up_at", "id"), False), (("store_dir", "file"), False))
 
     @property

@@ -53,7 +53,7 @@ def session(urls, database):
         name = f"test_{uuid4().hex}"
         made.append(name)
         database.execute_sql(f"create role {name} login password 'x'")
-        database.execute_sql(f"grant usage on schema public to {name}; {grants.format(name)}")
+        database.execute_sql(f"grant usage on schema public, forgekeeper to {name}; {grants.format(name)}")
         with closing(psycopg2.connect(make_dsn(urls.database, user=name, password="x"))) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:

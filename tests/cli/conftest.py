@@ -159,6 +159,8 @@ def new_role(query):
     def make(url, grants=""):
         made.append((url, name := f"r{uuid4().hex}"))
         query(url, f"create role {name} login password '{name}'; {grants.replace('ROLE', name)}")
+        if query(url, "select to_regnamespace('forgekeeper')") != [(None,)]:
+            query(url, f"grant usage on schema forgekeeper to {name}")
         parts = urlsplit(url)
         return parts._replace(netloc=f"{name}:{name}@{parts.netloc.rpartition('@')[2]}").geturl()
 

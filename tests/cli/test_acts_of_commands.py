@@ -122,14 +122,14 @@ def without_grant(urls, new_role):
     """The URL of the database as a role that may do everything but record acts."""
     return new_role(
         urls.database,
-        "grant all on schema public to ROLE; grant all on all tables in schema public to ROLE;"
+        "grant all on schema public to ROLE; grant all on all tables in schema public, forgekeeper to ROLE;"
         " revoke insert on audit_acts from ROLE",
     )
 
 
 def empty():
     """Let nothing of an earlier row of the table lie about."""
-    tables = "job_runs, quarantine, ci_deleted_objects, ci_job_artifacts, feature_flags, batches"
+    tables = "job_runs, quarantine, deleted_objects, ci_job_artifacts, feature_flags, batches"
     db.database.execute_sql("set session_replication_role = replica")
     db.database.execute_sql(f"truncate {tables}, batched_git_ref_updates_deletions, audit_acts restart identity")
     db.database.execute_sql("set session_replication_role = default")
@@ -142,9 +142,7 @@ def recorded():
 
 def everything():
     """All that a command could have changed, in PostgreSQL and Redis."""
-    names = (
-        "select table_name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'"
-    )
+    names = "select table_name from information_schema.tables where table_schema in ('public', 'forgekeeper') and table_type = 'BASE TABLE'"
     tables = {}
     for (name,) in db.database.execute_sql(names).fetchall():
         digest = f"select md5(string_agg(t::text, ' ' order by t::text)) from {name} as t"
@@ -216,6 +214,6 @@ def test_a_sentinel_that_cannot_be_recorded_is_not_made(call, store, without_gra
 
     result = call("check --init", DATABASE_URL=without_grant)
 
-    assert "grant insert on audit_acts to" in result.stdout
+    assert "grant insert on forgekeeper.audit_acts to" in result.stdout
     assert not (store / sentinel.NAME).exists()
     assert client.get(OF_REDIS) is None

@@ -160,12 +160,13 @@ def test_a_role_that_may_make_no_tables_is_said_what_it_needs_and_that_is_enough
     as_role = new_role(url := new_database())
 
     refused = main("migrate", DATABASE_URL=as_role)
-    query(url, f"grant usage, create on schema public to {urlsplit(as_role).username}")
+    query(url, f"create schema forgekeeper authorization {urlsplit(as_role).username}")
     granted = main("migrate", DATABASE_URL=as_role)
 
     assert (refused.status, granted.status) == (1, 0)
     assert refused.complaint == (
-        "permission denied for schema public: nothing was changed; run `forgekeeper migrate` as the role that owns "
-        "forgekeeper's tables, or, before there are any, `grant usage, create on schema public to ROLE` "
-        "(docs/security.md)"
+        "permission denied for database "
+        f"{urlsplit(url).path[1:]}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's "
+        "tables, or, where there is no schema for them yet, let a superuser run `create schema forgekeeper "
+        "authorization ROLE` (docs/security.md)"
     )

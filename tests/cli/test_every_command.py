@@ -59,7 +59,7 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, witho
 def test_what_a_command_may_not_read_page_by_page_is_said_too(main, own_database, new_role):
     url = new_role(
         own_database,
-        "grant select, insert, update, delete on all tables in schema public to ROLE;"
+        "grant select, insert, update, delete on all tables in schema public, forgekeeper to ROLE;"
         " revoke select on audit_deletions from ROLE; grant execute on function pg_control_system() to ROLE",
     )
 

@@ -73,10 +73,13 @@ def errors(main, role):
 def test_the_page_grants_what_the_code_says(process):
     role = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
 
-    lines = [f"grant usage on schema public to {role};"]
+    lines = [f"grant usage on schema forgekeeper, public to {role};"]
     if process != "exporter":
-        lines.append(f"grant select on {schema.MIGRATIONS} to {role};")
-    needed = {model._meta.table_name: ", ".join(schema.needs(model, process)) for model in MODELS}
+        lines.append(f"grant select on forgekeeper.{schema.MIGRATIONS} to {role};")
+    schemas = dict.fromkeys(OURS, "forgekeeper.")
+    needed = {
+        schemas.get(model, "") + model._meta.table_name: ", ".join(schema.needs(model, process)) for model in MODELS
+    }
     lines += [f"grant {wanted} on {table} to {role};" for table, wanted in needed.items() if wanted]
     assert rights.grants()[role].splitlines() == lines
 
@@ -141,14 +144,14 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
 
 LACKING = {
     "revoke select on forgekeeper_migrations from {0}": (
-        "{0} may not select forgekeeper_migrations: `grant select on forgekeeper_migrations to {0}`"
+        "{0} may not select forgekeeper_migrations: `grant select on forgekeeper.forgekeeper_migrations to {0}`"
     ),
     "revoke all on ci_job_artifacts from {0}": (
         "{0} may not select or update or delete ci_job_artifacts:"
         " `grant select, update (id), delete on ci_job_artifacts to {0}`"
     ),
-    "create schema forge; alter table projects set schema forge; alter role {0} set search_path = public, forge": (
-        "{0} may not use schema forge: `grant usage on schema forge to {0}`"
+    "revoke usage on schema public from public, {0}": (
+        "{0} may not use schema public: `grant usage on schema public to {0}`"
     ),
 }
 

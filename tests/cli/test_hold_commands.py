@@ -62,7 +62,7 @@ def rows():
 
 def a_day_later():
     """Let the grace pass, and the batch delete what is due."""
-    later = "update ci_deleted_objects set pick_up_at = pick_up_at - interval '25 hours'"
+    later = "update deleted_objects set pick_up_at = pick_up_at - interval '25 hours'"
     database.execute_sql(later)
     return perform(delete_objects, settings=settings_with())
 

@@ -82,10 +82,10 @@ class Place:
         """Put there what is known, something unrelated or nothing, and *old* into the sentinel."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        self.ask("truncate projects, ci_job_artifacts, ci_deleted_objects")
+        self.ask("truncate projects, ci_job_artifacts, deleted_objects")
         if known:
             self.ask("insert into projects values (1, 'a/1.git'), (2, 'a/2.git')")
-            self.ask("insert into ci_deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
+            self.ask("insert into deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
         if there == "known":
             (self.folder / "a" / "1.git").mkdir(parents=True)
             (self.folder / "a" / "b").touch()
@@ -156,7 +156,7 @@ def test_no_run_deletes_from_a_place_that_is_not_its_installation_s(main, place,
 
         assert (result.status, result.json["skipped"]) == (3, "installation")
         assert said in result.json["blocked"]
-    assert place.ask("select count(*) from ci_deleted_objects where attempts > 0") == [(0,)]
+    assert place.ask("select count(*) from deleted_objects where attempts > 0") == [(0,)]
     assert (place.folder / "a" / "b").exists()
 
 
@@ -169,8 +169,8 @@ def production(main, own_database, query, tmp_path):
     store = tmp_path / "store"
     (store / "a").mkdir(parents=True)
     (store / "a" / "b").touch()
-    query(own_database, "truncate ci_deleted_objects, ci_job_artifacts")
-    query(own_database, "insert into ci_deleted_objects (store_dir, file) values ('a', 'b')")
+    query(own_database, "truncate deleted_objects, ci_job_artifacts")
+    query(own_database, "insert into deleted_objects (store_dir, file) values ('a', 'b')")
     settings = {"DATABASE_URL": own_database, "OBJECT_STORES": json.dumps({"artifacts": store.as_uri()})}
     result = main("check", "--init", **settings)
     assert (store / sentinel.NAME).exists(), result.stdout
@@ -289,7 +289,7 @@ def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it
 
 
 def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, new_role):
-    as_other = new_role(staging["DATABASE_URL"], "grant select on all tables in schema public to ROLE")
+    as_other = new_role(staging["DATABASE_URL"], "grant select on all tables in schema public, forgekeeper to ROLE")
 
     result = main("check", "--init", "--moved", "--reason", "r", "--json", **staging | {"DATABASE_URL": as_other})
 

@@ -131,7 +131,7 @@ def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
 
 def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings, new_database, query):
     url = new_database()
-    query(url, "create table job_runs (somebody_elses int)")
+    query(url, "create schema forgekeeper; create table forgekeeper.job_runs (somebody_elses int)")
 
     result = main("migrate", DATABASE_URL=url)
 
@@ -142,7 +142,7 @@ def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings
 def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)
-    query(url, "create table user_statuses (user_id bigint primary key)")
+    query(url, "create table public.user_statuses (user_id bigint primary key)")
 
     result = main("seed", DATABASE_URL=url)
 

@@ -55,7 +55,7 @@ def make_a_partition(forge):
     forge.ask(
         "insert into whole (id, project_id, job_id, partition_id, file_type, file_final_path, locked)"
         " values (1000000, 1, 1, 101, 1, 'live/one', 1);"
-        "insert into ci_deleted_objects (store_dir, file) values ('live', 'one')"
+        "insert into deleted_objects (store_dir, file) values ('live', 'one')"
     )
 
 

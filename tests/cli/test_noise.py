@@ -230,7 +230,7 @@ def test_check_names_a_key_of_another_type(database, main):
 def columns():
     found = db.database.execute_sql(
         "select table_name, column_name, data_type, is_nullable = 'YES' from information_schema.columns"
-        " where table_schema = 'public' and is_identity = 'NO' and table_name = any(%s) order by 1, 2",
+        " where table_schema in ('public', 'forgekeeper') and is_identity = 'NO' and table_name = any(%s) order by 1, 2",
         (TABLES,),
     ).fetchall()
     of_table = {}

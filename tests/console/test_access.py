@@ -575,8 +575,8 @@ def every_page():
 
 
 def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, database):
-    database.execute_sql("create role looker login; grant usage on schema public to looker")
-    database.execute_sql("grant select on all tables in schema public to looker")
+    database.execute_sql("create role looker login; grant usage on schema public, forgekeeper to looker")
+    database.execute_sql("grant select on all tables in schema public, forgekeeper to looker")
     # As any process does that serves: Redis belongs to this installation.
     claim_by_writing(client, Installation.ensure())
     with redis.from_url(urls.redis, decode_responses=True) as server:

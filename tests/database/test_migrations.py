@@ -14,7 +14,7 @@ from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.cli.migrate import OURS
 from forgekeeper.database.schema import Difference, differences
-from forgekeeper.database.sessions import Timeouts, open_pool
+from forgekeeper.database.sessions import SCHEMAS, Timeouts, open_pool
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)
@@ -34,8 +34,9 @@ INDEXES = """
 """
 # PostgreSQL 18 lists "not null" too, which is a property of columns; unique ones are indexes.
 CONSTRAINTS = """
-    select conrelid::regclass::text, conname, pg_get_constraintdef(oid)
-    from pg_constraint where connamespace = to_regnamespace(%s) and contype in ('c', 'f', 'x')
+    select relname, conname, pg_get_constraintdef(s.oid)
+    from pg_constraint s join pg_class c on c.oid = conrelid
+    where connamespace = to_regnamespace(%s) and contype in ('c', 'f', 'x')
 """
 WAITERS = """
     select count(*) from pg_stat_activity
@@ -79,14 +80,15 @@ def ours(tmp_path):
     return migrations.OWN._replace(folder=tmp_path / "forgekeeper")
 
 
-def catalog(database, schema="public"):
-    """Describe the schema's tables; what they are called is in it, what the migrations remember is not.
+def catalog(database, *schemas):
+    """Describe the tables of the schemas, ours and the forge's unless others are named; what they are called is in it, what the migrations remember is not.
 
     Nor is the audit, whose tables have partitions.
     """
     return {
         row
         for query in (COLUMNS, INDEXES, CONSTRAINTS)
+        for schema in schemas or SCHEMAS
         for row in database.execute_sql(query, (schema,)).fetchall()
         if not (row[0].endswith("_migrations") or row[0].startswith("audit_"))
     }
@@ -108,12 +110,13 @@ def waiting(database):
 
 
 def test_the_migrations_make_what_the_models_would(migrated):
-    migrated.execute_sql("alter schema public rename to by_migrations")
+    for schema in SCHEMAS:
+        migrated.execute_sql(f"alter schema {schema} rename to {schema}_by_migrations")
     migrated.execute_sql("create schema public")
 
     migrated.create_tables(MODELS)
 
-    assert catalog(migrated) == catalog(migrated, "by_migrations")
+    assert catalog(migrated) == catalog(migrated, *(f"{schema}_by_migrations" for schema in SCHEMAS))
 
 
 @pytest.mark.parametrize("which", [migrations.OWN, TABLES])
@@ -125,14 +128,99 @@ def test_migrating_applies_what_is_pending_once(empty, which):
     assert migrations.migrate(empty, which) == migrations.pending(empty, which) == []
 
 
-def test_a_schema_of_its_own_is_as_good(empty):
-    empty.execute_sql("create schema ours")
-    empty.execute_sql("set search_path to ours")
+def test_a_schema_of_another_name_is_as_good(empty):
+    empty.schema = "ours"
+    empty.execute_sql("set search_path to ours, public")
 
     migrations.migrate(empty)
 
     assert migrations.pending(empty) == []
     assert list(differences(OURS)) == []
+
+
+@pytest.fixture
+def of_the_last_version(empty, ours, tmp_path):
+    """The database as the last version has it, with a run, an object, an act, and a role with grants."""
+    newer = [file.rename(tmp_path / file.name) for file in ours.folder.glob("001[89]*.py")]
+    empty.schema = "public"
+    empty.execute_sql("set search_path to public")
+    migrations.migrate(empty, ours)
+    empty.execute_sql("""
+        insert into job_runs (batch, state) values ('a', 'succeeded');
+        insert into ci_deleted_objects (store_dir, file) values ('a', 'b');
+        insert into audit_acts (act, what, by_user, by_host) values ('pause', 'a', 'ann', 'here');
+        drop role if exists of_the_last_version;
+        create role of_the_last_version;
+        grant select, insert, update (since), delete on holds to of_the_last_version;
+        grant select, insert on audit_acts to of_the_last_version;
+        grant select on job_runs to of_the_last_version;
+    """)
+    for file in newer:
+        file.rename(ours.folder / file.name)
+    empty.schema = "forgekeeper"
+    empty.execute_sql("set search_path to forgekeeper, public")
+    yield empty
+    empty.execute_sql("reset role; drop owned by of_the_last_version; drop role of_the_last_version")
+
+
+KEPT = "select (select count(*) from job_runs), (select file from deleted_objects), (select act from audit_acts)"
+
+
+def test_what_lies_among_the_forge_s_tables_moves_with_its_rows(of_the_last_version):
+    migrations.migrate(of_the_last_version)
+
+    of_the_last_version.execute_sql("set search_path to forgekeeper")
+    assert of_the_last_version.execute_sql(KEPT).fetchall() == [(1, "b", "pause")]
+    assert list(differences(OURS)) == migrations.pending(of_the_last_version) == []
+
+
+def test_processes_of_the_last_version_go_on_where_they_were_and_what_they_write_is_ours(of_the_last_version):
+    migrations.migrate(of_the_last_version)
+
+    of_the_last_version.execute_sql("set search_path to public")
+    of_the_last_version.execute_sql("""
+        insert into job_runs (batch, state, tick) values ('a', 'claimed', '2026-01-01') on conflict (batch, tick) do nothing;
+        insert into ci_deleted_objects (store_dir, file) values ('c', 'd');
+        delete from ci_deleted_objects where id = any(array(
+            select id from ci_deleted_objects order by id limit 1 for update skip locked
+        ));
+        set role of_the_last_version;
+        select audit_partitions(now());
+        insert into holds (batch, kind, by) values ('a', 'pause', 'bob');
+        update holds set since = now();
+        reset role;
+    """)
+    of_the_last_version.execute_sql("set search_path to forgekeeper")
+    found = (
+        "select (select count(*) from job_runs), (select array_agg(file) from deleted_objects), (select by from holds)"
+    )
+    assert of_the_last_version.execute_sql(found).fetchall() == [(2, ["d"], "bob")]
+
+
+def test_a_process_of_the_last_version_that_starts_finds_its_migrations(of_the_last_version, ours):
+    migrations.migrate(of_the_last_version)
+
+    of_the_last_version.execute_sql("set search_path to public")
+    of_the_last_version.schema = "public"
+    pending = migrations.pending(of_the_last_version, ours)
+    assert "0017_one_quarantine" not in pending
+
+
+def test_a_new_installation_leaves_nothing_among_the_forge_s_tables(empty):
+    migrations.migrate(empty)
+
+    assert (
+        empty.execute_sql("select relname from pg_class where relnamespace = 'public'::regnamespace").fetchall() == []
+    )
+
+
+def test_tables_in_a_schema_that_nobody_has_named_are_not_made_once_more(of_the_last_version):
+    of_the_last_version.execute_sql("alter schema public rename to keeper")
+
+    with pytest.raises(migrations.Elsewhere, match="in schema keeper: set FORGEKEEPER_OWN_SCHEMA to keeper"):
+        migrations.migrate(of_the_last_version)
+
+    assert of_the_last_version.execute_sql("select to_regnamespace('forgekeeper')").fetchall() == [(None,)]
 
 
 def test_of_two_that_migrate_at_once_one_does_it_and_the_other_has_nothing_to_do(empty):
@@ -160,7 +248,7 @@ def test_the_forge_s_own_tables_are_left_alone(empty):
 
 @pytest.mark.parametrize("table", ["feature_flags", "job_runs", "quarantine"])
 def test_a_table_that_is_there_already_is_an_error_and_nothing_is_changed(empty, table):
-    empty.execute_sql(f"create table {table} (of_the_forge int)")
+    empty.execute_sql(f"create schema forgekeeper; create table forgekeeper.{table} (of_the_forge int)")
     before = catalog(empty), tables(empty)
 
     with pytest.raises(migrations.TableExists, match=f'"{table}" already exists'):

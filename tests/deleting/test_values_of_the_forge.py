@@ -42,9 +42,7 @@ def test_the_backlog_is_known_however_old_its_oldest_is(instant):
     database.execute_sql("update ci_job_artifacts set expire_at = %s", (instant,))
     database.execute_sql("update user_statuses set clear_status_at = %s", (instant,))
     database.execute_sql("update bulk_imports set updated_at = %s", (instant,))
-    database.execute_sql(
-        "insert into ci_deleted_objects (store_dir, file, pick_up_at) values ('', 'x', %s)", (instant,)
-    )
+    database.execute_sql("insert into deleted_objects (store_dir, file, pick_up_at) values ('', 'x', %s)", (instant,))
 
     found = [batch.due(now()) for batch in (expired_job_artifacts.expired_job_artifacts, user_status_cleanup)]
     found += [batch.due(now()) for batch in (stale_imports, delete_objects.delete_objects)]

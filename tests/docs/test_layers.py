@@ -12,8 +12,8 @@ from tests.harness.every import every
 
 ROOT = Path(__file__).parents[2]
 ENGINE = (
-    {"database", "failpoints", "migrations", "shutdown"},
-    {"audit", "coordination", "settings"},
+    {"database", "failpoints", "shutdown"},
+    {"audit", "coordination", "migrations", "settings"},
     {"connections", "declaring"},
     {"batches"},
     {"boot", "storage"},

@@ -123,9 +123,9 @@ class Stored(World):
 
 class Objects(Stored):
     batch = "delete_objects"
-    tables = ("ci_deleted_objects", "ci_job_artifacts")
+    tables = ("deleted_objects", "ci_job_artifacts")
     ways: ClassVar = {"long ago": True, "a minute ago": True, "in a minute": False, "given up": False, "named": False}
-    locking = "select 1 from ci_deleted_objects where id = any(%(keys)s) for update"
+    locking = "select 1 from deleted_objects where id = any(%(keys)s) for update"
     instants: ClassVar = {"a minute ago": -MINUTE, "in a minute": MINUTE}
 
     def put(self, key, way):
@@ -142,7 +142,7 @@ class Objects(Stored):
 
 class Uploads(Stored):
     batch = "stale_direct_uploads"
-    tables = ("ci_job_artifacts", "ci_deleted_objects", "settled_uploads")
+    tables = ("ci_job_artifacts", "deleted_objects", "settled_uploads")
     ways: ClassVar = {
         "stale": True,
         "due again": True,

@@ -16,7 +16,7 @@ MICROSECOND, MINUTE, HOUR, DAY = (timedelta(**{one: 1}) for one in ("microsecond
 EVERYTHING = 1_000
 TABLES = """
     select quote_ident(table_name) from information_schema.tables
-    where table_schema = 'public' and table_type = 'BASE TABLE'
+    where table_schema in ('public', 'forgekeeper') and table_type = 'BASE TABLE'
 """
 
 

@@ -33,7 +33,7 @@ class Statuses(World):
 
 class Artifacts(World):
     batch = "expired_job_artifacts"
-    tables = ("ci_job_artifacts", "ci_deleted_objects", "project_statistics")
+    tables = ("ci_job_artifacts", "deleted_objects", "project_statistics")
     ways: ClassVar = {
         "long ago": True,
         "a microsecond ago": True,

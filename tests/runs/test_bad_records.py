@@ -95,7 +95,7 @@ def outbox(count, folder):
 def test_a_row_of_the_outbox_that_cannot_be_changed_stops_no_other(store, tmp_path, on, objects):
     outbox(10, tmp_path)
 
-    with bad("ci_deleted_objects", on=on):
+    with bad("deleted_objects", on=on):
         outcome = perform(delete_objects.delete_objects, settings=store)
 
     assert (outcome.deleted, ids(DeletedObject)) == (9, {BAD})
@@ -164,8 +164,8 @@ def test_no_more_than_so_many_are_remembered(monkeypatch):
 
 @contextmanager
 def without_the_right_to_delete():
-    database.execute_sql("create role reader; grant usage on schema public to reader")
-    database.execute_sql("grant all on all tables in schema public to reader")
+    database.execute_sql("create role reader; grant usage on schema public, forgekeeper to reader")
+    database.execute_sql("grant all on all tables in schema public, forgekeeper to reader")
     database.execute_sql("revoke delete on user_statuses from reader; set role reader")
     try:
         yield

@@ -34,7 +34,7 @@ STATE = (
     "id, status from bulk_import_trackers",
     "id, file_final_path from ci_job_artifacts",
     "* from project_statistics",
-    "store_dir, file, project_id, file_store, attempts from ci_deleted_objects",
+    "store_dir, file, project_id, file_store, attempts from deleted_objects",
     "id, project_id, ref, status, reason from batched_git_ref_updates_deletions",
 )
 

@@ -90,7 +90,7 @@ def test_it_is_said_before_the_object_goes(run, store):
 def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
     record(folder, "a")
     # As if somebody held it back right after the claim.
-    with before_each("update", "ci_deleted_objects", "new.pick_up_at := 'infinity'"):
+    with before_each("update", "deleted_objects", "new.pick_up_at := 'infinity'"):
         outcome = on(folder, delete_objects)
 
     assert (outcome.deleted, folder.keys()) == (0, {"a"})

@@ -59,7 +59,7 @@ EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
 
 # Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
 OUTBOX = """
-    insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
+    insert into deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
     -- "/a" must not come out as "a": that would be another object.
     select project_id, file_store, coalesce(folder, ''), case when folder = '' then file_final_path else last end,
         %s::timestamptz

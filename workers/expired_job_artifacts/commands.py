@@ -43,7 +43,7 @@ COLUMNS = {"id": "id", "expire_at": "due", "locked": "locked", **{column: name f
 OF_RUN = "run = %(run)s"
 # By so much the clock of an object's row and that of its artifact's line may differ: an hour.
 OF_PROJECT = """detail->'project_id' @> to_jsonb(%(project)s::bigint) and at >= (
-        select min(created_at) - interval '1 hour' from ci_deleted_objects where project_id = %(project)s
+        select min(created_at) - interval '1 hour' from deleted_objects where project_id = %(project)s
     )"""
 DESTROYED = f"""
     select ids, detail from audit_deletions where record = '{RECORD}' and phase = 'done' and {{which}} order by id desc
@@ -52,9 +52,9 @@ DESTROYED = f"""
 # and the object is gone.
 GONE = f"""
     select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
-    join ci_deleted_objects as object using (id)
+    join deleted_objects as object using (id)
     where record = '{OBJECT}' and phase = 'outcome'
-      and at >= (select min(created_at) - interval '1 hour' from ci_deleted_objects)
+      and at >= (select min(created_at) - interval '1 hour' from deleted_objects)
       and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
 """
 # It means the same whatever the session's settings are: no name of an object leaves its literal.
@@ -213,6 +213,8 @@ def _artifacts(which: Which) -> Iterator[Row]:
 def _script(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the SQL that inserts artifacts back, in one transaction, and adds their bytes to their projects'."""
     yield from BEGIN
+    (path,) = database.execute_sql("select current_setting('search_path')").fetchone()
+    yield f"set local search_path = {path};"
     with database.connection().cursor() as cursor:
         for some in chunked(rows, STATEMENT):
             values = [cursor.mogrify("%s", (tuple(row.values()),)).decode() for row in some]

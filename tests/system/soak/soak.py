@@ -255,7 +255,7 @@ class Soak:
         client = self.rig.client
         for member in client.zrange(register.DELETING, 0, -1):
             client.zadd(register.DELETING, {member: 0})
-        self.rig.ask("update ci_deleted_objects set pick_up_at = now() where attempts < 10")
+        self.rig.ask("update deleted_objects set pick_up_at = now() where attempts < 10")
         self.rig.ask("update quarantine set retry_at = now() where retry_at < 'infinity'")
 
     def _rest(self):

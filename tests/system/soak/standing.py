@@ -40,7 +40,7 @@ ALL = {
     "user_status_cleanup": ("user_id", "user_statuses where clear_status_at <= now()"),
     "stale_imports": ("id", f"bulk_imports where {STALE} union all select -id from bulk_import_entities where {STALE}"),
     "expired_job_artifacts": ("id", "ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3"),
-    "delete_objects": ("id", "ci_deleted_objects where true"),
+    "delete_objects": ("id", "deleted_objects where true"),
     "prune": ("id", OLD),
     "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1"),
 }
@@ -83,7 +83,7 @@ def busy(client):
 def named(rig):
     """Return the paths that rows, the outbox or the register name."""
     paths = [path for (path,) in rig.ask("select file_final_path from ci_job_artifacts")]
-    paths += [path for (path,) in rig.ask("select store_dir || '/' || file from ci_deleted_objects")]
+    paths += [path for (path,) in rig.ask("select store_dir || '/' || file from deleted_objects")]
     register = (member for part in _register(rig.client).values() for member in part)
     return sorted({*paths, *(member.partition(":")[2] for member in register)})
 
@@ -118,7 +118,7 @@ def at_rest(rig, bares):
         "trackers": "id, status, updated_at from bulk_import_trackers",
         "artifacts": "id from ci_job_artifacts",
         "statistics": "* from project_statistics",
-        "outbox": "id from ci_deleted_objects",
+        "outbox": "id from deleted_objects",
         "deletions": "id, status, updated_at from batched_git_ref_updates_deletions",
     }
     found = {name: rig.ask(f"select {what} order by 1") for name, what in tables.items()}
@@ -146,7 +146,7 @@ def final(rig, bares):
         half_entities=rig.ask(HALF)[0][0] or [],
         artifacts=by_first(f"id, {expire}, locked, file_type, file_final_path from ci_job_artifacts"),
         wrong_statistics=[project for (project,) in rig.ask(WRONG_STATISTICS)],
-        outbox=rig.ask(f"select store_dir || '/' || file, {pick_up}, attempts from ci_deleted_objects"),
+        outbox=rig.ask(f"select store_dir || '/' || file, {pick_up}, attempts from deleted_objects"),
         register=_register(rig.client),
         requests=by_first(f"id, 'ref:' || project_id || ':' || ref, expected_oid, status, reason from {deletions}"),
         old_requests=rig.ask(f"select count(*) from {deletions} where processed_at < now() - interval '1 day'")[0][0],

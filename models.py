@@ -244,7 +244,7 @@ class JobArtifact(Base):
     job_id = pw.BigIntegerField()
     partition_id = pw.BigIntegerField(constraints=default("100"))
     file_type = pw.IntegerField()
-    file_store = pw.IntegerField(constraints=default("1"))
+    file_store = pw.IntegerField(constraints=default("2"))
     file = pw.TextField(null=True)
     file_final_path = pw.TextField(index=True)
     size = pw.BigIntegerField(null=True)

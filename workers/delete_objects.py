@@ -1,7 +1,8 @@
 """Delete the objects whose artifacts are gone: the outbox of batch 11.
 
-Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and removes the rows.  An object that a
-live artifact still names stays.  What fails is retried ten times; then it is in quarantine for a person.
+Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and removes the rows.  A row's
+`file_store` says at which location its object lies.  An object that a live artifact still names stays.  What fails is
+retried ten times; then it is in quarantine for a person.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 import peewee as pw
@@ -28,7 +30,7 @@ from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_below, is_normal
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.outbox import LOCATIONS, DeletedObject
 from models import JobArtifact
 
 CHUNK = 1_000
@@ -73,7 +75,8 @@ class Outcome:
 def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what is due is asked of each claim
     """Delete the objects of destroyed artifacts.
 
-    Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
+    Raises `StoreUnavailable` where a store does not answer, `Blocked` where one is not configured: after the objects of
+    the other are gone.
     """
     return _Outbox()
 
@@ -81,24 +84,50 @@ def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what
 class _Outbox(Items[DeletedObject]):
     record = "deleted_object"
     chunk = CHUNK
-    _store: Objects
+
+    def __init__(self) -> None:
+        self._stores: dict[str, Objects] = {}
+        self._away: dict[str | None, Exception] = {}
 
     def begin(self) -> dict[str, Any]:
-        store = stores.at(DeletedObject.location, settings())
-        if store is None:
-            sentence = f"no object store {DeletedObject.location!r} is configured; set FORGEKEEPER_OBJECT_STORES"
-            raise Blocked("no_store", sentence)
-        self._store, self.visibility = store, settings().object_visibility
+        for location in LOCATIONS.values():
+            try:
+                store = stores.at(location, settings())
+            except StoreUnavailable as error:
+                self.interrupted(location, error)
+            else:
+                self._stores |= {} if store is None else {location: store}
+        if not self._stores and not self._away:
+            raise _no_store(DeletedObject.location)
+        self.visibility = settings().object_visibility
         return {}
 
     def end(self, ended: Ended) -> dict[str, Any]:
         stopped = ended.stopped or ("drained" if ended.error is None else None)
-        if isinstance(ended.error, StoreUnavailable):
-            log.error("object store unavailable", location=DeletedObject.location, error=str(ended.error))
+        if self._away:
             stopped = "store_unavailable"
         elif isinstance(ended.error, Blocked):
             stopped = "no_store"
         return {"stopped": stopped, "remaining": DeletedObject.due(now()).count()} if stopped else {}
+
+    def failure(self) -> Exception | None:
+        if self._away:
+            return next(iter(self._away.values()))
+        waiting = DeletedObject.due(now()).where(DeletedObject.file_store.not_in(self._codes())).first()
+        return None if waiting is None else _no_store(waiting.lies_at or f"of file_store {waiting.file_store}")
+
+    def interrupted(self, scope: str | None, error: Exception) -> None:
+        # The other store goes on.
+        log.error("object store unavailable", location=scope, error=str(error))
+        self._away[scope] = error
+        self._stores.pop(str(scope), None)
+
+    def scope(self, one: DeletedObject) -> str | None:
+        return one.lies_at
+
+    def scopes(self) -> list[str | None]:
+        # None is of a version that had one store.
+        return [None, *LOCATIONS.values()]
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
         return among(DeletedObject.select(), keys)
@@ -107,13 +136,13 @@ class _Outbox(Items[DeletedObject]):
         return int(one.id)
 
     def next(self, page: Page) -> list[int]:
-        due, by = DeletedObject.due(now()), DeletedObject.pick_up_at
+        due = DeletedObject.due(now()).where(DeletedObject.file_store.in_(self._codes()))
+        by = DeletedObject.pick_up_at
         return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[DeletedObject]:
-        return DeletedObject.claim_due(
-            now(), visibility=settings().object_visibility, limit=page.limit, only=page.only, without=page.without
-        )
+        claim = partial(DeletedObject.claim_due, now(), stores=self._codes(), visibility=settings().object_visibility)
+        return claim(limit=page.limit, only=page.only, without=page.without)
 
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
         named = JobArtifact.named([row.path for row in items])
@@ -128,7 +157,7 @@ class _Outbox(Items[DeletedObject]):
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
     def delete(self, items: Sequence[DeletedObject], until: float, tell: object) -> Deleted[DeletedObject]:  # noqa: ARG002
-        return deleted_at(self._store, {row: row.path for row in items}, until)
+        return deleted_at(self._stores[str(items[0].lies_at)], {row: row.path for row in items}, until)
 
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
         failed = [row for row, became in states.items() if became.state == "failed"]
@@ -141,8 +170,20 @@ class _Outbox(Items[DeletedObject]):
     def put_back(self, items: Sequence[DeletedObject]) -> None:
         DeletedObject.put_back(items, now())
 
-    def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        return stood_at(self._store, rows, until=until)
+    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        store = self._stores.get(scope or DeletedObject.location)
+        try:
+            return [None] * len(rows) if store is None else stood_at(store, rows, until=until)
+        except StoreUnavailable as error:
+            self.interrupted(scope or DeletedObject.location, error)
+            return [None] * len(rows)
+
+    def _codes(self) -> list[int]:
+        return [code for code, location in LOCATIONS.items() if location in self._stores]
+
+
+def _no_store(location: str) -> Blocked:
+    return Blocked("no_store", f"no object store {location!r} is configured; set FORGEKEEPER_OBJECT_STORES")
 
 
 def _item(row: DeletedObject) -> Item:
@@ -175,7 +216,7 @@ def objects_due(look: Look) -> Iterator[Part]:
         rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
         named = JobArtifact.named([row.path for row in rows])
         for row in rows:
-            if reason := _stays(row.path, named, look.settings, busy=row.id in busy):
+            if reason := _stays(row, named, look.settings, busy=row.id in busy):
                 part.keep(reason, 1)
             else:
                 part.one(str(row.id), row.path, row.pick_up_at, size=look.size, project=row.project_id)
@@ -189,17 +230,18 @@ def objects_due(look: Look) -> Iterator[Part]:
     yield part
 
 
-def _stays(path: str, named: set[str], settings: Settings, *, busy: bool) -> str | None:
+def _stays(row: DeletedObject, named: set[str], settings: Settings, *, busy: bool) -> str | None:
     """Return why an object stays; the row of one that is named goes."""
+    location = str(row.lies_at)
     if busy:
         return BUSY
-    if path in named:
-        return "named"
-    if DeletedObject.location not in settings.object_stores:
+    if location not in settings.object_stores:
         return "no_store"
-    if not is_normal(path):
+    if row.path in named:
+        return "named"
+    if not is_normal(row.path):
         return "invalid"
-    return None if is_below(settings.object_prefixes.get(DeletedObject.location, ()), path) else "outside"
+    return None if is_below(settings.object_prefixes.get(location, ()), row.path) else "outside"
 
 
 def _dead(_settings: Settings, limit: int) -> Iterator[Entry]:
@@ -222,7 +264,7 @@ delete_objects.quarantines(
 @delete_objects.objects
 def known(location: str) -> list[str]:
     """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
-    if location != DeletedObject.location:
-        return []
-    outbox = survey.sample("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
-    return [*survey.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]
+    codes = [code for code, place in LOCATIONS.items() if place == location]
+    paths = {"ci_job_artifacts": "file_final_path", "deleted_objects": "concat_ws('/', nullif(store_dir, ''), file)"}
+    there = [(table, f"case file_store when {code} then {path} end") for code in codes for table, path in paths.items()]
+    return [path for table, found in there for path in survey.sample(table, "id", found)]

@@ -26,7 +26,7 @@ from forgekeeper.database import Base, database, now
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.outbox import LOCATIONS
 
 Reason = Literal["no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema"]
 REASONS: tuple[str, ...] = get_args(Reason)
@@ -112,7 +112,7 @@ def _require_installation(deletes_from: Place | None, settings: Settings, *, cla
     if deletes_from == "repositories" and root is not None:
         _require_place(lambda: sentinel.Folder(root), ours)
     for location, url in settings.object_stores.items():
-        if deletes_from == "stores" or (deletes_from == "artifacts" and location == DeletedObject.location):
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location in LOCATIONS.values()):
             _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
 
 

@@ -45,7 +45,7 @@ OF_BYTES = {
 }
 
 Place = Literal["repositories", "artifacts", "stores"]
-"""What a batch deletes from beside the database: the repositories, the store at `artifacts`, or every store."""
+"""What a batch deletes from beside the database: the repositories, the stores of artifacts, or every store."""
 
 
 def _duration(value: object) -> object:

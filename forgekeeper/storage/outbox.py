@@ -12,6 +12,8 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import Base, BigIdentityField, database, default
 from forgekeeper.database.queries import chosen
 
+LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
+"""Where an object lies, by its row's `file_store`; one of another number waits for a person."""
 MAX_ATTEMPTS = 10
 """After so many failures an object waits for a person."""
 
@@ -23,7 +25,7 @@ CLAIM_DUE = """
     update deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
         select id from deleted_objects
-        where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+        where pick_up_at <= %(now)s and attempts < %(max_attempts)s and file_store = any(%(stores)s){chosen}
         order by pick_up_at, id
         limit %(limit)s
         for update skip locked
@@ -82,12 +84,12 @@ class DeletedObject(Base):
     """An object to delete; who has claimed it has it until *pick_up_at*."""
 
     grants = "worker: select, insert, update, delete; exporter: select"
-    location = "artifacts"
+    location = LOCATIONS[2]
     sentence = "the outbox names it"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)
-    file_store = pw.IntegerField(constraints=default("1"))
+    file_store = pw.IntegerField(constraints=default("2"))
     store_dir = pw.TextField()
     file = pw.TextField()
     pick_up_at = DateTimeTZField(constraints=default("now()"))
@@ -102,6 +104,11 @@ class DeletedObject(Base):
     def path(self) -> str:
         """Where the object lies: what was the artifact's ``file_final_path``."""
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+
+    @property
+    def lies_at(self) -> str | None:
+        """The location of its store."""
+        return LOCATIONS.get(self.file_store)
 
     @classmethod
     def lying(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
@@ -142,15 +149,17 @@ class DeletedObject(Base):
         cls,
         now: datetime,
         *,
+        stores: Collection[int] = tuple(LOCATIONS),
         visibility: timedelta,
         limit: int,
         only: Sequence[int] | None = None,
         without: Collection[int] = (),
     ) -> list[DeletedObject]:
-        """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
+        """Claim up to *limit* due objects of these *stores*; if we die, others find them due after *visibility*."""
         values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
+        values |= {"stores": list(stores)}
         values |= {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS}
-        columns = ("id", "store_dir", "file", "pick_up_at", "project_id", "created_at")
+        columns = ("id", "file_store", "store_dir", "file", "pick_up_at", "project_id", "created_at")
         statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without), columns=", ".join(columns))
         rows = database.execute_sql(statement, values).fetchall()
         return [cls(**dict(zip(columns, row, strict=True))) for row in rows]

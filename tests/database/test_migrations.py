@@ -141,7 +141,8 @@ def test_a_schema_of_another_name_is_as_good(empty):
 @pytest.fixture
 def of_the_last_version(empty, ours, tmp_path):
     """The database as the last version has it, with a run, an object, an act, and a role with grants."""
-    newer = [file.rename(tmp_path / file.name) for file in ours.folder.glob("001[89]*.py")]
+    newer = [file for file in ours.folder.glob("0*.py") if file.name > "0018"]
+    newer = [file.rename(tmp_path / file.name) for file in newer]
     empty.schema = "public"
     empty.execute_sql("set search_path to public")
     migrations.migrate(empty, ours)

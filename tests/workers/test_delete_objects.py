@@ -10,13 +10,16 @@ from structlog.testing import capture_logs
 from forgekeeper.database import database, now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.preconditions import Blocked
+from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import numbered
+from tests.harness.stores import Folder
 from workers import delete_objects
 from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
 
@@ -85,6 +88,58 @@ def test_what_is_due_is_deleted_with_its_row(store):
     assert (outcome, store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), {"bystander"}, {})
 
 
+# Which store
+
+
+@pytest.fixture
+def two(folder, tmp_path):
+    """A store for each location, in which each has an object that is due under the same path and one of its own."""
+    local = Folder(tmp_path / "local")
+    sentinel.Store("artifacts_local", local.url).create_sentinel(INSTALLATION)
+    for store, own in ((folder, "remote"), (local, "local")):
+        store.put("a/both", f"a/{own}")
+    database.execute_sql(
+        "insert into deleted_objects (file_store, store_dir, file, pick_up_at)"
+        " values (1, 'a', 'both', now()), (1, 'a', 'remote', now()), (2, 'a', 'remote', now()), (2, 'a', 'x', now())"
+    )
+    return folder, local
+
+
+def in_both(folder, local, **options):
+    urls = {"artifacts": folder and folder.url, "artifacts_local": local and local.url}
+    settings = settings_with(object_stores={location: url for location, url in urls.items() if url})
+    return perform(delete_objects.delete_objects, settings=settings, outcome=Outcome(), **options)
+
+
+def test_an_object_goes_from_the_store_that_its_row_names(two):
+    folder, local = two
+
+    assert in_both(folder, local) == Outcome(2, 2, 0, 0, "drained")
+    assert (folder.keys(), local.keys(), outbox()) == ({"a/both"}, {"a/local"}, {})
+
+
+def test_where_one_store_is_not_configured_the_others_objects_go_and_the_batch_is_blocked(two):
+    folder, local = two
+
+    with pytest.raises(Blocked, match="no object store 'artifacts_local' is configured"):
+        in_both(folder, None)
+
+    assert (folder.keys(), local.keys(), outbox()) == ({"a/both"}, {"a/both", "a/local"}, {"a/both": 0, "a/remote": 0})
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_where_one_store_is_away_the_others_objects_go_and_the_run_fails(two, away):
+    two[away].remove_sentinel()
+
+    with pytest.raises(StoreUnavailable):
+        in_both(*two)
+
+    left = [{"a/both", "a/remote"}, {"a/both", "a/local"}]
+    went = [{"a/both"}, {"a/local"}]
+    assert [store.keys() for store in two] == [left[n] if n == away else went[n] for n in (0, 1)]
+    assert len(outbox()) == 2
+
+
 # Artifacts that are alive
 
 
@@ -143,7 +198,11 @@ def test_a_disk_that_vanishes_in_the_middle_takes_no_row_with_it(folder):
     deleted_artifact(folder, *numbered(CHUNK + 1))
     gone = folder.root.with_name("unmounted")
 
-    outcome = stop(folder.url, StoreUnavailable, Deadline(MAX_RUNTIME, safe_point=lambda: folder.root.rename(gone)))
+    outcome = stop(
+        folder.url,
+        StoreUnavailable,
+        Deadline(MAX_RUNTIME, safe_point=lambda: folder.root.exists() and folder.root.rename(gone)),
+    )
 
     gone.rename(folder.root)
     assert outcome == Outcome(CHUNK, 0, 0, 1, "store_unavailable")

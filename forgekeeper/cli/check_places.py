@@ -15,6 +15,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import sentence
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.git_repository import served
 from forgekeeper.storage.objects import is_normal
 from metrics.logs import clean
 
@@ -39,6 +40,8 @@ def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterato
     if root is None:
         yield warning("repositories", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
         return
+    if said := served(root):
+        yield (error if settings.git_server == "refuse" else warning)("repositories", said)
     try:
         yield _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
     except sentinel.Unreadable as unreadable:

@@ -28,7 +28,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
 from forgekeeper.storage.outbox import LOCATIONS
 
-Reason = Literal["no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema"]
+Reason = Literal["no_store", "no_repositories", "git_server", "flag_unreadable", "installation", "clocks", "schema"]
 REASONS: tuple[str, ...] = get_args(Reason)
 """A closed set: labels of metrics and entries of the ledger are made of it."""
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}

@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
     batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
     repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
+    git_server: Literal["refuse", "bypass"] = setting(
+        "refuse",
+        "Repositories that a Git server (Gitaly) keeps: refuse them, or bypass its locks and replicas.",
+    )
     object_stores: ObjectStores = setting("{}", "As JSON, location to URL: s3://, gs://, az:// or file:///.")
     object_prefixes: ObjectPrefixes = setting(
         "{}",

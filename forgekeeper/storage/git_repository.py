@@ -49,6 +49,21 @@ _WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/
 _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
 
 
+SERVED = (".gitaly-metadata", "+gitaly")
+"""What Gitaly, a Git server, keeps at the root of each of its storages."""
+REFUSED = (
+    "a Git server (Gitaly) keeps the repositories below {}, which has {}: its locks, write-ahead log and replicas would"
+    " not see what is deleted beside it; on a single server without transactions FORGEKEEPER_GIT_SERVER=bypass lets the"
+    " batch run, elsewhere leave the deletions to the forge"
+)
+
+
+def served(root: Path) -> str | None:
+    """Return why nothing is deleted below a *root* that a Git server keeps; None for a root of plain repositories."""
+    sign = next((name for name in SERVED if (root / name).exists()), None)
+    return sign and REFUSED.format(root, sign)
+
+
 class RootUnavailable(GitError):
     """The sentinel cannot be read; nothing is believed to be gone."""
 

@@ -124,6 +124,18 @@ def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
     assert (on_their_way(), len(pending())) == ([], 1)
 
 
+@pytest.mark.parametrize("sign", [".gitaly-metadata", "+gitaly"])
+def test_repositories_that_a_git_server_keeps_are_refused_unless_somebody_says_otherwise(parent, root, sign):
+    projects(1)
+    (root / sign).touch()
+
+    refused, bypassed = parent(), parent(git_server="bypass")
+
+    assert (refused.state, refused.result["skipped"]) == ("blocked", "git_server")
+    assert f"keeps the repositories below {root}, which has {sign}" in refused.result["blocked"]
+    assert (bypassed.state, on_their_way()) == ("succeeded", [1])
+
+
 def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
     projects(3)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper import Blocked, Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
+from forgekeeper import Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
 from forgekeeper.database.queries import Stake, among
@@ -33,7 +33,7 @@ from metrics.catalogue import Counter
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending
-from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
+from workers.git_ref_cleanup.repositories import believe, missing_of, require_plain, require_root
 
 NAME, RECORD = "git_ref_cleanup", "git_ref_deletion"
 LOCK_TIMEOUT = timedelta(minutes=10)
@@ -94,8 +94,7 @@ def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # 
     many they are.  Raises `RepositoriesMissing` where they are too many, and `RootUnavailable` where the repositories'
     disk is not there: children would only fail.
     """
-    if settings().repositories_root is None:
-        raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+    require_plain(settings())
     root, missing, total = require_root(settings()), dict[int, str](), 0
     for projects in deletions.pages(NAME, BATCH_SIZE, MAX_PROJECTS):
         lacking, total = missing_of(root, projects), total + len(projects)
@@ -150,6 +149,7 @@ def clean_project_refs(now: datetime, project_id: int, missing: bool = False) ->
 
     Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
     """
+    require_plain(settings())
     return _ProjectRefs(project_id, missing=missing)
 
 

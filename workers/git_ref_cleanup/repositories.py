@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from forgekeeper import Blocked
 from forgekeeper.database import now
 from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
@@ -19,7 +20,13 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import git_refs, sentinel
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed
-from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, RootUnavailable, open_repository
+from forgekeeper.storage.git_repository import (
+    RepositoryFailed,
+    RepositoryMissing,
+    RootUnavailable,
+    open_repository,
+    served,
+)
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import Gauge, Reading
 from models import GitRefDeletion, Project
@@ -42,6 +49,15 @@ MISSING, FAILED, UNSEEN = "repository_missing", "repository_failed", "repositori
 
 class RepositoriesMissing(GitError):
     """So many repositories are missing that they are not believed to be gone; the message says what to do."""
+
+
+def require_plain(settings: Settings) -> None:
+    """Raise `Blocked` where there is no root of repositories, or a Git server keeps it."""
+    root = settings.repositories_root
+    if root is None:
+        raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+    if settings.git_server == "refuse" and (said := served(root)):
+        raise Blocked("git_server", said)
 
 
 def require_root(settings: Settings) -> Path:

@@ -26,7 +26,7 @@ from forgekeeper.database import database
 from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import keys
 
 SMALLER = 100
 """So many times smaller the small case is."""
@@ -81,7 +81,7 @@ def _sql(statement: str) -> Callable[[int, Path], object]:
 
 
 def _uploads(count: int, _folder: Path) -> None:
-    client.eval(ADD_UPLOADS, 1, register.PENDING, count, UPLOADED)
+    client.eval(ADD_UPLOADS, 1, keys.PENDING, count, UPLOADED)
 
 
 CASES = {

@@ -11,7 +11,7 @@ from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.storage.outbox import DeletedObject
-from workers.stale_direct_uploads import CHUNK, register
+from workers.stale_direct_uploads import CHUNK, keys
 
 STALE = 20_000
 REGISTERED = 200_000
@@ -50,12 +50,12 @@ class Uploads(World):
         ages = [(f"{DeletedObject.location}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
         ages += [(f"{DeletedObject.location}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
         for start in range(0, len(ages), CHUNK):
-            client.zadd(register.PENDING, dict(ages[start : start + CHUNK]))
+            client.zadd(keys.PENDING, dict(ages[start : start + CHUNK]))
 
     def check(self) -> None:
         """Raise unless the fresh ones are registered, and the others remembered."""
         (reaped,) = database.execute_sql("select count(*) from settled_uploads where reaped").fetchone()
-        left = client.zcard(register.PENDING), client.zcard(register.DELETING), reaped
+        left = client.zcard(keys.PENDING), client.zcard(keys.DELETING), reaped
         assert left == (self._fresh, 0, self.delete), f"{left} are pending, being deleted, and reaped"
 
     def check_result(self, result: dict[str, object]) -> None:

@@ -20,7 +20,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import keys
 
 CHUNK = 100_000
 """So many entries a script registers at once: Redis answers nobody else meanwhile."""
@@ -133,10 +133,10 @@ def _work_artifacts(settings: Settings) -> tuple[int, float]:
 
 def _fill_uploads(count: int) -> None:
     _settle("kept/", count)
-    known: int = client.zcard(register.PENDING)
+    known: int = client.zcard(keys.PENDING)
     last = known + count
     for first in range(known + 1, last + 1, CHUNK):
-        client.eval(REGISTER, 1, register.PENDING, first, min(first + CHUNK - 1, last), 0, "fresh")
+        client.eval(REGISTER, 1, keys.PENDING, first, min(first + CHUNK - 1, last), 0, "fresh")
 
 
 def _settle(kind: str, count: int) -> None:
@@ -230,7 +230,7 @@ def worlds(projects: int) -> tuple[World, ...]:
             "upload",
             ("settled_uploads",),
             fill=_fill_uploads,
-            add=lambda count: client.eval(REGISTER, 1, register.PENDING, 1, count, YESTERDAY, "due"),
+            add=lambda count: client.eval(REGISTER, 1, keys.PENDING, 1, count, YESTERDAY, "due"),
             churn=_churn_uploads,
             work=_work_uploads,
             after=lambda: database.execute_sql("delete from settled_uploads where path like 'due/%%'"),

@@ -26,7 +26,7 @@ from forgekeeper.storage.git_command import Git, legible
 from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_stale
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import paths
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import keys, register
 
 PROJECTS, REFS = 10, 100
 REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
@@ -194,14 +194,14 @@ def _add_uploads(scale: int, settings: Settings) -> None:
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
     yesterday = client.time()[0] - timedelta(days=1).total_seconds()
-    client.zadd(register.PENDING, {f"{location}:{name}": yesterday for name in stale} | dict.fromkeys(MALFORMED, 0))
+    client.zadd(keys.PENDING, {f"{location}:{name}": yesterday for name in stale} | dict.fromkeys(MALFORMED, 0))
     for name in fresh:
         register.prepare(client, location, name)
     _put_all_but_one(names, settings)
 
 
 def _uploads() -> Sample:
-    due = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
+    due = int(client.zcount(keys.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
     return Sample("direct uploads", register.count(client), due)
 
 

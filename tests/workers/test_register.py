@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from workers.stale_direct_uploads import commands
+from workers.stale_direct_uploads import commands, failed
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import Entry
 
@@ -236,7 +236,7 @@ def test_what_a_run_is_at_is_not_retried(client):
     let_pass(client, BACKOFF)
     claim(client)
 
-    assert uploads.retry(client, ["artifacts:a"]) == 0
+    assert failed.retry(client, ["artifacts:a"]) == 0
 
 
 # Redis's clock was ahead, and is set right

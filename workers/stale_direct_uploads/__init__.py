@@ -39,10 +39,10 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import preview, register
+from workers.stale_direct_uploads import failed, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
+from workers.stale_direct_uploads.keys import FAILED, MAX_UPLOAD_DURATION
 
-MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
 LOCKED = 250
@@ -256,10 +256,10 @@ stale_direct_uploads.quarantines(
     Refused(
         kind="upload",
         record="failed_upload",
-        count=lambda: register.census(client).failed,
-        entries=partial(register.failures, client),
-        retry=partial(register.retry, client),
-        discard=partial(register.discard, client),
+        count=lambda: int(client.zcard(FAILED)),
+        entries=partial(failed.failures, client),
+        retry=partial(failed.retry, client),
+        discard=partial(failed.discard, client),
         redis=True,
     )
 )

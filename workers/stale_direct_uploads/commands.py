@@ -26,7 +26,8 @@ from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import member
-from workers.stale_direct_uploads.register import ADOPTED, ADOPTION, DELETING, FAILED, PAGE, PENDING
+from workers.stale_direct_uploads.keys import ADOPTED, DELETING, FAILED, MAX_UPLOAD_DURATION, PAGE, PENDING
+from workers.stale_direct_uploads.register import ADOPTION
 
 ORPHAN_AFTER = timedelta(days=1)
 """An upload may last three hours; whatever is a day old and named by nothing was left behind."""
@@ -144,7 +145,7 @@ def adopt(client: redis.Redis, location: str, paths: Collection[str]) -> int:
     They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on: they are deleted as every
     stale upload is, with all its checks.
     """
-    head_start = math.ceil((ADOPTION - register.MAX_UPLOAD_DURATION).total_seconds())
+    head_start = math.ceil((ADOPTION - MAX_UPLOAD_DURATION).total_seconds())
     pages = chunked((member(location, path) for path in paths), PAGE)
     keys = [PENDING, DELETING, FAILED, ADOPTED]
     return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)

@@ -14,44 +14,35 @@ import math
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
 from peewee import chunked
 
 from forgekeeper.connections import add_scripts, call
-from forgekeeper.coordination.values import DECLARED, moment, raw, second, text, whole
-from forgekeeper.declaring import shown
-from forgekeeper.settings import Settings
-from workers.stale_direct_uploads.entries import UNFIT, BeingDeleted, Claim, Entry, member, unfit
+from forgekeeper.coordination.values import moment, raw, second, text, whole
+from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
+from workers.stale_direct_uploads.keys import (
+    ADOPTED,
+    ATTEMPTS,
+    CLAIMS,
+    DELETING,
+    DUE_AT_AGE,
+    FAILED,
+    LONGEST_AHEAD,
+    MAX_UPLOAD_DURATION,
+    PAGE,
+    PENDING,
+    REFERENCE,
+)
 
 add_scripts("workers.stale_direct_uploads")
 
-PENDING = "{pending_direct_uploads}:pending"
-DELETING = "{pending_direct_uploads}:deleting"
-FAILED = "{pending_direct_uploads}:failed"
-ATTEMPTS = "{pending_direct_uploads}:attempts"
-CLAIMS = "{pending_direct_uploads}:claims"
-ADOPTED = "{pending_direct_uploads}:adopted"
-"""What `uploads reconcile` has registered, not a producer; an entry stays in it until it is settled."""
-DECLARED.update(dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash"))
-
-MAX_UPLOAD_DURATION = timedelta(hours=3)
 ADOPTION = timedelta(days=1)
 """How long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
-
-REFERENCE = "pending_direct_uploads"
-"""The hash in which the forge itself registers uploads, which this batch does not read."""
-
-LONGEST_AHEAD = timedelta(days=1)
-"""No entry waits longer for its next attempt, or to be withdrawn."""
-# Redis compares whole seconds: only from one more on is it surely longer than three hours.
-SOURCES = ((DELETING, 0), (PENDING, int(MAX_UPLOAD_DURATION.total_seconds()) + 1))
+SOURCES = ((DELETING, 0), (PENDING, DUE_AT_AGE))
 """The sets that entries are claimed from, and how many seconds past its score one is due there."""
 MAX_ATTEMPTS = 5
-PAGE = 1_000
-"""Entries in one command, which takes about a millisecond of the server."""
 
 
 class Due(NamedTuple):
@@ -162,11 +153,11 @@ def due(client: redis.Redis) -> Iterator[list[Due]]:
     seconds, _microseconds = client.time()
     for source, due_at_age in SOURCES:
         last, start = seconds - due_at_age, 0
-        while found := _scored(client.zrangebyscore(source, "-inf", last, start, PAGE, withscores=True)):
-            yield _due(client, found, due_at_age)
+        while found := scored(client.zrangebyscore(source, "-inf", last, start, PAGE, withscores=True)):
+            yield dated(client, found, due_at_age)
             start += PAGE
     ahead: Any = client.zrangebyscore(DELETING, _ahead(seconds), "+inf", 0, PAGE)
-    yield _due(client, [(member, seconds) for member in ahead])
+    yield dated(client, [(member, seconds) for member in ahead])
 
 
 def correct_clock(client: redis.Redis) -> int:
@@ -222,37 +213,6 @@ def settle(
     return [answer for page in pages for answer in page]
 
 
-def failures(client: redis.Redis, settings: Settings, limit: int) -> Iterator[shown.Entry]:
-    """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
-
-    def why(entry: Entry) -> str:
-        return UNFIT.get(unfit(entry, settings) or "", "the store refused to delete it: the log says why")
-
-    for entry, since in _due(client, _scored(client.zrange(FAILED, 0, limit - 1, withscores=True))):
-        yield shown.Entry(entry.member, why(entry), entry.attempts, since)
-    for entry, since in islice(_failing(client), limit):
-        yield shown.Entry(entry.member, why(entry), entry.attempts, None, since)
-
-
-def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Retry *members* that have failed, for good or not, or all, but what a run has claimed; return how many."""
-    if members is None:
-        for_good: Any = client.zrange(FAILED, 0, -1)
-        members = [*map(text, for_good), *(entry.member for entry, _ in _failing(client))]
-    return sum(settle(client, "retry", members))
-
-
-def discard(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Forget *members* that have failed for good, or all that have; return how many.  Their objects stay."""
-    chosen: Any = client.zrange(FAILED, 0, -1) if members is None else [raw(member) for member in members]
-    # The removal decides whose it is; what is known of it beside is nobody else's then.
-    forgotten = [one for one in chosen if client.zrem(FAILED, one)]
-    for one in forgotten:
-        client.hdel(ATTEMPTS, one)
-        client.zrem(ADOPTED, one)
-    return len(forgotten)
-
-
 def last_seen(adopted: int) -> datetime:
     """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
 
@@ -261,24 +221,13 @@ def last_seen(adopted: int) -> datetime:
     return moment(adopted) - ADOPTION / 2
 
 
-def _ahead(seconds: int) -> str:
-    return f"({seconds + LONGEST_AHEAD.total_seconds()}"
-
-
-def _scored(found: Any) -> list[tuple[bytes, float]]:
+def scored(found: Any) -> list[tuple[bytes, float]]:
     """Type what a sorted set answers with scores: the client's types do not."""
     return list(found)
 
 
-def _failing(client: redis.Redis) -> Iterator[Due]:
-    """Yield the entries that have failed and are tried again, those due first at the head."""
-    start = 0
-    while page := _scored(client.zrange(DELETING, start, start + PAGE - 1, withscores=True)):
-        yield from (due for due in _due(client, page) if due.entry.attempts)
-        start += PAGE
-
-
-def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0) -> list[Due]:
+def dated(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0) -> list[Due]:
+    """Say of members of a set, with their scores, what is known of them; each is due so long past its score."""
     members: Any = [member for member, _ in found]
     if not members:
         return []
@@ -287,6 +236,10 @@ def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: 
         Due(Entry(text(member), whole(tries), None if since is None else second(since)), moment(score + due_at_age))
         for (member, score), tries, since in zip(found, attempts, adopted, strict=True)
     ]
+
+
+def _ahead(seconds: int) -> str:
+    return f"({seconds + LONGEST_AHEAD.total_seconds()}"
 
 
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:

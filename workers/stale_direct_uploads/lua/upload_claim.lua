@@ -1,6 +1,6 @@
 -- Claim entries that are due; a thousand take about a millisecond of the server.
 --
--- KEYS     the set to take from; pending, deleting, attempts, claims, adopted: as `register.py` has them
+-- KEYS     the set to take from; pending, deleting, attempts, claims, adopted: as `keys.py` has them
 -- ARGV[1]  token of this claim
 -- ARGV[2]  how long past its score an entry is due, in seconds
 -- ARGV[3]  how long no other claim gets it, in seconds

@@ -1,6 +1,6 @@
 -- Settle entries: those that a claim still holds, or, by a person, those that have failed or were adopted.
 --
--- KEYS       pending, deleting, failed, attempts, claims, adopted: as `register.py` has them
+-- KEYS       pending, deleting, failed, attempts, claims, adopted: as `keys.py` has them
 -- ARGV[1]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt;
 --            'retry': one that has failed is due at once, with all its attempts; 'withdraw': drop an adopted one
 -- ARGV[2]    token of the claim; '' for 'retry' and 'withdraw', which leave to a claim what it holds

@@ -52,7 +52,9 @@ class _Pipeline(_Guarded, Pipeline):
 
 
 class Client(_Guarded, redis.Redis):
-    """The client of a process."""
+    """The client of a process; *settings* are those with which it was connected."""
+
+    settings: Settings | None = None
 
     def pipeline(self, transaction: Any = True, shard_hint: Any = None) -> Pipeline:  # noqa: FBT002, Redis's
         """Return several commands in one request, of which each is looked at."""
@@ -105,6 +107,7 @@ def connect(
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
+    client.settings = settings
     open_pool(url, limits, name=name, size=connections, schemas=(settings.own_schema, settings.forge_schema))
     if redis_url is None:
         return

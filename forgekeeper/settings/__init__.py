@@ -209,6 +209,9 @@ class Settings(BaseSettings):
     store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
     object_grace: Grace = setting("86400", "How long an object outlives its artifact, and both can be brought back.")
     object_visibility: Visibility = setting("600", "Objects that a dead run has claimed go to another after this long.")
+    uploads_register: Literal["sorted_set", "hash"] = setting(
+        "sorted_set", "Where uploads are registered: in forgekeeper's sorted sets, or in a hash of the forge's own."
+    )
     upload_visibility: Visibility = setting("300", "Uploads that a dead run has claimed go to another after this long.")
     bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
     missing_repositories: Share = setting(

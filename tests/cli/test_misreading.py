@@ -107,4 +107,18 @@ def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_b
     result = forge.run("stale_direct_uploads")
 
     assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which this batch does not read")
+    assert "set FORGEKEEPER_UPLOADS_REGISTER=hash" in message
     assert (result["skipped"], result["blocked"]) == ("schema", message)
+
+
+def test_what_the_forge_registers_in_its_hash_is_worked_on_where_a_setting_says_so(forge, server):
+    (stale := forge.object.with_name("stale")).touch()
+    server.hset(
+        "pending_direct_uploads", mapping={"artifacts:live/stale": "1", "artifacts:live/fresh": server.time()[0]}
+    )
+    forge.settings["UPLOADS_REGISTER"] = "hash"
+
+    result = forge.run("stale_direct_uploads")
+
+    assert (result["total_pending_entries"], result["total_deleted_stale_entries"]) == (2, 1)
+    assert (forge.errors("redis"), stale.exists(), server.hlen("pending_direct_uploads")) == ([], False, 1)

@@ -14,7 +14,7 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.preview.world import DAY, MINUTE, World
 from workers.git_ref_cleanup import clean_project_refs
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import keys, register
 
 
 class Refs(World):
@@ -174,6 +174,7 @@ class Uploads(Stored):
 
     def empty(self):
         super().empty()
+        client.delete(keys.REFERENCE, keys.CURSOR)
         sets = (register.PENDING, register.DELETING, register.FAILED, register.ADOPTED)
         client.delete(*sets, register.ATTEMPTS, register.CLAIMS)
 
@@ -189,3 +190,38 @@ class Uploads(Stored):
 
     def key(self, _part, _number, name):
         return int(name.rpartition("/")[2])
+
+
+class UploadsInHash(Uploads):
+    """The forge registers them in a hash of its own."""
+
+    ways: ClassVar = {
+        "stale": True,
+        "just stale": True,
+        "moved": True,
+        "fresh": False,
+        "nearly stale": False,
+        "named": False,
+        "outside": False,
+        "no time": False,
+        "prepared again": False,
+    }
+
+    def options(self):
+        return super().options() | {"uploads_register": "hash"}
+
+    def empty(self):
+        super().empty()
+        client.settings = self.settings
+
+    def put(self, key, way):
+        if way == "moved":
+            super().put(key, "stale")
+            return
+        Stored.put(self, key, way)
+        place = "forbidden" if way == "outside" else "objects"
+        _, shift = self.places.get(way, (None, 0 if way == "prepared again" else -60 - self.stale))
+        time = "x" if way == "no time" else client.time()[0] + round(shift)
+        client.hset(keys.REFERENCE, f"artifacts:{place}/{key}", time)
+        if way == "prepared again":
+            client.zadd(register.DELETING, {f"artifacts:{place}/{key}": 1})

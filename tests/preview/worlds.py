@@ -8,7 +8,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, GitRefDeletion, JobArtifact, UserStatus
 from tests.harness.performing import perform
-from tests.preview.outside import Objects, Refs, Uploads
+from tests.preview.outside import Objects, Refs, Uploads, UploadsInHash
 from tests.preview.world import DAY, HOUR, MICROSECOND, NOON, World
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import buckets
@@ -153,4 +153,4 @@ class Old(World):
         return self.ids(rows) - {self.newest}
 
 
-WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old)
+WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, UploadsInHash, Imports, Old)

@@ -39,7 +39,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import failed, preview, register
+from workers.stale_direct_uploads import bridge, failed, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
 from workers.stale_direct_uploads.keys import FAILED, MAX_UPLOAD_DURATION
 
@@ -51,6 +51,7 @@ BACKOFF = timedelta(minutes=6)
 """The next run."""
 
 KEPT = ("kept", "changed")
+PREPARED_AGAIN = "the forge has registered it once more"
 SEARCHED = 1_000
 """How many pending uploads are searched for some at a location; its share may be small."""
 
@@ -120,7 +121,13 @@ class _StaleUploads(Items[Entry]):
         if corrected := register.correct_clock(client):
             log.warning("uploads registered in the future corrected", entries=corrected)
         self.visibility = settings().upload_visibility / 5
-        return {"total_pending_entries": register.census(client).pending}
+        if bridge.bridges(client):
+            # A forge that registers uploads in a hash takes no lock: what is looked at has to go at once.
+            self.chunk = LOCKED
+        found = register.census(client)
+        if found.unreadable:
+            log.error("uploads without a time stay", entries=found.unreadable, first=found.first)
+        return {"total_pending_entries": found.pending, "failed_entries": found.unreadable}
 
     def end(self, ended: Ended) -> dict[str, Any]:
         # The next attempt gets what was claimed of locations that do not answer.
@@ -161,7 +168,9 @@ class _StaleUploads(Items[Entry]):
             # Until the run's end they stay claimed: it does not get them again.
             return dict.fromkeys(items, Kept(None, "unavailable"))
         states = {entry: unfit(entry, settings()) for entry in items}
-        return {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state is not None}
+        kept: dict[Entry, Kept] = {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state}
+        again = bridge.named(client, [entry.member for entry in items])
+        return {entry: Kept(PREPARED_AGAIN) for entry in items if entry.member in again} | kept
 
     def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
         # An upload whose producer is completing it stays: its claim runs out, and a later run looks again.

@@ -24,9 +24,17 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from models import JobArtifact
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import bridge, register
 from workers.stale_direct_uploads.entries import member
-from workers.stale_direct_uploads.keys import ADOPTED, DELETING, FAILED, MAX_UPLOAD_DURATION, PAGE, PENDING
+from workers.stale_direct_uploads.keys import (
+    ADOPTED,
+    DELETING,
+    FAILED,
+    MAX_UPLOAD_DURATION,
+    PAGE,
+    PENDING,
+    REFERENCE,
+)
 from workers.stale_direct_uploads.register import ADOPTION
 
 ORPHAN_AFTER = timedelta(days=1)
@@ -147,7 +155,7 @@ def adopt(client: redis.Redis, location: str, paths: Collection[str]) -> int:
     """
     head_start = math.ceil((ADOPTION - MAX_UPLOAD_DURATION).total_seconds())
     pages = chunked((member(location, path) for path in paths), PAGE)
-    keys = [PENDING, DELETING, FAILED, ADOPTED]
+    keys = [PENDING, DELETING, FAILED, ADOPTED, *([REFERENCE] if bridge.bridges(client) else [])]
     return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
 
 
@@ -187,4 +195,7 @@ def _registered(location: str, paths: Sequence[str]) -> Iterator[str]:
     """Yield those of *paths* that the register names, pending or not."""
     members = [f"{location}:{path}" for path in paths]
     scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
-    return (path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found))
+    theirs = bridge.named(client, members)
+    for path, name, *found in zip(paths, members, *scores, strict=True):
+        if name in theirs or any(score is not None for score in found):
+            yield path

@@ -22,9 +22,9 @@ def failures(client: redis.Redis, settings: Settings, limit: int) -> Iterator[sh
     def why(entry: Entry) -> str:
         return UNFIT.get(unfit(entry, settings) or "", "the store refused to delete it: the log says why")
 
-    for entry, since in dated(client, scored(client.zrange(FAILED, 0, limit - 1, withscores=True))):
+    for entry, since, _ in dated(client, scored(client.zrange(FAILED, 0, limit - 1, withscores=True))):
         yield shown.Entry(entry.member, why(entry), entry.attempts, since)
-    for entry, since in islice(_failing(client), limit):
+    for entry, since, _ in islice(_failing(client), limit):
         yield shown.Entry(entry.member, why(entry), entry.attempts, None, since)
 
 
@@ -32,7 +32,7 @@ def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
     """Retry *members* that have failed, for good or not, or all, but what a run has claimed; return how many."""
     if members is None:
         for_good: Any = client.zrange(FAILED, 0, -1)
-        members = [*map(text, for_good), *(entry.member for entry, _ in _failing(client))]
+        members = [*map(text, for_good), *(entry.member for entry, _, _ in _failing(client))]
     return sum(settle(client, "retry", members))
 
 

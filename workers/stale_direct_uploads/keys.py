@@ -13,10 +13,13 @@ ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
 ADOPTED = "{pending_direct_uploads}:adopted"
 """What `uploads reconcile` has registered, not a producer; an entry stays in it until it is settled."""
+CURSOR = "{pending_direct_uploads}:cursor"
+"""Where the last move out of the forge's own register has ended."""
 DECLARED.update(dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash"))
+DECLARED[CURSOR] = "string"
 
 REFERENCE = "pending_direct_uploads"
-"""The hash in which the forge itself registers uploads, which this batch does not read."""
+"""The hash in which the forge itself registers uploads, which is read where `bridge.bridges` says so."""
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 # Redis compares whole seconds: only from one more on is it surely longer than three hours.

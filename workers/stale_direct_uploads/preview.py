@@ -12,7 +12,7 @@ from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import bridge, register
 from workers.stale_direct_uploads.entries import Entry, unfit
 from workers.stale_direct_uploads.register import Due
 
@@ -50,9 +50,13 @@ def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
     paths = [due.entry.path for due, reason in zip(found, unfits, strict=True) if reason is None]
     kept = stores.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
     stays = dict.fromkeys(kept, "named") | dict.fromkeys(SettledUpload.locked(location, paths), BUSY)
+    again = bridge.named(client, [due.entry.member for due in found if not due.bridged])
     return [
-        reason or stays.get(entry.path) or ("changed" if store is not None and _changed(entry, store) else None)
-        for (entry, _since), reason in zip(found, unfits, strict=True)
+        reason
+        or ("prepared_again" if entry.member in again else None)
+        or stays.get(entry.path)
+        or ("changed" if store is not None and _changed(entry, store) else None)
+        for (entry, _since, _bridged), reason in zip(found, unfits, strict=True)
     ]
 
 

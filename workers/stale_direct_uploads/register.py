@@ -20,7 +20,8 @@ import redis
 from peewee import chunked
 
 from forgekeeper.connections import add_scripts, call
-from forgekeeper.coordination.values import moment, raw, second, text, whole
+from forgekeeper.coordination.values import misfits, moment, raw, second, text, whole
+from workers.stale_direct_uploads import bridge
 from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
 from workers.stale_direct_uploads.keys import (
     ADOPTED,
@@ -46,19 +47,25 @@ MAX_ATTEMPTS = 5
 
 
 class Due(NamedTuple):
-    """An entry that a run would claim, and since when."""
+    """An entry that a run would claim, and since when; *bridged* says that the forge's own register has it still."""
 
     entry: Entry
     since: datetime
+    bridged: bool = False
 
 
 class Census(NamedTuple):
-    """How many entries have neither completed nor been settled, are due and since when, and how many have failed."""
+    """How many entries have neither completed nor been settled, are due and since when, and how many have failed.
+
+    *unreadable* are those of the forge's own register whose time is none, *first* is one of them.
+    """
 
     pending: int
     due: int
     due_since: datetime | None
     failed: int
+    unreadable: int = 0
+    first: str = ""
 
 
 def prepare(client: redis.Redis, location: str, path: str) -> None:
@@ -86,20 +93,23 @@ def count(client: redis.Redis) -> int:
         pipe.zcard(PENDING)
         _count_waiting(pipe, seconds)
         pending, waiting = pipe.execute()
-    return max(0, int(pending) - int(waiting))
+    return max(0, int(pending) - int(waiting)) + bridge.size(client)
 
 
 def unread(client: redis.Redis) -> list[str]:
-    """Return a sentence where uploads are registered in the forge's own register, which this batch does not read."""
+    """Return a sentence where uploads are registered in the forge's own register, and this batch cannot read that."""
+    if bridge.bridges(client):
+        return list(misfits(client, {REFERENCE: "hash"}))
     count = client.hlen(REFERENCE) if client.type(REFERENCE) == b"hash" else 0
     said = f"Redis has a hash {REFERENCE} with {count} uploads, which this batch does not read: "
-    cure = "let the forge register them as docs/uploads.md says, or give forgekeeper a Redis of its own"
-    return [said + cure] if count else []
+    cure = "set FORGEKEEPER_UPLOADS_REGISTER=hash and it does, let the forge register them as docs/uploads.md says, "
+    return [f"{said}{cure}or give forgekeeper a Redis of its own"] if count else []
 
 
 def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
     """Return the paths of some pending uploads of the location, as their producers have registered them."""
-    members: Any = client.zrandmember(PENDING, size) or []
+    pending: Any = client.zrandmember(PENDING, size) or []
+    members = [*pending, *bridge.sampled(client, size)]
     # What was adopted was found in a store, and so proves nothing about it.
     found = client.zmscore(ADOPTED, members) if members else []
     parts = (text(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
@@ -120,32 +130,47 @@ def census(client: redis.Redis) -> Census:
         pipe.zcard(DELETING)
         _count_waiting(pipe, seconds)
         pending, stale_now, again, first, first_again, failed, claimed, waiting = pipe.execute()
+    theirs = bridge.count(client)
     since = [score + stale for _, score in first] + [score for _, score in first_again]
+    since += [] if theirs.oldest is None else [theirs.oldest + stale]
     due_since = min((moment(instant) for instant in since if instant <= seconds), default=None)
-    return Census(max(0, pending - waiting) + claimed, stale_now + again, due_since, failed)
+    ours, due_now = max(0, pending - waiting) + claimed, stale_now + again
+    known = ours + theirs.registered, due_now + theirs.due, due_since, failed
+    return Census(*known, theirs.unreadable, theirs.first)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
     """Return those of *paths* that are pending, in their order."""
     if not paths:
         return []
-    scores = client.zmscore(PENDING, [member(location, path) for path in paths])
-    return [path for path, score in zip(paths, scores, strict=True) if score is not None]
+    members = [member(location, path) for path in paths]
+    scores, theirs = client.zmscore(PENDING, members), bridge.named(client, members)
+    found = zip(paths, members, scores, strict=True)
+    return [path for path, name, score in found if score is not None or name in theirs]
 
 
 def claim(client: redis.Redis, *, visibility: timedelta, limit: int) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
 
     Each entry is claimed in one atomic step, and no other claim gets it for *visibility*; fresh entries are not read.
+    Where there is none, what is stale in the forge's own register is moved here, in no order, and claimed.
     """
     result = Claim(secrets.token_hex(8), [])
     for source, due_at_age in SOURCES:
-        keys = [source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
-        args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries)]
-        for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
-            adopted, registered = (second(one) if one else None for one in seconds)
-            result.entries.append(Entry(text(name), whole(attempts), adopted, registered))
+        _claim(client, result, (source, due_at_age), visibility=visibility, limit=limit)
+    # Others may claim what was moved.
+    while not result.entries and bridge.move(client, limit=limit):
+        _claim(client, result, (PENDING, DUE_AT_AGE), visibility=visibility, limit=limit)
     return result
+
+
+def _claim(client: redis.Redis, result: Claim, source: tuple[str, int], *, visibility: timedelta, limit: int) -> None:
+    key, due_at_age = source
+    keys = [key, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
+    args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries)]
+    for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
+        adopted, registered = (second(one) if one else None for one in seconds)
+        result.entries.append(Entry(text(name), whole(attempts), adopted, registered))
 
 
 def due(client: redis.Redis) -> Iterator[list[Due]]:
@@ -158,6 +183,8 @@ def due(client: redis.Redis) -> Iterator[list[Due]]:
             start += PAGE
     ahead: Any = client.zrangebyscore(DELETING, _ahead(seconds), "+inf", 0, PAGE)
     yield dated(client, [(member, seconds) for member in ahead])
+    for theirs in bridge.stale(client):
+        yield [one._replace(bridged=True) for one in dated(client, theirs, DUE_AT_AGE)]
 
 
 def correct_clock(client: redis.Redis) -> int:

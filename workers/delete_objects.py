@@ -88,6 +88,7 @@ class _Outbox(Items[DeletedObject]):
     def __init__(self) -> None:
         self._stores: dict[str, Objects] = {}
         self._away: dict[str | None, Exception] = {}
+        self._left: DeletedObject | None = None
 
     def begin(self) -> dict[str, Any]:
         for location in LOCATIONS.values():
@@ -97,24 +98,21 @@ class _Outbox(Items[DeletedObject]):
                 self.interrupted(location, error)
             else:
                 self._stores |= {} if store is None else {location: store}
-        if not self._stores and not self._away:
-            raise _no_store(DeletedObject.location)
         self.visibility = settings().object_visibility
         return {}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        stopped = ended.stopped or ("drained" if ended.error is None else None)
-        if self._away:
-            stopped = "store_unavailable"
-        elif isinstance(ended.error, Blocked):
-            stopped = "no_store"
-        return {"stopped": stopped, "remaining": DeletedObject.due(now()).count()} if stopped else {}
+        if ended.error is not None:
+            return {}
+        due = DeletedObject.due(now())
+        self._left = due.where(DeletedObject.file_store.not_in(self._codes())).first()
+        stopped = "store_unavailable" if self._away else "no_store" if self._left else ended.stopped or "drained"
+        return {"stopped": stopped, "remaining": due.count()}
 
     def failure(self) -> Exception | None:
         if self._away:
             return next(iter(self._away.values()))
-        waiting = DeletedObject.due(now()).where(DeletedObject.file_store.not_in(self._codes())).first()
-        return None if waiting is None else _no_store(waiting.lies_at or f"of file_store {waiting.file_store}")
+        return None if self._left is None else _no_store(self._left)
 
     def interrupted(self, scope: str | None, error: Exception) -> None:
         # The other store goes on.
@@ -182,8 +180,10 @@ class _Outbox(Items[DeletedObject]):
         return [code for code, location in LOCATIONS.items() if location in self._stores]
 
 
-def _no_store(location: str) -> Blocked:
-    return Blocked("no_store", f"no object store {location!r} is configured; set FORGEKEEPER_OBJECT_STORES")
+def _no_store(row: DeletedObject) -> Blocked:
+    if row.lies_at is None:
+        return Blocked("no_store", f"object {row.id} has file_store {row.file_store}, which is no store: 1 or 2 is one")
+    return Blocked("no_store", f"no object store {row.lies_at!r} is configured; set FORGEKEEPER_OBJECT_STORES")
 
 
 def _item(row: DeletedObject) -> Item:

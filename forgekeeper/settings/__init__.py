@@ -166,6 +166,9 @@ class Settings(BaseSettings):
         "Repositories that a Git server (Gitaly) keeps: refuse them, or bypass its locks and replicas.",
     )
     object_stores: ObjectStores = setting("{}", "As JSON, location to URL: s3://, gs://, az:// or file:///.")
+    objects: Literal["ours", "theirs"] = setting(
+        "ours", "Whose outbox gets the objects of destroyed artifacts: ours, or the forge's, which deletes them then."
+    )
     object_prefixes: ObjectPrefixes = setting(
         "{}",
         "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "

@@ -122,8 +122,8 @@ def turn_on(*, high_concurrency=False):
     buckets.tidy(client, MANY_BUCKETS if high_concurrency else BUCKETS)
 
 
-def run(**options):
-    deadline, settings = Deadline(MAX_RUNTIME, **options), settings_with(object_grace=NO_GRACE)
+def run(*, objects="ours", **options):
+    deadline, settings = Deadline(MAX_RUNTIME, **options), settings_with(object_grace=NO_GRACE, objects=objects)
     return perform(delete_artifact_bucket, deadline=deadline, settings=settings)
 
 

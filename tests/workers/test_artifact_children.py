@@ -13,6 +13,7 @@ from forgekeeper.delivery.queues import depth
 from tests.harness.artifacts import (
     DELETABLE,
     WRONG_STATISTICS,
+    artifact,
     count,
     due_artifacts,
     ids,
@@ -190,3 +191,25 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips():
     assert sum(outcome.destroyed for outcome in outcomes) == len(deletable)
     assert (count(DELETABLE), rows(SURVIVORS), rows(WRONG_STATISTICS)) == (0, survivors, [])
     assert sorted(outbox()) == deletable
+
+
+# Whose outbox
+
+
+@pytest.fixture
+def outbox_of_the_forge(database):
+    database.execute_sql("create table public.ci_deleted_objects (like forgekeeper.deleted_objects including all)")
+    yield "select file_store, store_dir || '/' || file, project_id from public.ci_deleted_objects"
+    database.execute_sql("drop table public.ci_deleted_objects")
+
+
+def test_objects_that_are_the_forges_to_delete_go_into_its_outbox_alone(outbox_of_the_forge):
+    turn_on()
+    buckets.tidy(client, BUCKETS)
+    artifact(path="a/b/c", project=7, file_store=1)
+
+    outcome = run(objects="theirs")
+
+    assert outcome.destroyed == 1
+    assert database.execute_sql(outbox_of_the_forge).fetchall() == [(1, "a/b/c", 7)]
+    assert outbox() == []

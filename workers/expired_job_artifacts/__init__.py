@@ -57,9 +57,10 @@ HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as du
 EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
 """Met by all; so PostgreSQL looks into the index that begins with the class."""
 
+OUTBOXES = {"ours": "deleted_objects", "theirs": "ci_deleted_objects"}
 # Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
 OUTBOX = """
-    insert into deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
+    insert into {table} (project_id, file_store, store_dir, file, pick_up_at)
     -- "/a" must not come out as "a": that would be another object.
     select project_id, file_store, coalesce(folder, ''), case when folder = '' then file_final_path else last end,
         %s::timestamptz
@@ -165,7 +166,7 @@ def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note,
         failpoint("delete_artifact_bucket.claimed")
         until = partial(_stopped, bucket, count(1))
         for number in range(bucket.number, CLASSES, bucket.modulus):
-            yield expired(now, number, grace=settings().object_grace, until=until)
+            yield expired(now, number, grace=settings().object_grace, until=until, outbox=settings().objects)
         failpoint("delete_artifact_bucket.finished")
     return "drained"
 
@@ -176,8 +177,12 @@ def expired(
     *,
     grace: timedelta = timedelta(0),
     until: Callable[[], str | None] | None = None,
+    outbox: Literal["ours", "theirs"] = "ours",
 ) -> Rows[JobArtifact]:
-    """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*."""
+    """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*.
+
+    They go into an *outbox*: of ours, which `delete_objects` works off, or the forge's.
+    """
     return Rows(
         JobArtifact,
         JobArtifact.is_expired(now),
@@ -191,7 +196,7 @@ def expired(
         audit=AUDITED,
         project=JobArtifact.project_id,
         size=JobArtifact.size,
-        also=[pw.SQL(OUTBOX, [now + grace])],
+        also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
         until=until,
     )

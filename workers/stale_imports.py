@@ -17,17 +17,20 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper import Changes, Record, Subject, batch
+from forgekeeper import Changes, Record, Rows, Subject, batch
+from forgekeeper.runs.notices import Notice
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_stale
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
+KEEP_NOTICES = timedelta(days=30)
 UNTOUCHED = "nothing had touched it for a day"
 UNDONE = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
 
 UNFINISHED = "status in (0, 1, 3)"
 """Which trackers go with an entity."""
 
+# A forge mails the user of an import when it ends; nobody here can: who sends the mail finds a notice.
 # As the forge does, an import has failures where one of its entities has any; those are asked for once a page.
 TIME_OUT_IMPORTS = """
     with changed as (
@@ -41,7 +44,10 @@ TIME_OUT_IMPORTS = """
             order by id
             for update skip locked
         )) and {due}
-        returning id
+        returning id, user_id
+    ), noticed as (
+        insert into notices (batch, record, key, detail)
+        select 'stale_imports', 'bulk_import', id::text, jsonb_build_object('user_id', user_id) from changed
     ){recorded}
     select id from changed
 """
@@ -157,7 +163,7 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
     team="log-monitoring",
     outcome=Outcome,
     due=lambda now: [imports(now), entities(now)],
-    tables=[BulkImportTracker],
+    tables=[BulkImportTracker, Notice],
     records=[
         Record(
             "bulk_import_or_entity",
@@ -174,3 +180,9 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
     return [imports(now), entities(now)]
+
+
+@stale_imports.old_records
+def unread(now: datetime) -> Rows[Notice]:
+    """Return the notices that nobody has read for long."""
+    return Rows(Notice, Notice.at < now - KEEP_NOTICES, since=Notice.at, counted="notices", after=KEEP_NOTICES)

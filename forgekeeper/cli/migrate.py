@@ -19,6 +19,7 @@ from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
 from forgekeeper.database import Base, database, sqlstate
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.notices import Notice
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
@@ -30,7 +31,7 @@ from metrics.logs import clean, text_of
 
 OURS: tuple[type[Base], ...] = (
     *(FeatureFlag, Batch, Hold, JobRun, DeletedObject, Process, Installation),
-    *(Quarantined, SettledUpload, RunTotal, Act, Deletion),
+    *(Quarantined, Notice, SettledUpload, RunTotal, Act, Deletion),
 )
 """The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
 FORBIDDEN = "42501"

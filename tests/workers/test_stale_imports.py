@@ -1,13 +1,14 @@
 """Batch 65 against a real PostgreSQL, with imports that are being finished meanwhile."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.database import database
-from models import BulkImport, BulkImportEntity, ImportStatus, TrackerStatus
+from forgekeeper.database import database, now
+from forgekeeper.runs.notices import Notice
+from models import STALE_AFTER, BulkImport, BulkImportEntity, ImportStatus, TrackerStatus
 from tests.harness.bulk_imports import (
     ADD_ENTITIES,
     ADD_IMPORTS,
@@ -88,6 +89,16 @@ def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
 
     has_failures = {row.id: row.has_failures for row in BulkImport.select()}
     assert has_failures == {failing: True, another: False, failed_before: True, fresh: False}
+
+
+def test_an_import_that_is_timed_out_leaves_a_notice_for_what_mails_its_user():
+    import_ = BulkImport.create(user_id=7, updated_at=now() - STALE_AFTER - timedelta(seconds=1))
+    BulkImport.create(user_id=8)
+
+    run()
+
+    found = Notice.select(Notice.batch, Notice.record, Notice.key, Notice.detail)
+    assert list(found.tuples()) == [("stale_imports", "bulk_import", str(import_.id), {"user_id": 7})]
 
 
 def test_a_run_ends_at_its_deadline_after_a_full_page():

@@ -14,7 +14,7 @@ from typing import Any
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
 
 
 class UserStatus(Base):
@@ -306,6 +306,25 @@ class ProjectStatistics(Base):
         table_name = "project_statistics"
 
 
+class ProjectGroup(Base):
+    """A project and a group that it is in, itself or by way of another group.
+
+    Without this relation no group can be excluded.
+    """
+
+    optional = True
+    grants = "worker: select; exporter: select"
+
+    project_id = pw.BigIntegerField()
+    group_id = pw.BigIntegerField()
+
+    class Meta:
+        table_name = "project_groups"
+        primary_key = pw.CompositeKey("project_id", "group_id")
+
+
+exclusions.groups(ProjectGroup.project_id, ProjectGroup.group_id)
+
 JobArtifact.indexed(
     "ci_job_artifacts_expired on ci_job_artifacts"
     f" ({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}"
@@ -327,3 +346,6 @@ APPLICATION: tuple[type[Base], ...] = (
     ProjectStatistics,
 )
 """Tables that the forge owns; only the example forge's migrations create them."""
+
+OPTIONAL: tuple[type[Base], ...] = (ProjectGroup,)
+"""Relations that a forge may lack; they are read alone."""

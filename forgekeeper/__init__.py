@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Note as Note
     from forgekeeper.declaring.answers import Rows as Rows
     from forgekeeper.declaring.answers import Skip as Skip
+    from forgekeeper.declaring.answers import Spared as Spared
     from forgekeeper.declaring.answers import Total as Total
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
@@ -33,7 +34,7 @@ _NAMES = {
     "forgekeeper.audit.lookup": ["Subject"],
     "forgekeeper.batches": ["Record", "Threshold"],
     "forgekeeper.database": ["Table"],
-    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Total"],
+    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Spared", "Total"],
     "forgekeeper.declaring.items": ["Items", "Kept"],
     "forgekeeper.deleting.decorators": ["batch", "child"],
     "forgekeeper.runs.preconditions": ["Blocked"],

@@ -59,6 +59,7 @@ class Record:
     *errors* maps each kind of error to the fields that count it; no fields where bad records are counted one by one
     as they fail.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
     though they have none; *refused*, that they lie in quarantine.  *bytes* are the fields that add their sizes up.
+    *excluded_by* says what people can exclude them by: their ``project``, the ``pattern`` of their names.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Record:
     backlog: bool = False
     refused: bool = False
     bytes: Fields = ()
+    excluded_by: tuple[str, ...] = ()
 
     @property
     def quarantined(self) -> bool:
@@ -184,6 +186,11 @@ class BatchSpec(Declared):
         """Whether it deletes what is the forge's, itself or by its children: then brakes are for it."""
         return any(one.counted for one in (self, *self.children))
 
+    def excludes(self, kind: str) -> bool:
+        """Say whether exclusions of that kind can keep anything from the batch, or from a child of it."""
+        by = "project" if kind == "group" else kind
+        return any(by in record.excluded_by for one in (self, *self.children) for record in one.records)
+
     def at_stake(self, look: AtStake) -> AtStake:
         """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
         self.stake = self.stake or look
@@ -253,6 +260,12 @@ def all_declared() -> Iterator[Declared]:
 def spec(name: str) -> Declared | None:
     """Return the batch or child of that name, None where there is none."""
     return BATCHES.get(name) or CHILDREN.get(name)
+
+
+def batch_of(name: str) -> str:
+    """Return the name of the batch that is called so, or that has a child which is."""
+    declared = spec(name)
+    return name if declared is None else declared.batch.name
 
 
 def queues() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
 from forgekeeper.audit.deletions import Item
-from forgekeeper.database import now, queries, survey
+from forgekeeper.database import exclusions, now, queries, survey
 from forgekeeper.database.queries import START, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.answers import Backlog
@@ -31,8 +31,9 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_below, is_normal
 from forgekeeper.storage.outbox import LOCATIONS, DeletedObject
-from models import JobArtifact
+from models import JobArtifact, ProjectGroup
 
+NAME = "delete_objects"
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
@@ -58,7 +59,7 @@ class Outcome:
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
     # The second says what live artifacts name.
-    tables=[DeletedObject, JobArtifact],
+    tables=[DeletedObject, JobArtifact, ProjectGroup],
     deletes_from="artifacts",
     records=[
         Record(
@@ -67,6 +68,7 @@ class Outcome:
             processed=("deleted", "missing"),
             errors={"database": (), "object_storage": ("failed",)},
             objective=timedelta(hours=1),
+            excluded_by=("project", "pattern"),
         ),
         Record("dead_object", refused=True),
     ],
@@ -83,6 +85,7 @@ def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what
 
 class _Outbox(Items[DeletedObject]):
     record = "deleted_object"
+    project = "project_id"
     chunk = CHUNK
 
     def __init__(self) -> None:
@@ -104,7 +107,7 @@ class _Outbox(Items[DeletedObject]):
     def end(self, ended: Ended) -> dict[str, Any]:
         if ended.error is not None:
             return {}
-        due = DeletedObject.due(now())
+        due = _due(now())
         self._left = due.where(DeletedObject.file_store.not_in(self._codes())).first()
         stopped = "store_unavailable" if self._away else "no_store" if self._left else ended.stopped or "drained"
         return {"stopped": stopped, "remaining": due.count()}
@@ -134,13 +137,13 @@ class _Outbox(Items[DeletedObject]):
         return int(one.id)
 
     def next(self, page: Page) -> list[int]:
-        due = DeletedObject.due(now()).where(DeletedObject.file_store.in_(self._codes()))
+        due = _due(now()).where(DeletedObject.file_store.in_(self._codes()))
         by = DeletedObject.pick_up_at
         return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[DeletedObject]:
         claim = partial(DeletedObject.claim_due, now(), stores=self._codes(), visibility=settings().object_visibility)
-        return claim(limit=page.limit, only=page.only, without=page.without)
+        return claim(limit=page.limit, only=page.only, without=page.without, batch=NAME)
 
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
         named = JobArtifact.named([row.path for row in items])
@@ -190,23 +193,27 @@ def _item(row: DeletedObject) -> Item:
     return Item(row.id, row.path, {"path": row.path, "project_id": row.project_id, "due": row.created_at})
 
 
+def _due(now: datetime) -> pw.ModelSelect[DeletedObject]:
+    return DeletedObject.due(now).where(exclusions.but(DeletedObject.excluded(NAME)))
+
+
 @delete_objects.backlog("deleted_object")
 def due(now: datetime) -> Backlog:
     """Count the objects to delete."""
-    return Backlog.of(DeletedObject.due(now).order_by(DeletedObject.pick_up_at), oldest=DeletedObject.pick_up_at)
+    return Backlog.of(_due(now).order_by(DeletedObject.pick_up_at), oldest=DeletedObject.pick_up_at)
 
 
 @delete_objects.at_stake
 def at_stake(now: datetime) -> Stake:
     """Look at the objects to delete, of these and those that artifacts name."""
-    return Stake.rows(DeletedObject.due(now), of=(JobArtifact,))
+    return Stake.rows(_due(now), of=(JobArtifact,))
 
 
 @delete_objects.preview
 def objects_due(look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the outbox alone: the store is not asked."""
     part, bad, position = look.part("deleted_object"), look.passed_over("deleted_object"), START
-    query = DeletedObject.due(look.now)
+    query = _due(look.now)
     due = selected(query, DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
     locked = DeletedObject.select().where(pw.SQL(held("deleted_objects", alias='"t1"')))
@@ -225,6 +232,7 @@ def objects_due(look: Look) -> Iterator[Part]:
         if look.over():
             part.guess(expected(due, bad))
             break
+    part.keep(exclusions.REASON, queries.count(DeletedObject.due(look.now).where(DeletedObject.excluded(NAME))))
     part.keep("fresh", queries.count(DeletedObject.later(look.now)))
     part.keep("dead", queries.count(DeletedObject.dead()))
     yield part

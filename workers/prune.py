@@ -1,9 +1,10 @@
 """Remove old records: forgekeeper's own, and those that batches have declared.
 
 Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed runs after thirty days (the
-newest of each batch stays), processes that expired a day ago, what has become of uploads thirty days ago, what runs
-have deleted sixty days ago (the last hundred runs of each batch stay), what lies in quarantine and has not failed for a
-week, and whole months of the audit after AUDIT_KEEP.  What it removes is in the audit itself.
+newest of each batch stays), processes that expired a day ago, exclusions that ended thirty days ago, what has become of
+uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), what lies in
+quarantine and has not failed for a week, and whole months of the audit after AUDIT_KEEP.  What it removes is in the
+audit itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 from forgekeeper import Record, Rows, batch
 from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
+from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.declaring.answers import Removal
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
@@ -37,6 +39,8 @@ KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """A Redis that comes back must not be older: what it says of uploads could not be checked."""
 
+KEEP_EXCLUSIONS = timedelta(days=30)
+"""From their end on, for anyone who asks why something is there."""
 KEEP_TOTALS = timedelta(days=60)
 AHEAD = timedelta(days=365)
 """How far ahead the audit has partitions."""
@@ -55,6 +59,7 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
     run_totals: int = 0
     audit_months: int = 0
+    exclusions: int = 0
 
 
 @batch(
@@ -70,6 +75,7 @@ class Outcome:
         Record("settled_upload", processed=("uploads",)),
         Record("run_total", processed=("run_totals",)),
         Record("audit_month", processed=("audit_months",)),
+        Record("exclusion", processed=("exclusions",)),
     ],
 )
 def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
@@ -83,12 +89,14 @@ def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
 
 
 def old_rows(now: datetime) -> Iterator[Rows[Any]]:
-    """Yield the rows that are old: what batches have declared, closed runs, processes that have expired."""
+    """Yield the rows that are old: what batches have declared, closed runs, what has ended or expired."""
     closed, expired = JobRun.closed_before(now - KEEP_RUNS), Process.silent_from < now - KEEP_PROCESSES
+    ended = Exclusion.ended_before(now - KEEP_EXCLUSIONS)
     kinds = [
         *(old(now) for one in all_declared() for old in one.old),
         Rows(JobRun, closed, since=JobRun.finished_at, after=KEEP_RUNS, counted="runs"),
         Rows(Process, expired, since=Process.silent_from, after=KEEP_PROCESSES, counted="processes"),
+        Rows(Exclusion, ended, since=Exclusion.until, after=KEEP_EXCLUSIONS, counted="exclusions"),
     ]
     return (replace(kind, chunk=CHUNK, objective=None) for kind in kinds)
 

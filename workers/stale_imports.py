@@ -172,7 +172,7 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
             errors={"state_transition": ("failed",)},
         ),
         Record("bulk_import", processed=("imports",), objective=timedelta(hours=8)),
-        Record("entity", processed=("entities",), objective=timedelta(hours=8)),
+        Record("entity", processed=("entities",), objective=timedelta(hours=8), excluded_by=("pattern",)),
         Record("tracker", processed=("trackers",)),
     ],
     collector="imports",

@@ -18,6 +18,7 @@ from forgekeeper.cli import (
     audit,
     check,
     declared,
+    exclude,
     holding,
     migrate,
     process_list,
@@ -48,7 +49,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
-        *(holding.release, declared.flags),
+        *(holding.release, exclude.exclude, declared.flags),
     ),
     "Look": (
         *(status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),

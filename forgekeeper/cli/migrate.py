@@ -17,6 +17,7 @@ from forgekeeper.cli.connection import connected
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
 from forgekeeper.database import Base, database, sqlstate
+from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.notices import Notice
@@ -30,7 +31,7 @@ from forgekeeper.storage.settled import SettledUpload
 from metrics.logs import clean, text_of
 
 OURS: tuple[type[Base], ...] = (
-    *(FeatureFlag, Batch, Hold, JobRun, DeletedObject, Process, Installation),
+    *(FeatureFlag, Batch, Hold, Exclusion, JobRun, DeletedObject, Process, Installation),
     *(Quarantined, Notice, SettledUpload, RunTotal, Act, Deletion),
 )
 """The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""

@@ -16,7 +16,7 @@ from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
-from forgekeeper.database import now
+from forgekeeper.database import exclusions, now
 from forgekeeper.runs import holds
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -89,8 +89,8 @@ def why(
 ) -> None:
     """Say what became of one tick: which worker ran it and with what result, or why it never ran.
 
-    It also says what holds the batch back at this moment, and how many of its children fail.  A time of day is the last
-    one that has passed.
+    It also says what holds the batch back at this moment, what is excluded of it, and how many of its children fail.
+    A time of day is the last one that has passed.
     """
     number = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 19 else None
     if number is not None and time is not None:
@@ -102,7 +102,7 @@ def why(
         name = name or (run.batch if run else "")
         sentences = absent(name, tick, settings) if run is None else [told.sentence for told in timeline(run)]
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*holds.sentences(name), *of_children(name, failing)]
+        sentences += [*holds.sentences(name), *exclusions.sentences(name), *of_children(name, failing)]
     if json:
         emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
     else:

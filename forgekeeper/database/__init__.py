@@ -19,9 +19,11 @@ class Base(pw.Model):
     *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
     *partition* is the column by which a forge may have cut the table into partitions: a statement that knows the value
     of its rows reads no other partition.
-    *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.
+    *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  A
+    forge may lack what is *optional*.
     """
 
+    optional: ClassVar[bool] = False
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None
     grants: ClassVar[str] = "worker: select, insert, update, delete"

@@ -53,6 +53,8 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
             views.add(table)
     indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
     for model, table in zip(models, names, strict=True):
+        if table not in columns and model.optional:
+            continue
         if table not in columns:
             yield Difference(f"table {table} is missing", harmless=False)
             continue

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
-from forgekeeper.database import Base, database, queries
+from forgekeeper.database import Base, database, exclusions, queries
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -55,6 +56,17 @@ class Total(NamedTuple):
         return f'"{self.kept.model._meta.primary_key.column_name}"'
 
 
+class Spared(NamedTuple):
+    """Rows that stay for now, for a *reason* that the preview shows: *where* is their condition, by what *model* says.
+
+    Where the forge has no relation of that model it spares nothing.
+    """
+
+    reason: str
+    model: type[Base]
+    where: pw.Node
+
+
 @dataclass(frozen=True)
 class Rows(Answer, Generic[Row]):
     """The rows of *model* that meet the condition *where*; the engine deletes them, the oldest *since* first.
@@ -72,6 +84,9 @@ class Rows(Answer, Generic[Row]):
     shows and people look for in the audit besides the id, *called* how they ask for it there, *audit* what else that
     keeps of each row: names, each with an expression of SQL.  *project* and *size* (bytes) let the preview group and
     add up; with *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
+
+    Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
+    and patterns by *name*; the engine says which *batch* that is of.
 
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
     ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
@@ -99,6 +114,8 @@ class Rows(Answer, Generic[Row]):
     total: Total | None = None
     until: Callable[[], str | None] | None = None
     verb: str = "deleted"
+    spared: Sequence[Spared] = ()
+    batch: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be deleted in chunks."""
@@ -118,12 +135,39 @@ class Rows(Answer, Generic[Row]):
 
     def within(self, whole: Rows[Any]) -> Self:
         """Return those that are among the *whole*, too: a share of it."""
-        return replace(self, where=whole.where, share=self.due)
+        return replace(self, where=whole.where, share=self.looks_due, spared=(*whole.spared, *self.spared))
+
+    def of(self, batch: str) -> Self:
+        """Return the same as rows of that batch: what people exclude of it stays."""
+        return replace(self, batch=batch)
+
+    @property
+    def looks_due(self) -> pw.Node:
+        """The condition of those that go, unless something keeps them: of the share, if they are one."""
+        return self.where if self.share is None else pw.Expression(self.where, "AND", self.share)
+
+    @cached_property
+    def kept(self) -> dict[str, pw.Node]:
+        """Why some stay that look due, and the condition of each: what is excluded, what is spared.  Asks the database.
+
+        That says which relations there are.
+        """
+        spared = {one.reason: one.where for one in self.spared if exclusions.visible(one.model)}
+        if self.project is None and self.name is None:
+            return spared
+        return {exclusions.REASON: exclusions.excluded(self.batch, project=self.project, name=self.name)} | spared
+
+    def written(self) -> dict[str, str]:
+        """Return the same in SQL, the values in it."""
+        return {reason: exclusions.written(self.model, kept) for reason, kept in self.kept.items()}
 
     @property
     def due(self) -> pw.Node:
-        """The condition of those that go: of the share, if they are one."""
-        return self.where if self.share is None else pw.Expression(self.where, "AND", self.share)
+        """The condition of those that go."""
+        found = self.looks_due
+        for kept in self.kept.values():
+            found = pw.Expression(found, "AND", exclusions.but(kept))
+        return found
 
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
@@ -176,7 +220,8 @@ class Children(Answer):
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
     children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
-    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.
+    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.  Where the
+    first argument of each is a project's id (*by_project*), a project that is excluded gets none.
     """
 
     child: Any
@@ -184,6 +229,7 @@ class Children(Answer):
     _: KW_ONLY
     sent: str = "children_enqueued"
     all_of: str | None = None
+    by_project: bool = False
 
     def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""
@@ -251,17 +297,17 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
     return answers
 
 
-def rows_of(name: str, due: Due, now: datetime) -> list[Rows[Any]]:
-    """Return the rows that are due at an instant; raise `Mistake` for an answer that is none."""
-    return [one for one in answers_of(name, due, now) if isinstance(one, Rows)]
+def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
+    """Return the rows of the batch that are due at an instant; raise `Mistake` for an answer that is none."""
+    return [one.of(batch) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
 
 
-def backlog_of(name: str, due: Due, record: str, now: datetime) -> Backlog:
+def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
     """Count the rows of a kind that are due, by the very condition by which they go."""
-    rows = next(rows for rows in rows_of(name, due, now) if rows.record == record)
+    rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
     return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
 
 
-def stake_of(name: str, due: Due, now: datetime) -> queries.Stake:
+def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
     """Return what the breaker weighs: the rows that are due, of all in their tables."""
-    return queries.Stake.rows(*(rows.select() for rows in rows_of(name, due, now)))
+    return queries.Stake.rows(*(rows.select() for rows in rows_of(batch, due, now)))

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from forgekeeper.audit.deletions import Item
-from forgekeeper.declaring.answers import Answer
+from forgekeeper.declaring.answers import Answer, Mistake
 
 One = TypeVar("One", bound=Hashable)
 Counts = Mapping[str, int]
@@ -77,6 +77,9 @@ class Items(Answer, ABC, Generic[One]):
     it.  *chunk* are claimed at a time, for *visibility* if that is given; *marked* of them are marked at a time.  A run
     ends after *most*, which its result calls *at_most*.
 
+    People exclude items by the attributes *project*, its id, and *called*, which is *name* unless it says otherwise;
+    None where they have no such thing.  What is excluded when it was claimed is left so, and nobody looks at it.
+
     *gone* are the states that limits count, *stays* those in which nothing went, *waits* those that leave an item as
     it was.  Any other, as ``failed`` is, has used what was reserved for it.  Items that are not *keyed* are in no
     table: none is passed over as a bad record.  *objective* is how long a due item may wait.  `settle` returns the
@@ -86,6 +89,8 @@ class Items(Answer, ABC, Generic[One]):
 
     record: str
     name = "path"
+    project: str | None = None
+    called: str | None = ""
     chunk = 1_000
     marked = 1_000
     visibility: timedelta | None = None
@@ -99,6 +104,20 @@ class Items(Answer, ABC, Generic[One]):
     failed: tuple[str, ...] = ("failed",)
     keyed = True
     all_bad = False
+
+    def excludable(self, one: One) -> tuple[int | None, str | None]:
+        """Return the project and the name by which people may exclude an item; raise `Mistake` where it lacks them."""
+        try:
+            project = None if self.project is None else getattr(one, self.project)
+            return project, None if self.called_by is None else getattr(one, self.called_by)
+        except AttributeError as error:
+            said = f"{error}: let `project` and `called` name what items have, or be None"
+            raise Mistake(f"{type(self).__name__} has items that nobody can exclude: {said}") from None
+
+    @property
+    def called_by(self) -> str | None:
+        """The attribute by which patterns exclude an item."""
+        return self.name if self.called == "" else self.called
 
     def begin(self) -> Mapping[str, Any]:
         """Do what a run begins with; return fields of its result, or raise `Blocked`."""

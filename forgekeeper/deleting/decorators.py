@@ -165,24 +165,30 @@ def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) 
 def _record(rows: Rows[Any]) -> Record:
     """Say how rows are counted."""
     counted, size = (rows.counted,), (rows.counted_bytes,) if rows.counted_bytes else ()
-    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
+    by = _excluded_by(project=rows.project, pattern=rows.name)
+    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size, excluded_by=by)
 
 
 def _items(items: Items[Any]) -> Record:
     """Say how items are counted."""
     errors = {"database": ()} if items.keyed else {}
-    return Record(items.record, (*items.processed, *items.failed), items.processed, errors, objective=items.objective)
+    examined, by = (*items.processed, *items.failed), _excluded_by(project=items.project, pattern=items.called_by)
+    return Record(items.record, examined, items.processed, errors, objective=items.objective, excluded_by=by)
+
+
+def _excluded_by(**found: object) -> tuple[str, ...]:
+    return tuple(kind for kind, by in found.items() if by is not None)
 
 
 def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
     """Let everybody who asks about the records be answered by what the run deletes by."""
     for one in rows:
         if one.objective is not None:
-            declared.backlog(one.record)(partial(backlog_of, declared.name, due, one.record))
+            declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
         declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
-    declared.preview(partial(_previewed, declared.name, due))
+    declared.preview(partial(_previewed, declared.batch.name, due))
     if any(one.objective for one in rows):
-        declared.batch.at_stake(partial(stake_of, declared.name, due))
+        declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
 
 
 def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:

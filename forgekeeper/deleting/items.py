@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple
 import structlog
 
 from forgekeeper.audit.deletions import Intended, Item, close_earlier
+from forgekeeper.database import exclusions
 from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Items, One, Page, State
 from forgekeeper.runs.run import BadRecords, Run
@@ -112,7 +113,7 @@ class _Pass(Generic[One]):
     def _chunk(self, claimed: Sequence[One]) -> str | None:
         """Delete what was claimed, scope by scope; return why the run has to end."""
         by_scope = defaultdict[str, list[One]](list)
-        for one in claimed:
+        for one in self._not_excluded(claimed):
             by_scope[self._items.scope(one) or ""].append(one)
         for scope, these in sorted(by_scope.items()):
             stopped = self._of_scope(scope or None, these)
@@ -120,6 +121,11 @@ class _Pass(Generic[One]):
             if stopped is not None:
                 return stopped
         return None
+
+    def _not_excluded(self, claimed: Sequence[One]) -> list[One]:
+        """Leave what people exclude as it was claimed."""
+        excluded = exclusions.among(self._run.declared.batch.name, partial(map, self._items.excludable, claimed))
+        return [one for place, one in enumerate(claimed) if place not in excluded]
 
     def _of_scope(self, scope: str | None, these: Sequence[One]) -> str | None:
         if self._too_late(these):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database, sqlstate, survey
+from forgekeeper.batches import batch_of
+from forgekeeper.database import database, exclusions, sqlstate, survey
 from forgekeeper.database.queries import IN_ORDER, START, Position, positions
 from forgekeeper.database.sessions import execute_prepared, write_first
 from forgekeeper.declaring.answers import Changes, Rows
@@ -214,15 +216,31 @@ def execute(
 
 def part_of(rows: Rows[Any], look: Look) -> Part:
     """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
-    due, values = condition(rows.model, rows.due)
+    rows = rows.of(batch_of(look.batch))
     columns = {"name": rows.name, "project": rows.project}
-    named = {name: column(found) for name, found in columns.items() if found is not None}
+    named: dict[str, Any] = {name: column(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
         named["size"] = f"coalesce({column(rows.size)}, 0)"
     if rows.total is not None:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
+    part = look.part(rows.record, verb=rows.verb)
+    look.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
+    _keep(rows, look, part)
+    return part
+
+
+def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:
+    text, values = condition(rows.model, due)
     since, key = column(rows.since), column(rows.model._meta.primary_key)
-    where = f"{due} and {since} is not null"
-    found = survey.Rows(rows.model._meta.table_name, where, values, due=since, key=key, **named)
-    return look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)
+    return survey.Rows(rows.model._meta.table_name, f"{text} and {since} is not null", values, due=since, key=key)
+
+
+def _keep(rows: Rows[Any], look: Look, part: Part) -> None:
+    """Count what looks due and is excluded or spared, each for its first reason."""
+    reasons, before = dict[str, str](), ""
+    for reason, kept in rows.written().items():
+        if reason != exclusions.REASON or exclusions.stand(rows.batch):
+            reasons[reason], before = kept + before, f"{before} and ({kept}) is not true"
+    if reasons:
+        look.keep(part, _survey(rows, rows.looks_due), reasons)

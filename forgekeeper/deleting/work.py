@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -13,9 +13,20 @@ import structlog
 
 from forgekeeper.connections import client, identity
 from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
-from forgekeeper.database import database
+from forgekeeper.database import database, exclusions
 from forgekeeper.database.sessions import engine, writing
-from forgekeeper.declaring.answers import Answer, Changes, Children, Mistake, Note, Removal, Rows, Skip, rows_of
+from forgekeeper.declaring.answers import (
+    Answer,
+    Changes,
+    Children,
+    Keyed,
+    Mistake,
+    Note,
+    Removal,
+    Rows,
+    Skip,
+    rows_of,
+)
 from forgekeeper.declaring.items import Items
 from forgekeeper.deleting import items, rows
 from forgekeeper.runs.run import Run
@@ -43,7 +54,7 @@ def send(run: Run[Any], children: Children) -> str | None:
     calls = iter(children.calls())
     while page := list(islice(calls, PAGE)):
         with engine():
-            sent = run.fan_out(children.child, page)
+            sent = run.fan_out(children.child, _not_excluded(run, page) if children.by_project else page)
         run.add(children.sent, sent.enqueued)
         run.add("deduplicated", sent.deduplicated)
         if children.all_of is not None:
@@ -54,6 +65,11 @@ def send(run: Run[Any], children: Children) -> str | None:
         if run.deadline.passed():
             return "deadline"
     return None
+
+
+def _not_excluded(run: Run[Any], page: Sequence[Keyed]) -> list[Keyed]:
+    excluded = exclusions.among(run.declared.batch.name, lambda: [(arguments[0], None) for _, arguments in page])
+    return [one for place, one in enumerate(page) if place not in excluded]
 
 
 def remove(run: Run[Any], removal: Removal) -> str | None:
@@ -132,9 +148,9 @@ def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
     match answer:
         case Changes():
-            return rows.change(run, answer)
+            return rows.change(run, answer.of(run.declared.batch.name))
         case Rows():
-            return rows.delete(run, _within(run, answer))
+            return rows.delete(run, _within(run, answer).of(run.declared.batch.name))
         case Items():
             return items.delete(run, answer)
         case Removal():
@@ -154,7 +170,7 @@ def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
     """Return of a child's rows those that are due to all children together: no other was counted or previewed."""
     if run.declared.whole is None:
         return rows
-    for whole in rows_of(run.batch, run.declared.whole, run.now):
+    for whole in rows_of(run.declared.batch.name, run.declared.whole, run.now):
         if (whole.record, whole.model) == (rows.record, rows.model):
             return rows.within(whole)
     raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")

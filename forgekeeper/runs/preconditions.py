@@ -22,7 +22,7 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, database, now
+from forgekeeper.database import Base, database, exclusions, now
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
@@ -92,8 +92,14 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
         _require_installation(batch.deletes_from, settings, claims=claims)
     except Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
-    for sentence in (*misread(batch.tables), *batch.misreadings()):
+    for sentence in (*misread(batch.tables), *batch.misreadings(), *_unknown_groups(batch)):
         raise Blocked("schema", sentence)
+
+
+def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
+    """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
+    if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
+        yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
 
 
 def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
-from forgekeeper.database import database, now
+from forgekeeper.database import database, exclusions, now
 from forgekeeper.database.survey import SNAPSHOT
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.runs import breaker, holds, preconditions, quarantine
@@ -118,6 +118,7 @@ def states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
     yield from holds.sentences(name)
+    yield from exclusions.sentences(name)
     if settings.cron(name) is None:
         yield f"{name} is on no timetable: it runs by hand alone"
     per_run, per_day, bytes_per_run, bytes_per_day = settings.limits(name)

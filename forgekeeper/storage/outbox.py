@@ -9,7 +9,7 @@ from typing import Any
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
 from forgekeeper.database.queries import chosen
 
 LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
@@ -25,7 +25,8 @@ CLAIM_DUE = """
     update deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
         select id from deleted_objects
-        where pick_up_at <= %(now)s and attempts < %(max_attempts)s and file_store = any(%(stores)s){chosen}
+        where pick_up_at <= %(now)s and attempts < %(max_attempts)s and file_store = any(%(stores)s)
+          and ({excluded}) is not true{chosen}
         order by pick_up_at, id
         limit %(limit)s
         for update skip locked
@@ -124,6 +125,12 @@ class DeletedObject(Base):
         return {path for path, *_ in cls.lying(paths)}
 
     @classmethod
+    def excluded(cls, batch: str | None) -> pw.Node:
+        """Return the condition of the objects that people exclude of the *batch*, or of any where that is None."""
+        path = pw.fn.concat_ws("/", pw.fn.nullif(cls.store_dir, ""), cls.file)
+        return exclusions.excluded(batch, project=cls.project_id, name=path)
+
+    @classmethod
     def due(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:
         """Select the objects to delete now."""
         return cls.select().where(cls.pick_up_at <= now, cls.attempts < MAX_ATTEMPTS)
@@ -154,13 +161,21 @@ class DeletedObject(Base):
         limit: int,
         only: Sequence[int] | None = None,
         without: Collection[int] = (),
+        batch: str | None = None,
     ) -> list[DeletedObject]:
-        """Claim up to *limit* due objects of these *stores*; if we die, others find them due after *visibility*."""
+        """Claim up to *limit* due objects of these *stores*; if we die, others find them due after *visibility*.
+
+        What people exclude of the *batch*, or of any where that is None, is left as it is.
+        """
         values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
         values |= {"stores": list(stores)}
         values |= {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS}
         columns = ("id", "file_store", "store_dir", "file", "pick_up_at", "project_id", "created_at")
-        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without), columns=", ".join(columns))
+        statement = CLAIM_DUE.format(
+            excluded=exclusions.written(cls, cls.excluded(batch)),
+            chosen=chosen("id", only=only, without=without),
+            columns=", ".join(columns),
+        )
         rows = database.execute_sql(statement, values).fetchall()
         return [cls(**dict(zip(columns, row, strict=True))) for row in rows]
 

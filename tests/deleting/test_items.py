@@ -10,12 +10,14 @@ from forgekeeper import Items, Kept, Table, batch
 from forgekeeper.audit.deletions import Item
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
+from forgekeeper.declaring.answers import Mistake
 from forgekeeper.declaring.items import Deleted
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.failpoints import FailpointReached
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.audited import lines, unclosed
+from tests.harness.excluding import exclude
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
@@ -176,3 +178,26 @@ def test_a_row_that_cannot_be_settled_is_passed_over_and_stops_no_other(leaves):
         db.execute_sql("drop table pinned")
 
     assert (result["deleted"], [one.key for one in Quarantined.select()]) == (FILES - 1, [str(bad.id)])
+
+
+def test_what_people_exclude_by_its_name_is_left_as_it_is(leaves, folder):
+    exclude("pattern:leaf-1*")
+
+    result = run(leaves)
+
+    kept = {"leaf-1", *(f"leaf-{number}" for number in range(10, 20))}
+    assert (result["deleted"], {file.name for file in folder.iterdir()}) == (FILES - len(kept), kept)
+    assert {leaf.name for leaf in Leaf.select()} == kept
+
+
+def test_items_that_lack_what_people_exclude_them_by_end_the_run_while_anything_is_excluded(
+    leaves, folder, monkeypatch
+):
+    monkeypatch.setattr(Leaves, "called", "path")
+    exclude("pattern:leaf-1*")
+
+    with pytest.raises(
+        Mistake, match="Leaves has items that nobody can exclude: 'Leaf' object has no attribute 'path'"
+    ):
+        run(leaves)
+    assert left(folder) == FILES

@@ -31,6 +31,7 @@ class Refs(World):
         "no name": False,
         "another in its way": False,
     }
+    excluding: ClassVar = {"project:1": lambda key: key % 2 == 0, "pattern:refs/mr/?": lambda key: key < 10}
     at = None
     projects = (1, 2)
     stray = 1_000
@@ -126,6 +127,7 @@ class Objects(Stored):
     tables = ("deleted_objects", "ci_job_artifacts")
     ways: ClassVar = {"long ago": True, "a minute ago": True, "in a minute": False, "given up": False, "named": False}
     locking = "select 1 from deleted_objects where id = any(%(keys)s) for update"
+    excluding: ClassVar = {"project:1": lambda key: key % 3 == 1, "pattern:objects/?": lambda key: key < 10}
     instants: ClassVar = {"a minute ago": -MINUTE, "in a minute": MINUTE}
 
     def put(self, key, way):
@@ -161,6 +163,7 @@ class Uploads(Stored):
         "select pg_advisory_xact_lock(hashtextextended('artifacts:objects/' || key, 1801807216))"
         " from unnest(%(keys)s::int[]) as key"
     )
+    excluding: ClassVar = {"pattern:artifacts:objects/?": lambda key: key < 10}
     stale = register.MAX_UPLOAD_DURATION.total_seconds()
     places: ClassVar = {
         "due again": (register.DELETING, -60),

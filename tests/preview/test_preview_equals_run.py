@@ -22,6 +22,7 @@ random_worlds = hypothesis.settings(
     suppress_health_check=list(hypothesis.HealthCheck),
     print_blob=True,
 )
+EXCLUDING = [(kind, what) for kind in WORLDS for what in kind.excluding]
 every_world = pytest.mark.parametrize("kind", WORLDS, ids=lambda kind: kind.batch)
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -67,3 +68,24 @@ def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kin
         holder.connection.rollback()
 
     check()
+
+
+@pytest.mark.parametrize(("kind", "what"), EXCLUDING, ids=lambda part: part if isinstance(part, str) else part.batch)
+def test_what_is_excluded_stays_all_else_goes_and_the_preview_says_both(kind, what, tmp_path, monkeypatch):
+    hurry(monkeypatch)
+    world = kind(tmp_path)
+    world.empty()
+    ways = dict(enumerate([way for way in kind.ways for _ in range(6)], 1))
+    for key, way in ways.items():
+        world.put(key, way)
+    due = {key for key, way in ways.items() if kind.ways[way]}
+    kept, present = {key for key in due if kind.excluding[what](key)}, world.present()
+
+    world.exclude(what)
+    shown, said = world.previewed(), world.kept("excluded")
+    world.run()
+
+    assert (shown, present - world.present()) == (due - kept, due - kept)
+    # Of what lies outside nobody looks whether it would stay for another reason.
+    assert said >= len(kept)
+    assert bool(said) == bool(kept)

@@ -1,12 +1,15 @@
 """What the worlds of previews have in common."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.database.exclusions import Exclusion, Subject
 from forgekeeper.runs.previewing import preview
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -24,13 +27,14 @@ class World:
     """Records of a batch that are due in some way, or stay for some reason; their keys are small numbers.
 
     *ways* says of each whether a run takes it: it repeats none of the product's conditions.  `put` makes the record of
-    a key, *locking* selects rows to lock.
+    a key, *locking* selects rows to lock, *excluding* says which keys are kept by what people exclude.
     """
 
     batch: str
     tables: tuple[str, ...]
     ways: dict[str, bool]
     locking: str | None = None
+    excluding: ClassVar[dict[str, Callable[[int], bool]]] = {}
     at: datetime | None = NOON
 
     def __init__(self, folder):
@@ -44,7 +48,15 @@ class World:
         return []
 
     def empty(self):
-        database.execute_sql("; ".join(f"delete from {table}" for table in self.tables))
+        database.execute_sql("; ".join(f"delete from {table}" for table in (*self.tables, "exclusions")))
+
+    def exclude(self, what):
+        Exclusion.add(Subject.read(what), batch=self.batch, reason="a test", by="a test", since=NOON, until=None)
+
+    def kept(self, reason):
+        """Say how many records a preview keeps for a reason."""
+        parts = preview(BATCHES[self.batch], self.settings, at=self.at).parts
+        return sum(part.kept.get(reason, 0) for part in parts)
 
     def previewed(self):
         """Return the keys of what a run would take, by a preview."""

@@ -47,6 +47,14 @@ class Artifacts(World):
         "no object": True,
     }
     locking = "select 1 from ci_job_artifacts where id = any(%(keys)s) for update"
+    excluding: ClassVar = {
+        "project:1": lambda key: key % 3 == 0,
+        "pattern:ab/1*": lambda key: str(key).startswith("1"),
+        # In SQL these two would stand for anything, and any character.
+        "pattern:ab/1%": lambda _key: False,
+        "pattern:ab_?": lambda _key: False,
+        "pattern:AB/*": lambda _key: False,
+    }
     shifts: ClassVar = {"a microsecond ago": -MICROSECOND, "now": 0 * DAY, "later": DAY, "never": None}
 
     def empty(self):
@@ -93,6 +101,7 @@ class Imports(World):
         "select 1 from bulk_imports where id = any(%(keys)s) for update;"
         "select 1 from bulk_import_entities where id = any(%(keys)s) for update"
     )
+    excluding: ClassVar = {"pattern:a/*": lambda key: key % 2 == 0}
     shifts: ClassVar = {"a microsecond before": -DAY - MICROSECOND, "a day ago": -DAY, "fresh": -HOUR}
 
     def put(self, key, way):

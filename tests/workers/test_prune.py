@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from forgekeeper import Rows, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, database, now
+from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
@@ -16,6 +17,7 @@ from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import LAST, RunTotal
 from models import GitRefDeletion
+from tests.harness.excluding import exclude
 from tests.harness.performing import perform
 from workers.prune import CHUNK, MAX_RUNTIME, Outcome, prune
 
@@ -48,6 +50,16 @@ def time_runs_out_after_a_chunk():
 
 def run(**options):
     return perform(prune, deadline=Deadline(MAX_RUNTIME, **options))
+
+
+def test_exclusions_go_thirty_days_after_their_end_and_never_while_they_stand():
+    for ago in (31, 29):
+        exclude(f"project:{ago}", ended=ago * DAY)
+    exclude("project:1")
+
+    outcome = run()
+
+    assert (outcome.exclusions, {row.number for row in Exclusion.select()}) == (1, {29, 1})
 
 
 def test_the_newest_run_of_each_batch_stays_however_old():

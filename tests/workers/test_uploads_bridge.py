@@ -9,6 +9,7 @@ from forgekeeper.connections import Client, call, client
 from forgekeeper.database import now as database_now
 from forgekeeper.runs.brakes import Deadline
 from models import JobArtifact
+from tests.harness.excluding import exclude
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import BATCH, HERE, STALE, members, now, numbered, register_members, registered, run
 from tests.system.soak import rights
@@ -61,6 +62,15 @@ def test_exactly_the_stale_uploads_go(folder):
     assert outcome == Outcome(6, 2, False, 0)
     assert folder.keys() == {"completed", "again", "live", "fresh", "nearly"}
     assert (in_hash(), registered()) == ({f"{HERE}:{path}" for path in ("again", "fresh", "nearly")}, set())
+
+
+def test_what_people_exclude_is_not_moved(folder):
+    begin(folder, "go", "keep/1", "keep/2")
+    exclude("pattern:artifacts:keep/*")
+
+    run(artifacts=folder.url)
+
+    assert (folder.keys(), in_hash()) == ({"keep/1", "keep/2"}, {f"{HERE}:keep/1", f"{HERE}:keep/2"})
 
 
 def test_an_upload_of_exactly_three_hours_is_not_stale():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import peewee as pw
 import structlog
@@ -32,7 +32,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue import Counter, Gauge, Reading, at
 from metrics.logs import describe
-from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
+from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectGroup, ProjectStatistics
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
 
@@ -49,7 +49,8 @@ KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **W
 # One look into the index for each class of artifacts.
 OF_EACH_CLASS = f"""
     from generate_series(0, {CLASSES - 1}) as class, lateral (
-        select expire_at from ci_job_artifacts where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
+        select expire_at from ci_job_artifacts
+        where {CLASS} = class and expire_at < %(now)s and {MAY_GO}{{but}}
         order by expire_at, id limit %(bound)s
     ) as expired"""
 OLDEST = f"select min(expire_at) {OF_EACH_CLASS}"
@@ -114,7 +115,7 @@ class BucketOutcome:
     time_limit=timedelta(minutes=2),
     outcome=Outcome,
     records=[],
-    tables=[JobArtifact, ProjectStatistics, DeletedObject],
+    tables=[JobArtifact, ProjectStatistics, DeletedObject, ProjectGroup],
     flag=FLAG,
     flags={
         FLAG: "Delete expired job artifacts at all (batch 11).",
@@ -152,6 +153,7 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
             errors={"database": ()},
             objective=timedelta(hours=24),
             bytes=("bytes",),
+            excluded_by=("project", "pattern"),
         ),
     ],
     collector="artifacts",
@@ -237,18 +239,19 @@ expired_job_artifacts.audited(
 @delete_artifact_bucket.backlog(RECORD)
 def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
-    (oldest,) = database.execute_sql(OLDEST, {"now": now, "bound": 1}).fetchone()
-    return Backlog(_count(now, queries.BOUND), oldest)
+    return Backlog(_ask(HOW_MANY, now, queries.BOUND), _ask(OLDEST, now, 1))
 
 
 @expired_job_artifacts.at_stake
 def at_stake(now: datetime) -> queries.Stake:
     """Look at the artifacts that may be destroyed, of all."""
-    return queries.Stake(partial(_count, now), queries.Stake.rows(JobArtifact.select()).of)
+    return queries.Stake(partial(_ask, HOW_MANY, now), queries.Stake.rows(JobArtifact.select()).of)
 
 
-def _count(now: datetime, bound: int) -> int:
-    return int(database.execute_sql(HOW_MANY, {"now": now, "bound": bound}).fetchone()[0])
+def _ask(statement: str, now: datetime, bound: int) -> Any:
+    kept = expired(now).of(expired_job_artifacts.name).written().values()
+    but = "".join(f" and ({condition}) is not true" for condition in kept)
+    return database.execute_sql(statement.format(but=but), {"now": now, "bound": bound}).fetchone()[0]
 
 
 @delete_artifact_bucket.preview

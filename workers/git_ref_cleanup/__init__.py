@@ -30,7 +30,7 @@ from forgekeeper.storage import git_refs, git_repository
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
 from metrics.catalogue import Counter
-from models import GitRefDeletion, Project
+from models import GitRefDeletion, Project, ProjectGroup
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_plain, require_root
@@ -40,7 +40,7 @@ LOCK_TIMEOUT = timedelta(minutes=10)
 BATCH_SIZE, MAX_PROJECTS, MAX_DELETES = 100, 10_000, 10_000
 KEEP_PROCESSED = timedelta(days=1)
 """So long after it was made, a deletion's row goes: `prune` removes it."""
-COUNTED = {"sent": "enqueued", "all_of": "total_projects"}
+COUNTED: dict[str, Any] = {"sent": "enqueued", "all_of": "total_projects", "by_project": True}
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class ProjectOutcome:
     budget=LOCK_TIMEOUT,
     time_limit=timedelta(minutes=12),
     outcome=Outcome,
-    tables=[GitRefDeletion, Project],
+    tables=[GitRefDeletion, Project, ProjectGroup],
     deletes_from="repositories",
     records=[Record("project", examined=("total_projects",))],
     counters=[
@@ -135,6 +135,7 @@ git_ref_cleanup.audited(
             processed=("total_deletes",),
             errors={"database": (), "gitaly": ("rejected",)},
             objective=timedelta(hours=2),
+            excluded_by=("project", "pattern"),
         ),
         Record("gone_ref_deletion", processed=("gone",)),
         Record("rejected_ref", refused=True),
@@ -161,6 +162,7 @@ class _ProjectRefs(Items[Pending]):
 
     record = RECORD
     name = "ref"
+    project = "project_id"
     at_most = "max_deletes"
     gone = frozenset({"deleted", "gone"})
     stays = frozenset({"moved", "rejected"})
@@ -252,13 +254,13 @@ def _item(row: Pending, was: str) -> Item:
 @clean_project_refs.backlog(RECORD)
 def pending(_now: datetime) -> Backlog:
     """Count the pending deletions; one that was tried again counts from then."""
-    return Backlog.of(GitRefDeletion.pending(), oldest=GitRefDeletion.updated_at)
+    return Backlog.of(deletions.due(NAME), oldest=GitRefDeletion.updated_at)
 
 
 @git_ref_cleanup.at_stake
 def at_stake(_now: datetime) -> Stake:
     """Return the pending deletions, of all rows: refs cannot be counted."""
-    return Stake.rows(GitRefDeletion.pending())
+    return Stake.rows(deletions.due(NAME))
 
 
 clean_project_refs.quarantines(

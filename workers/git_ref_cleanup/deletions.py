@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import database
+from forgekeeper.database import database, exclusions
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.shown import Entry
 from forgekeeper.runs.holds import Batch
@@ -76,6 +76,22 @@ def pages(batch: str, size: int, most: int) -> Iterator[list[int]]:
             Batch.move_to(batch, position)
 
 
+def due(batch: str) -> pw.ModelSelect[GitRefDeletion]:
+    """Select the pending deletions that nobody excludes of the batch."""
+    return GitRefDeletion.pending().where(exclusions.but(_excluded(batch)))
+
+
+def excluded(batch: str) -> pw.ModelSelect[GitRefDeletion]:
+    """Select the pending deletions that people exclude of the batch."""
+    return GitRefDeletion.pending().where(_excluded(batch))
+
+
+def not_excluded(batch: str, page: Sequence[Pending]) -> list[Pending]:
+    """Return those of a page that nobody excludes of the batch."""
+    kept = exclusions.among(batch, lambda: [(row.project_id, row.ref) for row in page])
+    return [row for place, row in enumerate(page) if place not in kept]
+
+
 def pending_of(project_id: int, page: Page) -> list[Pending]:
     """Return a page of the project's pending deletions, in the order of their ids."""
     row = GitRefDeletion
@@ -121,6 +137,10 @@ def rejected(_settings: Settings, limit: int) -> Iterator[Entry]:
 def _refused(ids: Sequence[int] | None) -> pw.Expression:
     which: pw.Expression = GitRefDeletion.status == DeletionStatus.REJECTED
     return which if ids is None else which & GitRefDeletion.id.in_(list(ids))
+
+
+def _excluded(batch: str) -> pw.Node:
+    return exclusions.excluded(batch, project=GitRefDeletion.project_id, name=GitRefDeletion.ref)
 
 
 def _pending_of(project_id: int, page: Page) -> pw.ModelSelect[GitRefDeletion]:

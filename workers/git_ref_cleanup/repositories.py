@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from forgekeeper import Blocked
-from forgekeeper.database import now
+from forgekeeper.batches import batch_of
+from forgekeeper.database import exclusions, now, queries
 from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
@@ -30,7 +31,7 @@ from forgekeeper.storage.git_repository import (
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import Gauge, Reading
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup.deletions import Pending, pending_of, waiting_projects
+from workers.git_ref_cleanup.deletions import Pending, due, excluded, not_excluded, pending_of, waiting_projects
 
 FEW = 3
 """Fewer repositories than so many may be gone whatever share of all they are."""
@@ -135,7 +136,9 @@ def _has_lock_of(root: Path, disk_path: str, left: datetime) -> bool:
 def previewed(look: Look) -> Iterator[Part]:
     """Look into the repositories for what would be deleted, and what is gone, refused, moved or locked."""
     part, gone = look.part("git_ref_deletion"), look.part("gone_ref_deletion", verb="closed, as there is no repository")
-    bad, pending = look.passed_over(part.record), selected(GitRefDeletion.pending(), GitRefDeletion.updated_at)
+    batch, bad = batch_of(look.batch), look.passed_over(part.record)
+    pending = selected(due(batch), GitRefDeletion.updated_at)
+    part.keep(exclusions.REASON, queries.count(excluded(batch)))
     try:
         if not _look_into_all(require_root(look.settings), look, bad, part, gone):
             part.guess(expected(pending, bad))
@@ -162,17 +165,17 @@ def _look_into_all(root: Path, look: Look, bad: Collection[int], part: Part, gon
         believed = True
     for project, path in where.items():
         after = 0
-        while rows := pending_of(project, Page(REFS, after, without=bad)):
+        while page := pending_of(project, Page(REFS, after, without=bad)):
             if look.over():
                 return False
+            after, rows = page[-1].id, not_excluded(batch_of(look.batch), page)
             if path is None or (believed and project in missing):
                 for row in rows:
                     gone.one(str(row.id), row.ref, row.updated_at, size=look.size, project=project)
             elif project in missing:
                 part.keep(MISSING, len(rows))
-            elif not _look_at(root, path, rows, look, part):
+            elif rows and not _look_at(root, path, rows, look, part):
                 return False
-            after = rows[-1].id
             look.told(part)
     return True
 

@@ -39,7 +39,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import bridge, failed, preview, register
+from workers.stale_direct_uploads import bridge, failed, kept, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
 from workers.stale_direct_uploads.keys import FAILED, MAX_UPLOAD_DURATION
 
@@ -84,6 +84,7 @@ class Outcome:
             processed=("total_deleted_stale_entries",),
             errors={"object_storage": ("failed_entries",)},
             objective=timedelta(hours=1),
+            excluded_by=("pattern",),
         ),
         Record("failed_upload", refused=True),
     ],
@@ -107,6 +108,7 @@ class _StaleUploads(Items[Entry]):
     """The stale entries of the register, location by location."""
 
     record = "stale_upload"
+    called = "member"
     chunk = CHUNK
     marked = LOCKED
     keyed = False
@@ -154,7 +156,8 @@ class _StaleUploads(Items[Entry]):
         return [None] * len(rows)
 
     def claim(self, page: Page) -> list[Entry]:
-        self._claim = register.claim(client, visibility=settings().upload_visibility, limit=page.limit)
+        only = kept.next_members(client, page.limit) if kept.any_stand() else None
+        self._claim = register.claim(client, visibility=settings().upload_visibility, limit=page.limit, only=only)
         return self._claim.entries
 
     def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
@@ -250,14 +253,14 @@ def pending(_now: datetime) -> Backlog:
 @stale_direct_uploads.backlog("stale_upload")
 def stale(_now: datetime) -> Backlog:
     """Count the uploads that are due, and since when the oldest is."""
-    found = register.census(client)
+    found = kept.census(client)
     return Backlog(found.due, found.due_since)
 
 
 @stale_direct_uploads.at_stake
 def at_stake(_now: datetime) -> Stake:
     """Look at the uploads that are due, of all in the register."""
-    found = register.census(client)
+    found = kept.census(client)
     return Stake(due=lambda _bound: found.due, of=lambda _bound: found.pending)
 
 

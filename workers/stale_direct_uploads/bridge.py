@@ -9,7 +9,7 @@ A hash has no order: it is read in pages, from its start to its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -78,12 +78,12 @@ def stale(client: redis.Redis) -> Iterator[list[tuple[bytes, float]]]:
             yield [(field, float(value)) for field, value in page.stale]
 
 
-def move(client: redis.Redis, *, limit: int) -> int:
+def move(client: redis.Redis, *, limit: int, only: Collection[bytes] | None = None) -> int:
     """Move up to *limit* stale uploads to those that are pending; return how many were, 0 where there is none.
 
-    Each is moved in one atomic step, unless it has completed or was prepared again.  It begins where the last move has
-    ended: what was left then comes when the hash is read from its start.  A crash afterwards leaves pending entries,
-    which are claimed as others are.
+    Where it is given, *only* those members are.  Each is moved in one atomic step, unless it has completed or was
+    prepared again.  It begins where the last move has ended: what was left then comes when the hash is read from its
+    start.  A crash afterwards leaves pending entries, which are claimed as others are.
     """
     if not bridges(client):
         return 0
@@ -91,7 +91,7 @@ def move(client: redis.Redis, *, limit: int) -> int:
     moved, from_start = 0, cursor == 0
     for _ in range(SEARCHED):
         page = _page(client, cursor, names=True)
-        some = page.stale[: limit - moved]
+        some = [pair for pair in page.stale if only is None or pair[0] in only][: limit - moved]
         moved += (
             call(client, "upload_move", keys=[REFERENCE, PENDING], args=[*chain.from_iterable(some)]) if some else 0
         )

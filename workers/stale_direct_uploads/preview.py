@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from forgekeeper.connections import client
+from forgekeeper.database import exclusions
 from forgekeeper.declaring.shown import BUSY, Look, Part
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
@@ -14,6 +15,7 @@ from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, register
 from workers.stale_direct_uploads.entries import Entry, unfit
+from workers.stale_direct_uploads.kept import not_excluded
 from workers.stale_direct_uploads.register import Due
 
 LOCATION = attrgetter("entry.location")
@@ -24,7 +26,9 @@ def uploads(look: Look) -> Iterator[Part]:
     part, read = look.part("stale_upload"), 0
     for page in register.due(client):
         read += len(page)
-        for location, found in groupby(sorted(page, key=LOCATION), key=LOCATION):
+        free = not_excluded(page)
+        part.keep(exclusions.REASON, len(page) - len(free))
+        for location, found in groupby(sorted(free, key=LOCATION), key=LOCATION):
             some = list(found)
             try:
                 reasons = _reasons(location, some, look)

@@ -14,6 +14,7 @@ import math
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -149,25 +150,37 @@ def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> li
     return [path for path, name, score in found if score is not None or name in theirs]
 
 
-def claim(client: redis.Redis, *, visibility: timedelta, limit: int) -> Claim:
+def claim(client: redis.Redis, *, visibility: timedelta, limit: int, only: Collection[str] | None = None) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
 
-    Each entry is claimed in one atomic step, and no other claim gets it for *visibility*; fresh entries are not read.
-    Where there is none, what is stale in the forge's own register is moved here, in no order, and claimed.
+    With *only* these members, as far as they are due.  Each entry is claimed in one atomic step, and no other claim
+    gets it for *visibility*; fresh entries are not read.  Where there is none, what is stale in the forge's own
+    register is moved here, in no order, and claimed.
     """
-    result = Claim(secrets.token_hex(8), [])
-    for source, due_at_age in SOURCES:
-        _claim(client, result, (source, due_at_age), visibility=visibility, limit=limit)
+    result, names = Claim(secrets.token_hex(8), []), None if only is None else {*map(raw, only)}
+    if names == set():
+        return result
+    claim = partial(_claim, client, result, visibility=visibility, limit=limit, only=names or ())
+    for source in SOURCES:
+        claim(source)
     # Others may claim what was moved.
-    while not result.entries and bridge.move(client, limit=limit):
-        _claim(client, result, (PENDING, DUE_AT_AGE), visibility=visibility, limit=limit)
+    while not result.entries and bridge.move(client, limit=limit, only=names):
+        claim((PENDING, DUE_AT_AGE))
     return result
 
 
-def _claim(client: redis.Redis, result: Claim, source: tuple[str, int], *, visibility: timedelta, limit: int) -> None:
+def _claim(
+    client: redis.Redis,
+    result: Claim,
+    source: tuple[str, int],
+    *,
+    visibility: timedelta,
+    limit: int,
+    only: Collection[bytes],
+) -> None:
     key, due_at_age = source
     keys = [key, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
-    args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries)]
+    args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries), *only]
     for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
         adopted, registered = (second(one) if one else None for one in seconds)
         result.entries.append(Entry(text(name), whole(attempts), adopted, registered))

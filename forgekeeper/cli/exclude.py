@@ -1,0 +1,129 @@
+"""What batches must leave alone, said beforehand: `exclude`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.cli.connection import batch_named, connected
+from forgekeeper.cli.holding import Until
+from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, moment, read_time, table, wrong_use
+from forgekeeper.database import database, exclusions, now
+from forgekeeper.database.exclusions import Exclusion, Subject, Unclear
+
+What = Annotated[
+    str, typer.Argument(metavar="WHAT", help="project:7, group:9, or 'pattern:uploads/*' with * and ? of names.")
+]
+Reason = Annotated[str, typer.Option(help="Why; the audit keeps it.")]
+LACKS = {"project": "project", "group": "project", "pattern": "name"}
+"""What a record has to have to be excluded."""
+
+
+def exclude_list(json: Json = False) -> None:
+    """List what is excluded now: of which batch, by whom, since when, until when and why."""
+    with connected("exclude", redis_needed=False):
+        standing = Exclusion.standing()
+    if json:
+        emit({"exclusions": [_facts(one) for one in standing]})
+        return
+    columns = ("id", "what", "batch", "by", "since", "until", "reason")
+    table(columns, ((one.id, one.what, one.batch or "all", *_row(one)) for one in standing))
+
+
+exclude = group(
+    "exclude",
+    "What batches leave alone: projects, groups, or names that a pattern matches.",
+    exclude_list,
+)
+
+
+@exclude.command("add")
+def exclude_add(
+    what: What,
+    reason: Reason,
+    until: Until = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Of this batch alone.")] = None,
+    json: Json = False,
+) -> None:
+    """Let no batch delete anything of a project, of a group's projects, or whose name a pattern matches.
+
+    It counts from the next chunk on, also of what runs.  A pattern is held against a record's whole name, as previews
+    show it: * stands for any text, ? for one character.
+    """
+    subject = _read(what)
+    reached, reason = _reached(subject, batch), _said(reason)
+    with connected("exclude add", redis_needed=False):
+        made = add_now(subject, batch, until=until, reason=reason)
+    end = f"until {moment(made.until)}" if made.until else f"until `forgekeeper exclude remove {made.id}`"
+    said = f"{made.what} is excluded of {', '.join(reached)} {end}"
+    answer(_facts(made) | {"reaches": reached}, said, json=json)
+
+
+@exclude.command("remove")
+def exclude_remove(
+    what: Annotated[str, typer.Argument(metavar="ID|WHAT", help="Its id, as `list` shows it, or all of project:7.")],
+    reason: Reason,
+    json: Json = False,
+) -> None:
+    """Let batches delete again what was excluded: one exclusion by its id, or all that are of the same."""
+    reason, number = _said(reason), what.strip()
+    which = Exclusion.id == int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None
+    if which is None:
+        subject = _read(what)
+        which = (Exclusion.kind == subject.kind) & (Exclusion.subject == subject.subject)
+    with connected("exclude remove", redis_needed=False), database.atomic():
+        removed = list(Exclusion.delete().where(which).returning(Exclusion).execute())
+        for one in removed:
+            acts.record("exclude remove", one.what, batch=one.batch, reason=reason, before=_facts(one))
+        if not removed:
+            raise Problem(f"{what} is not excluded; `forgekeeper exclude list` shows what is")
+    said = ", ".join(f"{one.what} (exclusion {one.id})" for one in removed)
+    answer({"removed": [_facts(one) for one in removed]}, f"not excluded any more: {said}", json=json)
+
+
+def add_now(subject: Subject, batch: str | None, *, until: str | None, reason: str) -> Exclusion:
+    """Exclude it, and record it.  Needs a connection; raises `Problem` for what could exclude nothing."""
+    since = now()
+    end = None if until is None else read_time(until, since, ahead=True)
+    if end is not None and end <= since:
+        wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+    if subject.kind == "group" and (lacks := exclusions.no_groups()):
+        raise Problem(f"no group can be excluded: {lacks}; give it such a table or view (docs/exclusions.md)")
+    with database.atomic():
+        made = Exclusion.add(subject, batch=batch, reason=reason, by=acts.who(), since=since, until=end)
+        acts.record("exclude add", made.what, batch=batch, reason=reason, after=_facts(made))
+    return made
+
+
+def _read(what: str) -> Subject:
+    try:
+        return Subject.read(what)
+    except Unclear as unclear:
+        wrong_use(str(unclear))
+
+
+def _reached(subject: Subject, batch: str | None) -> list[str]:
+    """Name the batches that it can keep from anything; refuse what can keep none."""
+    asked: list[BatchSpec] = [*BATCHES.values()] if batch is None else [batch_named(batch)]
+    reached = [one.name for one in asked if one.excludes(subject.kind)]
+    if not reached:
+        who, lacks = batch or "every batch", LACKS[subject.kind]
+        wrong_use(f"{subject.kind}:{subject.subject} would exclude nothing: no record of {who} has a {lacks}")
+    return reached
+
+
+def _said(reason: str) -> str:
+    return reason if reason.strip() else wrong_use("say why with --reason: the audit keeps it")
+
+
+def _facts(one: Exclusion) -> dict[str, Any]:
+    fields = ("id", "kind", "subject", "batch", "reason", "by", "since", "until")
+    return {field: getattr(one, field) for field in fields}
+
+
+def _row(one: Exclusion) -> tuple[str, datetime, str, str]:
+    return one.by, one.since, moment(one.until) if one.until else "it is removed", one.reason

@@ -1,0 +1,52 @@
+"""What people exclude of the five documents."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.database import now
+from forgekeeper.storage.outbox import DeletedObject
+from tests.harness.excluding import exclude
+from tests.harness.performing import perform
+from tests.harness.ref_deletions import on_their_way, projects
+from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import HERE, complete, register
+from tests.harness.stale_uploads import run as run_uploads
+from workers.delete_objects import delete_objects
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def test_an_excluded_project_gets_no_child(parent):
+    projects(4)
+    exclude("project:2")
+
+    result = parent().result
+
+    assert (result["total_projects"], on_their_way()) == (3, [1, 3, 4])
+
+
+def test_objects_of_an_excluded_project_wait_in_the_outbox_as_they_are(folder):
+    folder.put("a/1", "a/2")
+    instant = now() - timedelta(minutes=1)
+    for number in (1, 2):
+        DeletedObject.create(project_id=number, store_dir="a", file=str(number), pick_up_at=instant)
+    exclusion, settings = exclude("project:1"), settings_with(object_stores={"artifacts": folder.url})
+
+    outcome = perform(delete_objects, settings=settings)
+
+    (waiting,) = DeletedObject.select()
+    assert (outcome.deleted, outcome.remaining, waiting.pick_up_at) == (1, 0, instant)
+    assert delete_objects.due(now()).records == 0
+    exclusion.delete_instance()
+    assert perform(delete_objects, settings=settings).deleted == 1
+
+
+def test_an_upload_that_is_excluded_is_not_claimed_and_can_still_complete(folder):
+    register("keep/1", "go/1")
+    exclude("pattern:artifacts:keep/*")
+
+    run_uploads(artifacts=folder.url)
+
+    assert complete(HERE, "keep/1")
+    assert not complete(HERE, "go/1")

@@ -306,6 +306,36 @@ class ProjectStatistics(Base):
         table_name = "project_statistics"
 
 
+class RefreshState(IntEnum):
+    """How far the forge has got with recounting a project's artifacts: it begins at nought when it runs."""
+
+    CREATED = 1
+    RUNNING = 2
+    PENDING = 3
+
+
+class StatisticsRefresh(Base):
+    """A project whose artifacts the forge recounts.  A forge without this relation recounts none."""
+
+    optional = True
+    grants = "worker: select; exporter: select"
+
+    project_id = pw.BigIntegerField(primary_key=True)
+    state = pw.SmallIntegerField()
+
+    class Meta:
+        table_name = "project_build_artifacts_size_refreshes"
+
+    @classmethod
+    def is_under_way(cls, project: pw.Field[int]) -> pw.Node:
+        """Return the condition that the statistics of that *project* are being recounted: it has begun."""
+        begun = (RefreshState.RUNNING, RefreshState.PENDING)
+        condition: pw.Node = pw.fn.EXISTS(
+            cls.select(pw.SQL("1")).where(cls.project_id == project, cls.state.in_(begun))
+        )
+        return condition
+
+
 class ProjectGroup(Base):
     """A project and a group that it is in, itself or by way of another group.
 
@@ -347,5 +377,5 @@ APPLICATION: tuple[type[Base], ...] = (
 )
 """Tables that the forge owns; only the example forge's migrations create them."""
 
-OPTIONAL: tuple[type[Base], ...] = (ProjectGroup,)
+OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, ProjectGroup)
 """Relations that a forge may lack; they are read alone."""

@@ -1,18 +1,25 @@
-"""What people exclude of the five documents."""
+"""What people exclude of the five documents, and what artifacts are spared by a declaration."""
 
 from datetime import timedelta
 
 import pytest
 
 from forgekeeper.database import now
+from forgekeeper.runs.previewing import preview
 from forgekeeper.storage.outbox import DeletedObject
-from tests.harness.excluding import exclude
+from models import JobArtifact
+from tests.harness.artifacts import artifact, ids, run, turn_on
+from tests.harness.excluding import exclude, relation
 from tests.harness.performing import perform
 from tests.harness.ref_deletions import on_their_way, projects
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, complete, register
 from tests.harness.stale_uploads import run as run_uploads
 from workers.delete_objects import delete_objects
+from workers.expired_job_artifacts import delete_artifact_bucket, expired_job_artifacts
+
+CREATED, RUNNING, PENDING = 1, 2, 3
+"""How far a forge has got with recounting a project's artifacts."""
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -50,3 +57,26 @@ def test_an_upload_that_is_excluded_is_not_claimed_and_can_still_complete(folder
 
     assert complete(HERE, "keep/1")
     assert not complete(HERE, "go/1")
+
+
+@pytest.mark.parametrize("state", [CREATED, RUNNING, PENDING])
+def test_artifacts_of_a_project_stay_while_its_statistics_are_recounted(state):
+    turn_on()
+    kept, _ = artifact(project=1), artifact(project=2)
+    refreshes = relation(
+        "project_build_artifacts_size_refreshes", "project_id bigint, state smallint", (1, state), (3, RUNNING)
+    )
+
+    with refreshes:
+        shown = preview(expired_job_artifacts, settings_with())
+        for _ in range(5):
+            run()
+        (part,), backlog = shown.parts, delete_artifact_bucket.backlogs["expired_artifact"](now())
+
+    begun = state != CREATED
+    assert ids() == ({kept} if begun else set())
+    assert (part.records, part.kept, shown.due) == ((1, {"statistics_recounted": 1}, 1) if begun else (2, {}, 2))
+    assert backlog.records == 0
+    for _ in range(5):
+        run()
+    assert not JobArtifact.select().exists()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import peewee as pw
 import structlog
 
-from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, Total, batch, child
+from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Spared, Subject, Threshold, Total, batch, child
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
@@ -32,7 +32,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue import Counter, Gauge, Reading, at
 from metrics.logs import describe
-from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectGroup, ProjectStatistics
+from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectGroup, ProjectStatistics, StatisticsRefresh
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
 
@@ -115,7 +115,7 @@ class BucketOutcome:
     time_limit=timedelta(minutes=2),
     outcome=Outcome,
     records=[],
-    tables=[JobArtifact, ProjectStatistics, DeletedObject, ProjectGroup],
+    tables=[JobArtifact, ProjectStatistics, DeletedObject, StatisticsRefresh, ProjectGroup],
     flag=FLAG,
     flags={
         FLAG: "Delete expired job artifacts at all (batch 11).",
@@ -201,6 +201,9 @@ def expired(
         also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
         until=until,
+        spared=[
+            Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))
+        ],
     )
 
 

@@ -97,7 +97,7 @@ CASES = [
 ]
 ELSEWHERE = {
     *("check", "migrate", "up", "pause", "resume", "stop", "cancel", "release"),
-    *("refs restore", "objects hold", "objects unhold"),
+    *("refs restore", "objects hold", "objects unhold", "exclude add", "exclude remove"),
 }
 """They leave acts, too: how, is further below or in the tests of their own."""
 NOT_RECORDED = {

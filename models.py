@@ -21,6 +21,7 @@ class UserStatus(Base):
     """What users say of themselves, until *clear_status_at*."""
 
     found_by = ("user_id",)
+    beside = ("emoji", "message", "message_html", "availability")
     grants = "worker: select, update (user_id), delete; exporter: select"
 
     user_id = pw.BigIntegerField(primary_key=True)
@@ -138,13 +139,14 @@ class BulkImport(Base):
     """One import of groups and projects from another forge."""
 
     found_by = ("id",)
+    beside = ("source_type", "created_at")
     grants = "worker: select, update (status, has_failures, updated_at); exporter: select"
 
     id = BigIdentityField()
     user_id = pw.BigIntegerField()
     source_type = pw.SmallIntegerField(constraints=default("0"))
     status = pw.SmallIntegerField(constraints=default("0"))
-    has_failures = pw.BooleanField(constraints=default("false"))
+    has_failures = pw.BooleanField(null=True, constraints=default("false"))
     created_at = DateTimeTZField(constraints=default("now()"))
     updated_at = DateTimeTZField(constraints=default("now()"))
 
@@ -156,6 +158,7 @@ class BulkImportEntity(Base):
     """A group or project within an import."""
 
     found_by = ("id",)
+    beside = ("parent_id", "created_at")
     grants = "worker: select, update (status, updated_at); exporter: select"
 
     id = BigIdentityField()
@@ -166,7 +169,7 @@ class BulkImportEntity(Base):
     destination_name = pw.TextField()
     destination_namespace = pw.TextField()
     status = pw.SmallIntegerField(constraints=default("0"))
-    has_failures = pw.BooleanField(constraints=default("false"))
+    has_failures = pw.BooleanField(null=True, constraints=default("false"))
     created_at = DateTimeTZField(constraints=default("now()"))
     updated_at = DateTimeTZField(constraints=default("now()"))
 
@@ -184,6 +187,7 @@ class BulkImportTracker(Base):
     """One relation of an entity on its way through the pipelines."""
 
     found_by = ("id", "bulk_import_entity_id")
+    beside = ("relation", "stage", "created_at")
     grants = "worker: select, update (status, updated_at)"
 
     id = BigIdentityField()
@@ -246,10 +250,10 @@ class JobArtifact(Base):
     file_type = pw.IntegerField()
     file_store = pw.IntegerField(constraints=default("2"))
     file = pw.TextField(null=True)
-    file_final_path = pw.TextField(index=True)
+    file_final_path = pw.TextField(index=True, null=True)
     size = pw.BigIntegerField(null=True)
     expire_at = DateTimeTZField(null=True)
-    locked = pw.SmallIntegerField(constraints=default("2"))
+    locked = pw.SmallIntegerField(null=True, constraints=default("2"))
     created_at = DateTimeTZField(constraints=default("now()"))
     updated_at = DateTimeTZField(constraints=default("now()"))
 

@@ -19,6 +19,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, default
 from forgekeeper.database.queries import AtStake
+from forgekeeper.database.relations import Relation, is_ours
 from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
@@ -145,6 +146,8 @@ class BatchSpec(Declared):
     cron: str
     flag: str | None = None
     tables: Sequence[type[Base]] = ()
+    reads: Sequence[type[Base]] = ()
+    walks: dict[type[Base], str] = field(default_factory=dict)
     deletes_from: Place | None = None
     misreadings: Callable[[], Sequence[str]] = tuple
     writes: str | None = None
@@ -180,6 +183,16 @@ class BatchSpec(Declared):
     def audited(self, subject: Subject) -> None:
         """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
         self.subjects.append(subject)
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """What it expects of the forge: each table or view of which rows go with it, and those that it only reads."""
+        expected = dict.fromkeys(self.tables, False) | dict.fromkeys(self.reads, True)
+        return tuple(
+            Relation(model, reads=reads, since=self.walks.get(model))
+            for model, reads in expected.items()
+            if not is_ours(model)
+        )
 
     @property
     def deletes(self) -> bool:

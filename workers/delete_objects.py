@@ -58,8 +58,9 @@ class Outcome:
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
-    # The second says what live artifacts name.
-    tables=[DeletedObject, JobArtifact, ProjectGroup],
+    tables=[DeletedObject],
+    # What live artifacts name, and what people exclude.
+    reads=[JobArtifact, ProjectGroup],
     deletes_from="artifacts",
     records=[
         Record(

@@ -26,6 +26,7 @@ from forgekeeper.deleting.rows import part_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.preconditions import fits
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
@@ -93,7 +94,8 @@ def old_rows(now: datetime) -> Iterator[Rows[Any]]:
     closed, expired = JobRun.closed_before(now - KEEP_RUNS), Process.silent_from < now - KEEP_PROCESSES
     ended = Exclusion.ended_before(now - KEEP_EXCLUSIONS)
     kinds = [
-        *(old(now) for one in all_declared() for old in one.old),
+        # What is wrong with the tables of one batch keeps back no other's.
+        *(old(now) for one in all_declared() if one.old and fits(one.batch) for old in one.old),
         Rows(JobRun, closed, since=JobRun.finished_at, after=KEEP_RUNS, counted="runs"),
         Rows(Process, expired, since=Process.silent_from, after=KEEP_PROCESSES, counted="processes"),
         Rows(Exclusion, ended, since=Exclusion.until, after=KEEP_EXCLUSIONS, counted="exclusions"),

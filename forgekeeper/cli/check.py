@@ -14,6 +14,7 @@ from redis.exceptions import NoPermissionError
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
+from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
 from forgekeeper.cli.connection import configured, recorded, sentence
 from forgekeeper.cli.holding import FIRST
@@ -21,7 +22,7 @@ from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, release, schema, sqlstate
+from forgekeeper.database import database, relations, release, schema, sqlstate
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
@@ -151,11 +152,13 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
 def _postgresql() -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
-    tables = tuple(dict.fromkeys((*OURS, *(table for batch in BATCHES.values() for table in batch.tables))))
-    if hidden := list(schema.closed(tables)):
+    used = tuple(dict.fromkeys((*OURS, *(one.model for batch in BATCHES.values() for one in batch.relations))))
+    if hidden := list(schema.closed(used)):
         yield from (error("privileges", said) for said in hidden)
         return
-    lacking = list(schema.lacking(tables))
+    wanted = {schema.MIGRATIONS: ["select"]} | {model: relations.needs(model) for model in OURS}
+    tables = relations.look([schema.MIGRATIONS, *(model._meta.table_name for model in OURS)])
+    lacking = list(relations.lacking(wanted, tables))
     yield from (error("privileges", said) for said in lacking)
     if any(schema.MIGRATIONS in said for said in lacking):
         return
@@ -163,14 +166,12 @@ def _postgresql() -> Iterator[Finding]:
         said = "there are no tables of forgekeeper's yet" if FIRST in pending else f"pending: {', '.join(pending)}"
         yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
         return
-    if not lacking:
-        yield ok("privileges", "everything that the batches do is granted")
-    found, misreadings = list(schema.differences(tables)), list(preconditions.misread(tables))
-    for one in found:
-        yield (warning if one.harmless else error)("schema", one.sentence)
-    yield from (error("schema", said) for said in misreadings)
-    if not found and not misreadings:
-        yield ok("schema", "all tables, columns and indexes are there")
+    found = [(one.sentence, one.harmless) for one in schema.differences(OURS)]
+    found += [(sentence, False) for sentence in preconditions.misread(OURS, tables)]
+    yield from ((warning if harmless else error)("schema", sentence) for sentence, harmless in found)
+    if not lacking and not found:
+        yield ok("schema", "forgekeeper's own tables are as they should be")
+    yield from contract()
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:

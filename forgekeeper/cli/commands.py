@@ -17,6 +17,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli import (
     audit,
     check,
+    contract,
     declared,
     exclude,
     holding,
@@ -46,7 +47,10 @@ ABOVE = DEMO | {"console": "forgekeeper.console.command"}
 """Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
-    "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
+    "Prepare": (
+        *(check.check, migrate.migrate, contract.contract),
+        *(declared.settings, declared.metrics, declared.batches, "seed"),
+    ),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
         *(holding.release, exclude.exclude, declared.flags),

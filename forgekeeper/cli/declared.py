@@ -73,7 +73,7 @@ def _batch(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
         "team": batch.team,
         "schedule": str(settings.cron(batch.name) or "off"),
         "flag": batch.flag,
-        "tables": [table._meta.table_name for table in batch.tables],
+        "tables": [table._meta.table_name for table in (*batch.tables, *batch.reads)],
         "deletes_from": batch.deletes_from,
         "writes": batch.writes,
         "settings": [f"{PREFIX}{kind}_{batch.name.upper()}" for kind in ("CRON", "CATCH_UP", "PACE")],

@@ -19,6 +19,7 @@ class Base(pw.Model):
     *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
     *partition* is the column by which a forge may have cut the table into partitions: a statement that knows the value
     of its rows reads no other partition.
+    *beside* names columns that no statement of ours names: the example forge has them, another may not.
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  A
     forge may lack what is *optional*.
     """
@@ -26,6 +27,7 @@ class Base(pw.Model):
     optional: ClassVar[bool] = False
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None
+    beside: ClassVar[tuple[str, ...]] = ()
     grants: ClassVar[str] = "worker: select, insert, update, delete"
 
     class Meta:

@@ -60,6 +60,7 @@ class OfBatch(Options, total=False):
     flag: str
     flags: Mapping[str, str]
     tables: Sequence[type[Base]]
+    reads: Sequence[type[Base]]
     deletes_from: Place
     misreadings: Callable[[], Sequence[str]]
     logged_as: str
@@ -83,10 +84,11 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     then nothing of that is kept for what it writes, and `check` says so.
 
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
-    may take before it stops by itself.  Of *tables* it is asked before each run whether its statements would misread
-    them; *misreadings* may say more.  *flags* are those that it reads, each with what it switches; by *flag* it is
-    switched off.  *logged_as* is what the last line of a run calls the whole result, besides its fields.
-    *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+    may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
+    whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
+    *flags* are those that it reads, each with what it switches; by *flag* it is switched off.  *logged_as* is what the
+    last line of a run calls the whole result, besides its fields.  *commands* is a module, imported by the command line
+    alone, whose `COMMANDS` maps names to commands or groups.
 
     What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *due* says
     what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say
@@ -134,6 +136,7 @@ def _declared(
     )
     if isinstance(declared, BatchSpec):
         declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
+        declared.walks = {one.model: one.since.column_name for one in rows}
     register(declared)
     if rows:
         _derive(declared, rows, due or function)

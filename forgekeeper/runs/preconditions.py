@@ -4,7 +4,7 @@ What is due is decided by PostgreSQL's clock in some batches and by Redis's in o
 what should live.  A question takes time: a clock is taken to have answered in the middle of it, and half of it is
 doubt, which never counts against the clock.
 
-The forge owns the tables.  A view is welcome, and so is a table that is partitioned.  But one partition of it alone,
+The forge owns its tables.  A view is welcome, and so is a table that is partitioned.  But one partition of it alone,
 also behind a view, hides the others: an object that a row there names would look as if no row named it.
 """
 
@@ -22,7 +22,7 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, database, exclusions, now
+from forgekeeper.database import Base, database, exclusions, now, relations
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
@@ -56,18 +56,6 @@ RELATIONS = """
     from reached join pg_class as c on c.oid = reached.oid
     where c.relkind in ('r', 'p', 'v', 'm', 'f')
 """
-# PostgreSQL knows it of a table, not of a view; a valid check says it as well.
-NULLABLE = """
-    select wanted.name, wanted.key
-    from unnest(%s::text[], %s::text[]) as wanted (name, key)
-        join pg_class as c on c.oid = to_regclass(wanted.name)::oid and c.relkind in ('r', 'p')
-        join pg_attribute as a on a.attrelid = c.oid and a.attname = wanted.key and not a.attisdropped
-    where not a.attnotnull and not exists (
-        select from pg_constraint as said
-        where said.conrelid = c.oid and said.contype = 'c' and said.convalidated and said.conkey = array[a.attnum]
-          and pg_get_constraintdef(said.oid) ~* '^check \\(\\(+\\S+ is not null\\)+$'
-    )
-"""
 
 
 class Blocked(Exception):
@@ -92,7 +80,7 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
         _require_installation(batch.deletes_from, settings, claims=claims)
     except Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
-    for sentence in (*misread(batch.tables), *batch.misreadings(), *_unknown_groups(batch)):
+    for sentence in (*unfit(batch, rights=claims), *batch.misreadings(), *_unknown_groups(batch)):
         raise Blocked("schema", sentence)
 
 
@@ -199,7 +187,25 @@ def _read(clock: str) -> tuple[float, float]:
     return said - (began + ended) / 2, (ended - began) / 2
 
 
-class _Relation(NamedTuple):
+def fits(batch: BatchSpec) -> bool:
+    """Say whether the batch can work on the forge's relations as they are."""
+    return not any(unfit(batch, rights=False))
+
+
+def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
+    """Yield why the batch cannot work on the forge's relations as they are; with *rights*, as this role."""
+    expected = batch.relations
+    tables = relations.look([one.name for one in expected])
+    if found := [said for one in expected for said in relations.misfits(one.model, tables)]:
+        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
+    yield from misread((*batch.tables, *batch.reads), tables)
+    if rights:
+        yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
+
+
+class Below(NamedTuple):
+    """What lies below one of the relations, or that itself: what it is *called*, and its kind."""
+
     name: str
     oid: int
     called: str
@@ -210,33 +216,39 @@ class _Relation(NamedTuple):
     filtered: bool
 
 
-def misread(models: Sequence[type[Base]]) -> Iterator[str]:
+def below(models: Sequence[type[Base]]) -> list[Below]:
+    """Return what the relation of each of the models is made of, in one statement."""
+    names = [model._meta.table_name for model in models]
+    return [Below(*row) for row in database.execute_sql(RELATIONS, (names,)).fetchall()]
+
+
+def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
     """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
-    tables = [model._meta.table_name for model in models]
-    relations = [_Relation(*row) for row in database.execute_sql(RELATIONS, (tables,)).fetchall()]
-    for relation in relations:
-        reached = {other.oid for other in relations if other.name == relation.name}
-        if said := _objection(relation, reached):
+    found = below(models)
+    for one in found:
+        reached = {other.oid for other in found if other.name == one.name}
+        if said := _objection(one, reached):
             yield said
-    keys = [(model._meta.table_name, key) for model in models for key in model.found_by]
-    nullable = [[name for name, _ in keys], [key for _, key in keys]]
-    for name, key in database.execute_sql(NULLABLE, nullable).fetchall():
-        yield (
-            f"column {name}.{key} may be NULL, and rows in which it is are never found: "
-            f"`alter table {name} alter column {key} set not null`"
-        )
+    for model in models:
+        table = model._meta.table_name
+        for key in model.found_by:
+            if (column := tables.get(table, {}).get(key)) is not None and column.filled is False:
+                yield (
+                    f"column {table}.{key} may be NULL, and rows in which it is are never found: "
+                    f"`alter table {table} alter column {key} set not null`"
+                )
 
 
-def _objection(relation: _Relation, reached: set[int]) -> str | None:
+def _objection(relation: Below, reached: set[int]) -> str | None:
     table = relation.name
-    below = table if relation.itself else f"view {table} is made of {relation.called}, which"
+    which = table if relation.itself else f"view {table} is made of {relation.called}, which"
     if not reached.issuperset(relation.whole):
         parent = relation.parent
-        return f"{below} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
+        return f"{which} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
     if relation.kind == "m":
-        return f"{below} is a materialized view, in which rows stand as they once were: put a plain view in its place"
+        return f"{which} is a materialized view, in which rows stand as they once were: put a plain view in its place"
     if relation.kind == "f":
-        return f"{below} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
+        return f"{which} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
     if relation.filtered:
         return f"row security hides rows of {relation.called} from this role: grant it bypassrls"
     return None

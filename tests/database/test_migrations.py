@@ -280,8 +280,8 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(
         ("drop table user_statuses", "table user_statuses is missing", False),
         ("alter table projects drop disk_path", "column projects.disk_path is missing", False),
         (
-            "alter table user_statuses alter emoji drop default, alter emoji type bytea using null",
-            "column user_statuses.emoji is bytea, should be text",
+            "alter table projects alter disk_path type bytea using null",
+            "column projects.disk_path is bytea, should be text",
             False,
         ),
         (
@@ -315,7 +315,7 @@ def test_what_is_missing_is_told_and_whether_it_does_harm(migrated, change, sent
         "drop index user_statuses_clear_status_at; create index x on user_statuses (clear_status_at, user_id)",
         "drop index ci_job_artifacts_expired; create index on ci_job_artifacts (mod(project_id+job_id,10),expire_at,id)",
         "alter table user_statuses alter user_id type int",
-        "alter table user_statuses alter emoji type varchar(255)",
+        "alter table projects alter disk_path type varchar(255)",
         "alter table user_statuses add likes int not null default 0",
         "create table of_the_forge ()",
     ],

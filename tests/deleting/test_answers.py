@@ -86,6 +86,15 @@ def test_a_row_that_has_no_time_is_due_to_nobody():
 
 
 @pytest.mark.usefixtures("weeds")
+def test_the_contract_has_an_index_by_which_the_rows_are_walked_though_the_model_says_nothing_of_one():
+    (relation,) = declared().relations
+
+    assert [index.on(relation.name) for index in relation.indexes] == [
+        "create index concurrently on weed (grown_at, id)"
+    ]
+
+
+@pytest.mark.usefixtures("weeds")
 def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
     first = Weed.select().order_by(Weed.grown_at).first()
     spec = declared(

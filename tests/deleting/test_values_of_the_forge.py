@@ -54,21 +54,13 @@ def test_the_backlog_is_known_however_old_its_oldest_is(instant):
 # Artifacts without a final path
 
 
-@pytest.fixture
-def paths_may_be_missing(database):
-    database.execute_sql("alter table ci_job_artifacts alter file_final_path drop not null")
-    yield
-    database.execute_sql("delete from ci_job_artifacts")
-    database.execute_sql("alter table ci_job_artifacts alter file_final_path set not null")
-
-
 def put_aside(path, file, which):
     """Take the paths of some artifacts away."""
     statement = f"update ci_job_artifacts set file_final_path = %s, file = %s where {which}"
     database.execute_sql(statement, (path, file))
 
 
-@pytest.mark.usefixtures("paths_may_be_missing")
+@pytest.mark.usefixtures("database")
 def test_run_preview_backlog_and_breaker_agree_on_artifacts_without_a_path():
     artifacts(20)
     put_aside("", "x.zip", "id <= 3")

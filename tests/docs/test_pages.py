@@ -13,6 +13,7 @@ from typer.main import get_command
 import forgekeeper
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES
+from forgekeeper.cli import contract
 from forgekeeper.cli.commands import application
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import describe
@@ -110,6 +111,10 @@ def test_the_page_of_metrics_has_each_as_it_is_declared_and_all_values_of_its_la
         *(row(one.name, one.type, code(one.labels), one.unit, one.help) for one in metrics),
         *(row(label, code(values) or "as configured") for label, values in labels.items()),
     ]
+
+
+def test_the_page_of_the_contract_is_what_the_command_prints():
+    assert (DOCS / "contract.md").read_text().splitlines() == list(contract.page(BATCHES.values()))
 
 
 @every("page", PAGES)

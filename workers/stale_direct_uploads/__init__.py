@@ -74,7 +74,8 @@ class Outcome:
     budget=MAX_EXEC_DURATION,
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
-    tables=[JobArtifact, DeletedObject, SettledUpload],
+    tables=[DeletedObject, SettledUpload],
+    reads=[JobArtifact],
     misreadings=lambda: register.unread(client),
     deletes_from="stores",
     records=[

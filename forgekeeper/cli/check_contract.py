@@ -1,0 +1,123 @@
+"""What `check` finds out about the forge's tables: whether they are what each batch expects (`contract`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.cli.check_places import Finding, error, ok, warning
+from forgekeeper.database import database, plans
+from forgekeeper.database.relations import Column, Index, Relation, lacking, look
+from forgekeeper.runs import preconditions
+from forgekeeper.runs.preconditions import Below
+
+SUBJECT = "contract"
+LOOKED_AT = 10_000
+"""Rows of a relation that are looked at."""
+LONGEST = 200
+"""Characters of an index that a person reads; where a view computes a column, its terms may be many more."""
+LOOK = "select {asked} from (select {columns} from {relation} limit {limit}) as looked_at"
+TRIGGERS = """
+    select t.tgname::text, p.oid::regproc::text, p.prosecdef, (t.tgtype & 8) <> 0, (t.tgtype & 16) <> 0
+    from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
+    where t.tgrelid = %s::oid and not t.tgisinternal and t.tgenabled <> 'D' and (t.tgtype & 24) <> 0
+    order by t.tgname
+"""
+"""Of deletions and updates: bits 3 and 4."""
+
+
+def contract() -> Iterator[Finding]:
+    """Look at the forge's tables batch by batch; what is the same for several is said once, and names them."""
+    said = defaultdict[Finding, list[str]](list)
+    for batch in BATCHES.values():
+        for finding in _of(batch):
+            said[finding].append(batch.name)
+    for finding, names in said.items():
+        yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
+
+
+def _of(batch: BatchSpec) -> Iterator[Finding]:
+    tables = look([one.name for one in batch.relations])
+    # The forge may lack what is optional.
+    relations = [one for one in batch.relations if one.name in tables]
+    wrong = [*preconditions.unfit(batch, rights=False), *lacking({one.model: one.needs() for one in relations}, tables)]
+    if wrong:
+        yield from (error(SUBJECT, sentence) for sentence in wrong)
+        return
+    below = preconditions.below([one.model for one in relations])
+    errors = False
+    for relation in relations:
+        parts = [one for one in below if one.name == relation.name]
+        for finding in (*_rows(relation, tables[relation.name]), *_walks(relation, parts), *_triggers(relation, parts)):
+            errors |= finding.level == "error"
+            yield finding
+    if relations and not errors:
+        yield ok(SUBJECT, f"as expected: {', '.join(_shown(relation, below) for relation in relations)}")
+
+
+def _shown(relation: Relation, below: Sequence[Below]) -> str:
+    """Name a relation, and the tables that it shows if it is a view."""
+    tables = [one.called for one in below if one.name == relation.name and not one.itself and one.kind != "v"]
+    return f"{relation.name} (a view of {', '.join(tables)})" if tables else relation.name
+
+
+def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding]:
+    """Look at some rows for NULL and for keys that come twice, where nothing proves that there are none."""
+    where, key = relation.name, relation.key
+    unproved = [one.name for one in relation.fields if not one.nullable and not columns[one.name].filled]
+    has_null = "column {}.{} has NULL in some rows, and no statement expects that"
+    asked = {has_null.format(where, name): f'bool_or("{name}" is null)' for name in unproved}
+    if any(columns[name].filled is None for name in key.split(", ")):
+        twice = f"several rows of {where} have one {key}: a statement that takes one takes all"
+        asked[twice] = f"count(*) > count(distinct ({key}))"
+    if asked:
+        names = ", ".join(f'"{one.name}"' for one in relation.fields)
+        statement = LOOK.format(asked=", ".join(asked.values()), columns=names, relation=f'"{where}"', limit=LOOKED_AT)
+        for sentence, found in zip(asked, database.execute_sql(statement).fetchone(), strict=True):
+            if found:
+                yield error(SUBJECT, sentence)
+
+
+def _walks(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
+    """Ask for the plan of each walk; where nothing serves it, say what does."""
+    for index in (Index(relation.key, None), *relation.indexes):
+        if not plans.is_walked(relation.name, index):
+            yield warning(
+                SUBJECT, f"statements will be slow, as no index serves {relation.name} {_way(relation, index, parts)}"
+            )
+
+
+def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
+    """Say in which order rows are wanted, and how an index on the tables below gives it."""
+    order = f"in the order of {index.columns}{index.condition}"
+    tables = [one for one in parts if one.kind in {"r", "p"}]
+    wanted = index if any(one.itself for one in tables) else plans.below(relation.name, index)
+    if len(tables) != 1 or wanted is None or len(f"{wanted.columns}{wanted.where}") > LONGEST:
+        of = ", ".join(one.called for one in tables)
+        return f"{order}: create one of what the view has in place of these, below it ({of})"
+    (table,) = tables
+    if table.kind == "r":
+        return f"{order}: `{wanted.on(table.called)}`"
+    only = wanted.on(f"only {table.called}").replace(" concurrently", " NAME")
+    return (
+        f"{order}: {table.called} is partitioned, so `{only}`, then on each partition"
+        f" `{wanted.on('PARTITION')}` and `alter index NAME attach partition` with that one"
+    )
+
+
+def _triggers(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
+    """Name what else happens to rows that are deleted or updated: it may raise."""
+    done = {operation.split()[0] for operation in relation.operations()}
+    for part in parts:
+        if part.kind not in {"r", "p"}:
+            continue
+        for name, function, definer, on_delete, on_update in database.execute_sql(TRIGGERS, (part.oid,)).fetchall():
+            fires = {"delete": on_delete, "update": on_update}
+            if acts := [act for act, on_it in fires.items() if on_it and act in done]:
+                whose = "its owner's" if definer else "this role's"
+                yield warning(
+                    SUBJECT,
+                    f"trigger {name} of {part.called} runs {function} on {' and '.join(acts)}, with {whose} rights and"
+                    " search_path: what it refuses, no run can do",
+                )

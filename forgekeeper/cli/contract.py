@@ -1,0 +1,112 @@
+"""`contract`: what each batch expects of the forge's tables; it asks no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.boot import load
+from forgekeeper.cli.connection import batch_named
+from forgekeeper.cli.terminal import Json, emit, out, write, wrong_use
+from forgekeeper.database.relations import PROCESSES, Relation
+
+Sayings = Iterator[tuple[str, str]]
+HEAD = """# What a batch expects of the forge
+
+A relation is a table or a view, in the `search_path` of forgekeeper's connections. It may have more columns. Text may \
+be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which takes \
+the right to update a column. An index is for a table; below a view it goes on the table that the view shows.
+
+A batch is blocked (`schema`) where a relation or a column is missing, a type is wrong, a right is missing, or rows \
+would be hidden; the others run. `forgekeeper check` compares all this with the database, and looks at the plan of \
+each walk.
+
+`forgekeeper contract --markdown` prints this page; a test compares them.
+"""
+
+
+def contract(
+    batch: Annotated[str | None, typer.Option("--batch", help="Only what this one expects.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a page.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what each batch expects of the forge's tables: columns, rights, key, indexes.
+
+    A relation is a table or a view.  A batch whose relations or columns are missing is blocked; the others run.
+    `forgekeeper check` compares all this with the database.
+    """
+    if markdown and json:
+        wrong_use("--markdown or --json, not both")
+    load()
+    chosen = [batch_named(batch)] if batch else list(BATCHES.values())
+    if json:
+        emit({"batches": {one.name: [facts(each) for each in one.relations] for one in chosen}})
+    elif markdown:
+        for line in page(chosen):
+            write(line)
+    else:
+        for one in chosen:
+            _show(one)
+
+
+def facts(relation: Relation) -> dict[str, Any]:
+    """Return what is expected of a relation, as JSON has it."""
+    return {
+        "relation": relation.name,
+        "columns": [field._asdict() for field in relation.fields],
+        "key": relation.key,
+        "optional": relation.model.optional,
+        "operations": dict(_operations(relation)),
+        "grants": {process: needs for process in PROCESSES if (needs := relation.needs(process))},
+        "indexes": [index.on(relation.name) for index in relation.indexes],
+    }
+
+
+def page(batches: Iterable[BatchSpec]) -> Iterator[str]:
+    """Yield the lines of the page about what these batches expect."""
+    yield from HEAD.splitlines()
+    for batch in batches:
+        yield from ("", f"## {batch.name}", batch.sentence)
+        if not batch.relations:
+            yield from ("", "It expects nothing of the forge.")
+        for relation in batch.relations:
+            yield from ("", f"### {batch.name}: {relation.name}", "| column | type | may be NULL |", "|---|---|---|")
+            for field in relation.fields:
+                yield f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} |"
+            yield ""
+            yield from (f"* {name}: {said}" for name, said in _said(relation, code="`"))
+            if relation.indexes:
+                yield from ("", "```sql", *(f"{index.on(relation.name)};" for index in relation.indexes), "```")
+
+
+def _show(batch: BatchSpec) -> None:
+    out.print(batch.name, style="bold")
+    if not batch.relations:
+        out.print("    expects nothing of the forge")
+    for relation in batch.relations:
+        out.print(f"    {relation.name}")
+        for field in relation.fields:
+            out.print(f"        {field.name}  {field.type}{', may be NULL' if field.nullable else ''}")
+        for name, said in _said(relation, code=""):
+            out.print(f"      {name}: {said}")
+        for index in relation.indexes:
+            out.print(f"      index: {index.on(relation.name)}")
+
+
+def _said(relation: Relation, *, code: str) -> Sayings:
+    if relation.model.optional:
+        yield "optional", "the forge may lack it"
+    yield "key", f"{code}{relation.key}{code}, not NULL, unique, with an index"
+    if relation.model.partition is not None:
+        yield "partitions", f"by {code}{relation.model.partition}{code}, if there are any"
+    yield from _operations(relation)
+
+
+def _operations(relation: Relation) -> Sayings:
+    """Yield what each process does with the relation's rows."""
+    for process in PROCESSES:
+        if done := relation.operations(process):
+            yield process, ", ".join(done)

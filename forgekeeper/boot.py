@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from pkgutil import iter_modules
 
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.declaring.answers import Mistake
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
+
+FORGES = "forges"
+"""The package that has one for each kind of forge; its module `signs` says what gives such a forge away."""
 
 
 def load() -> Settings:
@@ -27,7 +31,13 @@ def model() -> type[Settings]:
 
 
 def declare(modules: Iterable[str]) -> None:
-    """Import *modules*; raise `SettingsError` where one cannot be imported, declares nothing, or a name twice."""
+    """Import *modules*, and what is known of forges.
+
+    Raises `SettingsError` where one of them cannot be imported, declares nothing, or a name twice.
+    """
+    for forge in iter_modules(import_module(FORGES).__path__, f"{FORGES}."):
+        if forge.ispkg:
+            import_module(f"{forge.name}.signs")
     for name in modules:
         try:
             import_module(name)

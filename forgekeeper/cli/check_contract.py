@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
-from forgekeeper.database import database, plans
+from forgekeeper.database import database, plans, signs
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Below
@@ -35,6 +35,7 @@ def contract() -> Iterator[Finding]:
             said[finding].append(batch.name)
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
+    yield from (warning("forge", sentence) for sentence in signs.advice())
 
 
 def _of(batch: BatchSpec) -> Iterator[Finding]:

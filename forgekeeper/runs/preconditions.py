@@ -22,7 +22,7 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, database, exclusions, now, relations
+from forgekeeper.database import Base, database, exclusions, now, relations, signs
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
@@ -52,7 +52,12 @@ RELATIONS = """
           union all
             select inhparent::bigint from pg_inherits where inhrelid = c.oid and not c.relispartition
         ),
-        row_security_active(c.oid)
+        row_security_active(c.oid),
+        array(
+            select distinct function.proname::text
+            from pg_trigger as fires join pg_proc as function on function.oid = fires.tgfoid
+            where fires.tgrelid = c.oid and not fires.tgisinternal
+        )
     from reached join pg_class as c on c.oid = reached.oid
     where c.relkind in ('r', 'p', 'v', 'm', 'f')
 """
@@ -214,6 +219,7 @@ class Below(NamedTuple):
     parent: str | None
     whole: list[int]
     filtered: bool
+    fires: list[str]
 
 
 def below(models: Sequence[type[Base]]) -> list[Below]:
@@ -242,6 +248,8 @@ def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[
 def _objection(relation: Below, reached: set[int]) -> str | None:
     table = relation.name
     which = table if relation.itself else f"view {table} is made of {relation.called}, which"
+    if relation.fires and (why := signs.refusal(relation.fires)):
+        return f"{which} {why}"
     if not reached.issuperset(relation.whole):
         parent = relation.parent
         return f"{which} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"

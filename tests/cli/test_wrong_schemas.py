@@ -112,6 +112,11 @@ WRONG = {
         REFS,
         "projects is a materialized view",
     ),
+    "the other half of a forge with two databases": Wrong(
+        TRIGGER.format(table="ci_job_artifacts", function="gitlab_schema_prevent_write"),
+        READS_ARTIFACTS,
+        "ci_job_artifacts is the locked copy of a table that this GitLab keeps in another database",
+    ),
     "a trigger that raises": Wrong(
         TRIGGER.format(table="user_statuses", function="refuse"),
         STATUSES,
@@ -189,7 +194,7 @@ def test_a_wrong_schema_is_named_and_its_batch_blocked_and_no_other(change, foun
 def test_of_tables_as_they_are_expected_check_says_so_batch_by_batch(settings, found):
     said = [one for one in findings(settings) if one.subject == "contract"]
 
-    assert found("contract", "schema", "privileges") == []
+    assert found("contract", "schema", "privileges", "forge") == []
     named = {name for one in said for name in one.message.split(":")[0].split(", ")}
     assert named == {name for name, batch in BATCHES.items() if batch.relations}
 
@@ -218,3 +223,12 @@ def test_a_view_is_named_with_the_tables_that_it_shows(change, settings):
         for one in findings(settings)
         if one.message == f"{STATUSES}: as expected: user_statuses (a view of statuses)"
     ]
+
+
+def test_check_says_of_a_gitlab_which_of_its_cron_jobs_do_the_same_work(change, found):
+    change("create table p_ci_job_artifacts (); create table feature_gates ()")
+
+    (one,) = found("forge")
+
+    assert (one.level, "bulk_imports_stale_import_worker (stale_imports)" in one.message) == ("warning", True)
+    assert "ExpireBuildArtifactsWorker" in one.message

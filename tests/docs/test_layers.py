@@ -30,7 +30,7 @@ FLOORS = (
     {"forgekeeper", "scheduler", "metrics.exporter"},
     {"forgekeeper.cli"},
     {"forgekeeper.console"},
-    {"workers"},
+    {"workers", "forges"},
     {"demo"},
     {"benchmarks"},
 )

@@ -1,0 +1,30 @@
+"""How a GitLab gives itself away, and what `check` says of one."""
+
+from __future__ import annotations
+
+from forgekeeper.database.signs import FORGES, Forge
+
+CRON_JOBS = {
+    "user_status_cleanup": "user_status_cleanup_batch_worker",
+    "git_ref_cleanup": "batched_git_ref_updates_cleanup_scheduler_worker",
+    "stale_direct_uploads": "object_storage_delete_stale_direct_uploads_worker",
+    "stale_imports": "bulk_imports_stale_import_worker",
+    "expired_job_artifacts": "expire_build_artifacts_worker",
+}
+"""Which of GitLab's cron jobs does the work of which batch; both at once delete twice, and count twice."""
+
+FORGES["gitlab"] = Forge(
+    relations=("p_ci_job_artifacts", "feature_gates"),
+    advice=(
+        "this is a GitLab's database: in GitLab's cron_jobs switch off what does the work of each batch that runs here,"
+        f" or both do it: {', '.join(f'{job} ({batch})' for batch, job in CRON_JOBS.items())}; its flag"
+        " bulk_delete_job_artifacts stops no deletion there: on, Ci::ScheduleBulkDeleteJobArtifactCronWorker deletes"
+        " artifacts, so switch its cron job off, too, and off, ExpireBuildArtifactsWorker does"
+    ),
+    refusing={
+        "gitlab_schema_prevent_write": (
+            "is the locked copy of a table that this GitLab keeps in another database: as one statement reaches one"
+            " database alone, it takes a GitLab with a single one"
+        )
+    },
+)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import peewee as pw
@@ -15,6 +17,7 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_contract import contract
+from forgekeeper.cli.check_others import others
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
 from forgekeeper.cli.connection import configured, recorded, sentence
 from forgekeeper.cli.holding import FIRST
@@ -38,6 +41,7 @@ COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def check(
+    *,
     init: Annotated[
         bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
     ] = False,
@@ -49,6 +53,10 @@ def check(
     ] = False,
     reason: Annotated[
         str | None, typer.Option(help="With --moved or --copied: how it came about; the audit keeps it.")
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Look for so long whether another program deletes what is due."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -67,6 +75,8 @@ def check(
     with recorded(settings):
         try:
             found = list(findings(settings, init=init, copied=copied, reason=reason))
+            if watch is not None and not any(one.level == "error" for one in found):
+                found += others(partial(time.sleep, watch))
         finally:
             release()
     errors = [finding for finding in found if finding.level == "error"]
@@ -99,7 +109,7 @@ def findings(
     except pw.OperationalError as refused:
         yield error("postgresql", clean(str(refused).strip().splitlines()[0]))
     else:
-        yield from _postgresql()
+        yield from _postgresql(settings)
         yield from _clocks(settings)
         elsewhere = _place(copied=copied, reason=reason)
         # Where the database may be a copy nothing is claimed.
@@ -149,7 +159,7 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
     return ok(subject, f"version {version}") if new else error(subject, f"version {version}, needs {needed} or newer")
 
 
-def _postgresql() -> Iterator[Finding]:
+def _postgresql(settings: Settings) -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
     used = tuple(dict.fromkeys((*OURS, *(one.model for batch in BATCHES.values() for one in batch.relations))))
@@ -171,7 +181,7 @@ def _postgresql() -> Iterator[Finding]:
     yield from ((warning if harmless else error)("schema", sentence) for sentence, harmless in found)
     if not lacking and not found:
         yield ok("schema", "forgekeeper's own tables are as they should be")
-    yield from contract()
+    yield from contract(settings)
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from forgekeeper.database import database, plans, signs
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Below
+from forgekeeper.settings import Settings
 
 SUBJECT = "contract"
 LOOKED_AT = 10_000
@@ -27,12 +28,16 @@ TRIGGERS = """
 """Of deletions and updates: bits 3 and 4."""
 
 
-def contract() -> Iterator[Finding]:
-    """Look at the forge's tables batch by batch; what is the same for several is said once, and names them."""
+def contract(settings: Settings) -> Iterator[Finding]:
+    """Look at the forge's tables batch by batch; what is the same for several is said once, and names them.
+
+    Of a batch that has no schedule nothing is an error: the forge may lack what it works on.
+    """
     said = defaultdict[Finding, list[str]](list)
     for batch in BATCHES.values():
         for finding in _of(batch):
-            said[finding].append(batch.name)
+            off = settings.cron(batch.name) is None and finding.level == "error"
+            said[finding._replace(level="warning") if off else finding].append(batch.name)
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
     yield from (warning("forge", sentence) for sentence in signs.advice())

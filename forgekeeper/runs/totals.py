@@ -142,6 +142,12 @@ class RunTotal(Base):
         return found
 
     @classmethod
+    def of_batch(cls, batch: str) -> int:
+        """Add up what all runs of the batch have deleted that are remembered."""
+        found: int = cls.select(pw.fn.coalesce(pw.fn.sum(cls.records), 0)).where(cls.batch == batch).scalar()
+        return int(found)
+
+    @classmethod
     def of_runs(cls, batch: str, runs: Sequence[int]) -> dict[int, Amount]:
         """Add up what each of these runs has deleted; one that has nothing is left out."""
         rows = database.execute_sql(OF_RUNS, {"batch": batch, "runs": list(runs)}).fetchall()

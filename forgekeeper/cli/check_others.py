@@ -1,0 +1,55 @@
+"""What `check --watch` finds out about other programs that do the work of a batch.
+
+What was due at an instant only grows less: by what our runs delete, which is counted, and by what others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli.check_places import Finding, ok, warning
+from forgekeeper.database import database, now
+from forgekeeper.database.queries import BOUND
+from forgekeeper.database.survey import SNAPSHOT
+from forgekeeper.runs.totals import RunTotal
+
+TAKEN = (
+    "{batch}: {count:,} of {due:,} records that were due went, and no run of ours deleted them: another program does"
+    " the same work, and what both count is counted twice; switch it off, or this batch"
+)
+
+
+class _Seen(NamedTuple):
+    due: int
+    ours: int
+
+
+def others(wait: Callable[[], object]) -> Iterator[Finding]:
+    """Look at what is due before and after *wait*; report each batch whose records went without a run of ours."""
+    instant = now()
+    before = _look(instant)
+    wait()
+    after = _look(instant)
+    taken = {
+        name: seen.due - after[name].due - (after[name].ours - seen.ours)
+        for name, seen in before.items()
+        if name in after and seen.due < BOUND
+    }
+    for name, count in taken.items():
+        if count > 0:
+            yield warning("others", TAKEN.format(batch=name, count=count, due=before[name].due))
+    if not any(count > 0 for count in taken.values()):
+        yield ok("others", "nothing that was due went without a run of ours")
+
+
+def _look(instant: datetime) -> dict[str, _Seen]:
+    """Say of each batch how much was due at that instant and is there yet, and how much its runs have deleted."""
+    found = {}
+    for name, batch in BATCHES.items():
+        with database.atomic(SNAPSHOT):
+            if batch.deletes and (due := batch.due(instant)) is not None:
+                found[name] = _Seen(due.records, RunTotal.of_batch(name))
+    return found

@@ -70,21 +70,21 @@ def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, command
 
 
 def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_database, query):
-    query(own_database, "alter table user_statuses rename to gone")
+    query(own_database, "alter table forgekeeper.quarantine rename to gone")
 
     result = forgekeeper("run", NAME, "--json", DATABASE_URL=own_database)
 
     assert (result.status, result.stdout) == (1, "")
     assert result.sentences == [
         (
-            f'forgekeeper: {NAME} failed: cannot use PostgreSQL: relation "user_statuses" does not exist;'
+            f'forgekeeper: {NAME} failed: cannot use PostgreSQL: relation "quarantine" does not exist;'
             " run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
         )
     ]
 
 
 def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database, query):
-    query(own_database, "alter table user_statuses rename to gone")
+    query(own_database, "alter table forgekeeper.quarantine rename to gone")
     query(own_database, f"insert into job_runs (batch, tick, state) values ('{NAME}', '2026-01-01', 'enqueued')")
 
     result = main("run", NAME, DATABASE_URL=own_database)

@@ -17,7 +17,7 @@ from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
-from forgekeeper.database import Base, default
+from forgekeeper.database import Base, database, default
 from forgekeeper.database.queries import AtStake
 from forgekeeper.database.relations import Relation, is_ours
 from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows
@@ -227,8 +227,16 @@ class ChildSpec(Declared):
     continues: Sequence[str] = ("deadline",)
 
 
+# A schema that the role may not use is no part of its search_path.
+FORGE_S = """
+    select nspname || '.' || relname from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where pg_class.oid = to_regclass('forge_flags')
+"""
+ON_THERE = "select enabled from forge_flags where name = %s and enabled"
+
+
 class FeatureFlag(Base):
-    """A flag that somebody has turned at least once."""
+    """A flag that somebody has turned at least once.  Where the forge has flags, these are asked and ours are not."""
 
     grants = "person: insert, update; worker: select; exporter: select"
 
@@ -242,7 +250,15 @@ class FeatureFlag(Base):
     @classmethod
     def is_on(cls, name: str) -> bool:
         """Say whether the flag is on; one that was never turned is off."""
+        if cls.owner() is not None:
+            return database.execute_sql(ON_THERE, (name,)).fetchone() is not None
         return cls.select().where(cls.name == name, cls.enabled).exists()
+
+    @classmethod
+    def owner(cls) -> str | None:
+        """Name the relation of the forge that has all flags, None where there is none and they are ours."""
+        found = database.execute_sql(FORGE_S).fetchone()
+        return found and str(found[0])
 
     @classmethod
     def turn(cls, name: str, *, on: bool) -> bool:

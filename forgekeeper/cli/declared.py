@@ -11,7 +11,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
 from forgekeeper.boot import load
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.terminal import Done, Json, answer, emit, group, out, table, wrong_use
+from forgekeeper.cli.terminal import Done, Json, Problem, answer, emit, group, out, table, wrong_use
 from forgekeeper.database import database
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import describe
@@ -94,14 +94,16 @@ def _declared(declared: Declared) -> dict[str, Any]:
 
 
 def flags_list(json: Json = False) -> None:
-    """List the flags."""
+    """List the flags, and say whose they are."""
     with connected("flags"):
-        states = flag_states()
+        states, owner = flag_states(), FeatureFlag.owner()
     if json:
-        emit({"flags": states})
+        emit({"flags": states, "owner": owner})
         return
     rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
     table(("flag", "state", "what it switches"), rows)
+    if owner:
+        out.print(f"they are the forge's, by {owner}: turn them there")
 
 
 def flag_states() -> dict[str, bool]:
@@ -131,6 +133,14 @@ def _turn(name: str, *, on: bool, json: bool) -> None:
     answer({"flags": {name: on}}, done.sentence, json=json)
 
 
+def _require_ours(name: str) -> None:
+    if owner := FeatureFlag.owner():
+        raise Problem(
+            f"the flags are the forge's, by {owner}: turn {name} on or off there, by its API or its chat commands; what"
+            " is done by SQL its processes do not see for as long as they remember flags"
+        )
+
+
 class Turn(NamedTuple):
     """A flag that is to be turned on or off for all processes."""
 
@@ -147,11 +157,13 @@ class Turn(NamedTuple):
         return cls(name, to == "on")
 
     def look(self) -> str:
-        """Say how it is turned now, and what it switches.  Needs a connection."""
+        """Say how it is turned now, and what it switches; refuse one of the forge's.  Needs a connection."""
+        _require_ours(self.name)
         return f"{self.name} is {'on' if FeatureFlag.is_on(self.name) else 'off'} now: {FLAGS[self.name]}"
 
     def do(self) -> Done:
-        """Turn it, and record it.  Needs a connection."""
+        """Turn it, and record it; refuse one of the forge's.  Needs a connection."""
+        _require_ours(self.name)
         word = "on" if self.on else "off"
         with database.atomic():
             was_on = FeatureFlag.turn(self.name, on=self.on)

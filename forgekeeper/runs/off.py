@@ -27,6 +27,7 @@ def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cro
             yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
     for name, one in BATCHES.items():
         if one.flag and not FeatureFlag.is_on(one.flag):
-            turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag)
+            ours = FeatureFlag.owner() is None
+            turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag) if ours else None
             since = registered.get(name)
             yield Off(name, since and (turned.updated_at if turned else since), "flag_off")

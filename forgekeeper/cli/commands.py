@@ -43,12 +43,12 @@ INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.sample_data"}
 """Commands of the demo by their modules, which no process of production imports."""
-ABOVE = DEMO | {"console": "forgekeeper.console.command"}
+ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.command"}
 """Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (
-        *(check.check, migrate.migrate, contract.contract),
+        *(check.check, migrate.migrate, contract.contract, "adopt"),
         *(declared.settings, declared.metrics, declared.batches, "seed"),
     ),
     "Run": (

@@ -116,7 +116,8 @@ def states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Say what keeps the batch from running, or lets a run do less than all."""
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
-        yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
+        until = "the forge turns it on" if FeatureFlag.owner() else f"`forgekeeper flags on {batch.flag}`"
+        yield f"flag {batch.flag} is off: no run does anything until {until}"
     yield from holds.sentences(name)
     yield from exclusions.sentences(name)
     if settings.cron(name) is None:

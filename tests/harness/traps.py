@@ -6,7 +6,7 @@ There is one for every module of the standard library, of every package that is 
 import sys
 from importlib.metadata import packages_distributions
 
-OURS = {"demo", "forgekeeper", "metrics", "models", "scheduler", "workers"}
+OURS = {"demo", "forgekeeper", "forges", "metrics", "models", "scheduler", "workers"}
 """What an installation has of ours at the top."""
 PROGRAMS = ("forgekeeper", "git", "psql", "redis-cli", "valkey-cli", "python", "python3", "setpriv", "sh")
 STARTED = ("sitecustomize", "usercustomize")

@@ -1,0 +1,53 @@
+"""The indexes that the batches' statements want, which GitLab's tables lack.
+
+They are built beside the forge's work, which no transaction can do; an index of a table in parts is built part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forgekeeper.database import database
+from forges.gitlab.adoption import Adoption
+from models import CLASS, TRACE, UNLOCKED
+
+HINT = "runs will be slow without these indexes; the statements can be executed while GitLab works, in this order:"
+PARTS = """
+    select quote_ident(n.nspname), c.relname
+    from pg_class whole, pg_partition_tree(whole.oid) join pg_class c on c.oid = relid
+        join pg_namespace n on n.oid = c.relnamespace
+    where whole.relnamespace = to_regnamespace(%s) and whole.relname = %s and isleaf
+    order by c.relname
+"""
+VALID = """
+    select true from pg_index join pg_class c on c.oid = indexrelid
+    where indisvalid and c.relnamespace = to_regnamespace(%s) and c.relname = %s
+"""
+
+
+def missing(found: Adoption) -> Iterator[str]:
+    """Yield the statements that build those indexes that are not there, or not in each part of their table."""
+    for name, keys in _wanted(found).items():
+        if not database.execute_sql(VALID, (found.tables, name)).fetchone():
+            yield from _built(found, name, keys)
+
+
+def _wanted(found: Adoption) -> dict[str, str]:
+    path = f"{found.views}.artifact_path(project_id, job_id, id, created_at, file, file_location, file_type)"
+    return {
+        "forgekeeper_expired": f"({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}",
+        "forgekeeper_paths": f"((coalesce(nullif(file_final_path, ''), {path})))",
+    }
+
+
+def _built(found: Adoption, name: str, keys: str) -> Iterator[str]:
+    table = f"{found.tables}.{found.artifacts}"
+    parts = database.execute_sql(PARTS, (found.tables, found.artifacts)).fetchall()
+    if not parts:
+        yield f"create index concurrently if not exists {name} on {table} {keys};"
+        return
+    yield f"create index if not exists {name} on only {table} {keys};"
+    for schema, part in parts:
+        own = f"{name}_{part}"[:63]
+        yield f"create index concurrently if not exists {own} on {schema}.{part} {keys};"
+        yield f"alter index {found.tables}.{name} attach partition {schema}.{own};"

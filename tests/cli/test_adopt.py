@@ -1,0 +1,208 @@
+"""`adopt`: what it makes, prints and refuses, on tables of GitLab's shape."""
+
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.harness.adopted import KEEPER, VIEWS, adopted  # noqa: F401
+from tests.harness.every import every
+from tests.harness.gitlab_tables import PARTITIONS, TABLES, rows
+
+FLAG = "bulk_delete_job_artifacts"
+ALL_THERE_IS = f"""
+    select 'relation ' || relname, coalesce(pg_get_viewdef(oid), '') || coalesce(relacl::text, '') from pg_class
+    where relnamespace = '{VIEWS}'::regnamespace and relkind in ('v', 'r')
+    union all
+    select 'function ' || proname, pg_get_functiondef(oid) from pg_proc where pronamespace = '{VIEWS}'::regnamespace
+    union all
+    select 'trigger ' || tgname || ' of ' || relname, pg_get_triggerdef(pg_trigger.oid)
+    from pg_trigger join pg_class on pg_class.oid = tgrelid where relnamespace = '{VIEWS}'::regnamespace
+    union all
+    select 'schema', nspacl::text from pg_namespace where nspname = '{VIEWS}'
+    order by 1
+"""
+
+
+@pytest.fixture
+def adopt(main, settings):
+    """Adopt the tables with these options more; settings as the command's environment has them."""
+
+    def call(*options, tables=TABLES, **settings):
+        return main("adopt", "gitlab", "--tables", tables, *options, **{"FORGE_SCHEMA": VIEWS} | settings)
+
+    return call
+
+
+def test_what_is_printed_is_what_is_done_and_printing_does_nothing(adopt, adopted):  # noqa: F811
+    adopted.execute(f"drop schema {VIEWS} cascade")
+    printed = adopt("--role", KEEPER, "--print")
+    nothing = rows(adopted, f"select to_regnamespace('{VIEWS}')")
+
+    adopted.execute(printed.stdout)
+    by_hand = rows(adopted, ALL_THERE_IS)
+    adopted.execute(f"drop schema {VIEWS} cascade")
+    done = adopt("--role", KEEPER)
+
+    assert (printed.status, nothing, done.status) == (0, [(None,)], 0)
+    assert rows(adopted, ALL_THERE_IS) == by_hand
+
+
+def test_adopting_again_keeps_grants_and_the_reasons_of_refused_refs(adopt, adopted):  # noqa: F811
+    (pending,) = rows(adopted, f"select min(id) from {VIEWS}.batched_git_ref_updates_deletions where status = 1")[0]
+    refused = f"update {VIEWS}.batched_git_ref_updates_deletions set status = %s, reason = %s where id = {pending}"
+    adopted.execute(refused, (3, "protected"))
+    # The row of this one was dropped with its partition.
+    adopted.execute(f"insert into {VIEWS}.ref_deletion_notes (id, reason) values (0, 'protected')")
+    before = rows(adopted, ALL_THERE_IS)
+
+    again = adopt()
+
+    notes = rows(adopted, f"select id, reason from {VIEWS}.ref_deletion_notes")
+    adopted.execute(refused, (1, None))
+    assert (again.status, rows(adopted, ALL_THERE_IS), notes) == (0, before, [(pending, "protected")])
+    assert "nobody was granted anything" in again.stdout
+
+
+def test_the_indexes_that_it_names_can_be_built_and_are_named_no_more(adopt, adopted):  # noqa: F811
+    advice = adopt("--json").json["indexes"]
+    for statement in advice:
+        adopted.execute(statement)
+
+    after = adopt("--json").json["indexes"]
+
+    parts = rows(
+        adopted, f"select count(*) from pg_indexes where schemaname = '{PARTITIONS}' and indexdef like '%%mod(%%'"
+    )
+    adopted.execute("drop index forgekeeper_expired, forgekeeper_paths")
+    assert (len(advice), after, parts) == (10, [], [(1,)])
+
+
+def test_it_says_which_refs_are_left_to_gitlab(adopt):
+    assert "as on nfs2, are left to GitLab" in adopt().stdout
+
+
+SPOILT = {
+    "has no table features: name that of GitLab's tables with --tables": (
+        "alter table features rename to gone",
+        "alter table gone rename to features",
+    ),
+    "table gitlab.user_statuses has no column clear_status_at: this is no version of GitLab": (
+        "alter table user_statuses rename clear_status_at to clear_at",
+        "alter table user_statuses rename clear_at to clear_status_at",
+    ),
+    "this database is one of two, and table project_statistics is kept in the other": (
+        "create trigger gitlab_schema_write_trigger_for_project_statistics before delete on project_statistics execute function assign_p_ci_job_artifacts_id_value()",
+        "drop trigger gitlab_schema_write_trigger_for_project_statistics on project_statistics",
+    ),
+}
+
+
+@every("sentence", SPOILT)
+def test_tables_that_the_views_do_not_fit_are_refused(adopt, adopted, sentence):  # noqa: F811
+    spoil, restore = SPOILT[sentence]
+    adopted.execute(spoil)
+    try:
+        result = adopt()
+    finally:
+        adopted.execute(restore)
+
+    assert result.status == 1
+    assert sentence in result.complaint
+
+
+REFUSED = {
+    "schema gitlab is that of GitLab's own tables: set FORGEKEEPER_FORGE_SCHEMA": {"FORGE_SCHEMA": TABLES},
+    "schema nowhere has no table": {"tables": "nowhere"},
+}
+
+
+@every("sentence", REFUSED)
+def test_schemas_that_cannot_be_are_refused(adopt, adopted, sentence):  # noqa: F811
+    result = adopt(**REFUSED[sentence])
+
+    assert result.status == 1
+    assert sentence in result.complaint
+
+
+def test_a_role_that_is_not_there_is_refused(adopt, adopted):  # noqa: F811
+    assert adopt("--role", "nobody").complaint == "there is no role nobody: create it first, `create role nobody login`"
+
+
+def test_another_forge_is_refused(main, settings):
+    refused = main("adopt", "gitea")
+
+    assert (refused.status, refused.complaint) == (2, "there is no forge 'gitea'; there are: gitlab")
+
+
+def test_who_does_not_own_the_tables_may_print_and_not_adopt(adopt, adopted, new_role, urls):  # noqa: F811
+    url = new_role(urls.database, "grant usage on schema forgekeeper to ROLE")
+
+    printed, refused = adopt("--print", DATABASE_URL=url), adopt(DATABASE_URL=url)
+
+    assert (printed.status, refused.status) == (0, 1)
+    assert f"belongs to {urlsplit(urls.database).username}: run this as that role" in refused.complaint
+
+
+OLDER = {
+    "before 16.10 artifacts were in no parts": (
+        "alter table ci_job_artifacts rename to part; alter table p_ci_job_artifacts rename to ci_job_artifacts",
+        "alter table ci_job_artifacts rename to p_ci_job_artifacts; alter table part rename to ci_job_artifacts",
+        "ci_job_artifacts",
+    ),
+    "once imports had no failures": (
+        "alter table bulk_imports rename has_failures to gone; alter table bulk_import_entities rename has_failures to gone",
+        "alter table bulk_imports rename gone to has_failures; alter table bulk_import_entities rename gone to has_failures",
+        "bulk_import_entities",
+    ),
+    "once the outbox named no projects": (
+        "alter table ci_deleted_objects rename project_id to gone",
+        "alter table ci_deleted_objects rename gone to project_id",
+        "ci_deleted_objects",
+    ),
+}
+
+
+@every("version", OLDER)
+def test_tables_of_an_older_version_are_adopted_as_they_are(adopt, adopted, version):  # noqa: F811
+    older, restore, view = OLDER[version]
+    adopted.execute(f"drop schema {VIEWS} cascade; {older}")
+    try:
+        result = adopt()
+        found = rows(adopted, f"select count(*) from {VIEWS}.{view}")
+        expected = rows(adopted, f"select count(*) from {view}")
+    finally:
+        adopted.execute(f"drop schema if exists {VIEWS} cascade; {restore}")
+        adopt("--role", KEEPER)
+
+    assert (result.status, found) == (0, expected)
+
+
+def test_flags_of_the_forge_are_shown_as_its_and_cannot_be_turned_here(adopted, main, settings, query, urls):  # noqa: F811
+    query(urls.database, f"insert into feature_flags values ('{FLAG}', true) on conflict do nothing")
+    there = {"FORGE_SCHEMA": VIEWS}
+
+    before = main("flags", "list", "--json", **there).json
+    refused = main("flags", "on", FLAG, **there)
+    preview = main("run", "expired_job_artifacts", "--dry-run", **there).stdout
+    adopted.execute(
+        f"insert into features (key) values ('{FLAG}'); insert into feature_gates (feature_key, key, value)"
+        f" values ('{FLAG}', 'boolean', 'true')"
+    )
+    after = main("flags", "list", **there).stdout
+
+    assert (before["flags"][FLAG], before["owner"]) == (False, f"{VIEWS}.forge_flags")
+    assert (refused.status, refused.complaint.split(":")[0]) == (
+        1,
+        f"the flags are the forge's, by {VIEWS}.forge_flags",
+    )
+    assert f"flag {FLAG} is off: no run does anything until the forge turns it on" in preview
+    assert after.splitlines()[1].split()[:2] == [FLAG, "on"]
+    assert after.splitlines()[-1] == f"they are the forge's, by {VIEWS}.forge_flags: turn them there"
+
+
+def test_an_adoption_is_in_the_audit(adopt, adopted, database):  # noqa: F811
+    adopt("--role", KEEPER)
+
+    assert database.execute_sql("select act, what, after from audit_acts").fetchall() == [
+        ("adopt", VIEWS, {"tables": TABLES, "role": KEEPER})
+    ]

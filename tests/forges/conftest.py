@@ -1,0 +1,1 @@
+from tests.harness.adopted import adopted, keeper, owner  # noqa: F401

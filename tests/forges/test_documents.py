@@ -1,0 +1,121 @@
+"""The documents' batches over GitLab's tables, as a role that has rights on the views alone: what is due goes, no more."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper import database as db
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.settings import PREFIX
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from tests.harness import artifacts, bulk_imports, gitlab_tables
+from tests.harness.adopted import KEEPER, SMALL, VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.gitlab_tables import ids, rows
+from tests.harness.performing import as_child, perform
+from tests.harness.settings import settings_with
+from tests.harness.tables import empty
+from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, buckets
+from workers.git_ref_cleanup import clean_project_refs, deletions
+from workers.user_status_cleanup import user_status_cleanup
+
+NUMBER = 3
+"""The project whose repository there is."""
+
+
+def connected(settings):
+    connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+    return db.database.connection_context()
+
+
+@pytest.fixture
+def gitlab(settings, urls, _migrated, monkeypatch):
+    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
+    with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
+        with connected(settings):
+            empty()
+            client.flushdb()
+            adopt()
+        db.database.close_all()
+        monkeypatch.setenv(PREFIX + "FORGE_SCHEMA", VIEWS)
+        monkeypatch.setenv(PREFIX + "DATABASE_URL", as_keeper(urls.database))
+        with connected(settings_with()):
+            yield cursor
+        db.database.close_all()
+
+
+@pytest.fixture
+def due(gitlab):
+    return gitlab_tables.due(gitlab)
+
+
+def all_but(cursor, table, gone, *, key="id"):
+    return ids(cursor, f"select {key} from {table}") - gone
+
+
+def test_statuses_whose_time_has_passed_go(gitlab, due):
+    stay = all_but(gitlab, "user_statuses", due.statuses, key="user_id")
+
+    outcome = perform(user_status_cleanup)
+
+    assert (outcome.deleted, ids(gitlab, "select user_id from user_statuses")) == (len(due.statuses), stay)
+
+
+def test_expired_artifacts_go_from_all_partitions_and_their_bytes_and_objects_with_them(gitlab, due):
+    stay = all_but(gitlab, "p_ci_job_artifacts", due.artifacts)
+    statistics = gitlab_tables.left_over(gitlab, without=due.artifacts)
+    found = dict(rows(gitlab, f"select id, file_final_path from {VIEWS}.ci_job_artifacts"))
+    gitlab.execute("insert into features (key) values (%s)", (FLAG,))
+    gitlab.execute("insert into feature_gates (feature_key, key, value) values (%s, 'boolean', 'true')", (FLAG,))
+    buckets.tidy(client, artifacts.BUCKETS)
+
+    destroyed = sum(artifacts.run().destroyed for _ in range(artifacts.BUCKETS))
+
+    assert (destroyed, ids(gitlab, "select id from p_ci_job_artifacts")) == (len(due.artifacts), stay)
+    assert gitlab_tables.statistics(gitlab) == statistics
+    assert {row.path for row in DeletedObject.select()} == {found[number] for number in due.artifacts} - {""}
+
+
+def test_an_expired_artifact_whose_path_cannot_be_computed_stays_and_is_counted(gitlab, due):
+    waiting = {row.id for row in JobArtifact.waiting("no_path", db.now())}
+
+    assert (waiting, len(waiting) > 0) == (due.pathless, True)
+
+
+def test_imports_that_nothing_has_touched_are_given_up_with_their_entities_and_trackers(gitlab, due):
+    stay = rows(gitlab, "select id, status from bulk_import_trackers where id <> all(%s)", (list(due.trackers),))
+
+    outcome = bulk_imports.run()
+
+    assert (outcome.imports, outcome.entities, outcome.trackers) == (
+        len(due.imports),
+        len(due.entities),
+        len(due.trackers),
+    )
+    assert ids(gitlab, "select id from bulk_imports where status = 3") >= due.imports
+    assert ids(gitlab, "select id from bulk_import_trackers where status = 4") >= due.trackers
+    assert set(stay) <= set(rows(gitlab, "select id, status from bulk_import_trackers"))
+
+
+def test_refs_that_a_project_wants_deleted_go_from_its_repository(gitlab, settings, tmp_path):
+    repository = Bare(put_root(tmp_path / "root"), f"@hashed/of/project/{NUMBER}.git")
+    wanted = ids(
+        gitlab, f"select ref from p_batched_git_ref_updates_deletions where project_id = {NUMBER} and status = 1"
+    )
+    repository.packed("refs/mr/0", *wanted)
+    settings = settings_with(repositories_root=repository.root, dead_after=timedelta(seconds=15))
+
+    child = as_child(clean_project_refs, settings, NUMBER, False)
+
+    assert child.outcome.total_deletes == len(wanted) > 0
+    assert wanted.isdisjoint(repository.refs())
+    assert NUMBER not in deletions.waiting_projects(after=0, limit=100)
+
+
+def test_both_flags_are_the_forge_s(gitlab):
+    gitlab.execute("insert into features (key) values (%s)", (HIGH_CONCURRENCY_FLAG,))
+    artifacts.turn_on(high_concurrency=True)
+
+    assert artifacts.run().stopped == "no_bucket"
+    assert rows(gitlab, "select rolsuper from pg_roles where rolname = %s", (KEEPER,)) == [(False,)]

@@ -1,0 +1,92 @@
+"""GitLab's tables and the views of them, in the test database; and the role that forgekeeper connects as."""
+
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import psycopg2
+import pytest
+
+from forgekeeper import database as db
+from forgekeeper.connections import Limits, connect
+from forges.gitlab import adoption
+from tests.harness import gitlab_tables
+from tests.harness.gitlab_tables import TABLES
+from tests.harness.settings import settings_with
+
+VIEWS, KEEPER = "forgekeeper_gitlab", "keeper"
+# What the role needs on tables of our own, docs/security.md says; here it may do anything with them.
+ROLE = f"""
+    create role {KEEPER} login;
+    grant usage on schema forgekeeper to {KEEPER};
+    grant select, insert, update, delete on all tables in schema forgekeeper to {KEEPER}
+"""
+SMALL = {"artifacts": 600, "statuses": 40, "imports": 80, "deletions": 200}
+
+
+def as_keeper(url):
+    """Return the URL of the database as that role."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{KEEPER}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+@contextmanager
+def session(url):
+    """Open a session whose transactions are rolled back unless they are committed; yield its cursor."""
+    with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
+        yield cursor
+
+
+@contextmanager
+def tables_of_gitlab(url, **counts):
+    """Make GitLab's tables, filled, and remove them in the end with all views; yield a cursor of their owner."""
+    with session(url) as cursor:
+        cursor.connection.autocommit = True
+        gitlab_tables.build(cursor)
+        gitlab_tables.fill(cursor, **counts)
+        yield cursor
+        cursor.execute(f"drop schema if exists {VIEWS} cascade")
+        gitlab_tables.remove(cursor)
+
+
+@contextmanager
+def role_of_forgekeeper(cursor):
+    """Make the role, without rights but on tables of our own; remove it in the end."""
+    cursor.execute(ROLE)
+    yield
+    cursor.execute(f"drop owned by {KEEPER}; drop role {KEEPER}")
+
+
+def adopt(**changes):
+    """Make the views as the command does; return what is adopted."""
+    found = adoption.fit(**{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
+    db.database.execute_sql("\n".join(found.statements()).replace("%", "%%"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def adopted(urls, _migrated):
+    """GitLab's tables with views of them, for all tests of a file; a cursor of their owner."""
+    with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
+        settings = settings_with(database_url=urls.database, redis_url=urls.redis)
+        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        with db.database.connection_context():
+            adopt()
+        yield cursor
+
+
+@pytest.fixture
+def owner(urls, adopted):
+    """A session of the tables' owner, in a transaction that is rolled back."""
+    with session(urls.database) as cursor:
+        cursor.execute(f"set search_path = {TABLES}")
+        yield cursor
+        cursor.connection.rollback()
+
+
+@pytest.fixture
+def keeper(urls, adopted):
+    """A session of the role without rights on the tables, in a transaction that is rolled back."""
+    with session(as_keeper(urls.database)) as cursor:
+        cursor.execute(f"set search_path = forgekeeper, {VIEWS}")
+        yield cursor
+        cursor.connection.rollback()

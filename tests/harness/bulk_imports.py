@@ -51,16 +51,16 @@ def ago(**duration):
     return datetime.now(UTC) - timedelta(**duration)
 
 
-def entity(*, status=ImportStatus.STARTED, updated_at=None, trackers=()):
+def entity(*, status=ImportStatus.STARTED, updated_at=None, trackers=(), **facts):
     """Add an entity with a tracker in each of these statuses."""
     created = BulkImportEntity.create(
-        bulk_import_id=7,
         source_type=1,
         source_full_path="group/project",
         destination_name="project",
         destination_namespace="elsewhere",
         status=status,
         updated_at=updated_at or ago(days=2),
+        **{"bulk_import_id": 7} | facts,
     )
     for tracker_status in trackers:
         BulkImportTracker.create(bulk_import_entity_id=created.id, relation="issues", status=tracker_status)

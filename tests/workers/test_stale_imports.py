@@ -80,10 +80,7 @@ def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
     fresh = bulk_import(updated_at=ago(hours=1))
     BulkImport.update(has_failures=True).where(BulkImport.id == failed_before).execute()
     for number, has_failures in ((failing, True), (failing, False), (another, False), (fresh, True)):
-        one = entity(status=status, updated_at=ago(hours=1))
-        BulkImportEntity.update(bulk_import_id=number, has_failures=has_failures).where(
-            BulkImportEntity.id == one
-        ).execute()
+        entity(status=status, updated_at=ago(hours=1), bulk_import_id=number, has_failures=has_failures)
 
     run()
 

@@ -49,7 +49,7 @@ ADD_LATER = """
     from generate_series(1, %s) as id
 """
 TURN_DUE = "update user_statuses set clear_status_at = clear_status_at - interval '10 days' where user_id %% 5 = 0"
-ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'user_statuses'"
+ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'user_statuses'::regclass"
 
 pytestmark = pytest.mark.usefixtures("database")
 

@@ -1,0 +1,49 @@
+"""Views of GitLab's tables into which the tests' models may insert, so that tests of the example forge run over them."""
+
+from pathlib import Path
+
+import pytest
+
+from forgekeeper import database as db
+from forgekeeper.connections import Limits, connect
+from forgekeeper.settings import PREFIX
+from forges.gitlab import indexes
+from tests.harness.adopted import VIEWS, adopt, tables_of_gitlab
+from tests.harness.gitlab_tables import TABLES
+from tests.harness.settings import settings_with
+
+INSERTS = Path(__file__).with_name("gitlab_inserts.sql")
+EMPTY = f"""
+    truncate p_ci_job_artifacts, project_statistics, projects, project_repositories, user_statuses, bulk_imports,
+        bulk_import_entities, bulk_import_trackers, p_batched_git_ref_updates_deletions, ci_job_artifact_states,
+        bulk_import_failures, {VIEWS}.ref_deletion_notes restart identity;
+    alter sequence ci_job_artifacts_id_seq restart;
+    alter sequence to_be_deleted_git_refs_id_seq restart
+"""
+
+
+@pytest.fixture(scope="module")
+def views_for_models(urls, _migrated):
+    """Empty tables of GitLab's, and views of them into which models may insert."""
+    with tables_of_gitlab(urls.database) as cursor:
+        settings = settings_with(database_url=urls.database, redis_url=urls.redis)
+        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        with db.database.connection_context():
+            built = list(indexes.missing(adopt(role=None)))
+        db.database.close_all()
+        cursor.execute(f"set search_path = {VIEWS}; {INSERTS.read_text()}; set search_path = {TABLES}")
+        for statement in built:
+            cursor.execute(statement)
+        yield cursor
+
+
+@pytest.fixture
+def over_views(views_for_models, monkeypatch, no_settings_of_the_machine):
+    """Let every session of a test that is written for the example forge's tables find views of GitLab's, all empty."""
+    views_for_models.execute(EMPTY)
+    views_for_models.execute("select format('alter role %I in database %I', current_user, current_database())")
+    (role,) = views_for_models.fetchone()
+    views_for_models.execute(f"{role} set search_path = forgekeeper, {VIEWS}")
+    monkeypatch.setenv(f"{PREFIX}FORGE_SCHEMA", VIEWS)
+    yield
+    views_for_models.execute(f"{role} reset search_path")

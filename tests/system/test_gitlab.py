@@ -4,15 +4,15 @@ import json
 from collections import defaultdict
 
 import pytest
-from tests.harness.adopted import VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
-from tests.harness.gitlab_tables import rows
 
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.storage import sentinel
 from tests.harness import gitlab_tables
+from tests.harness.adopted import VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
 from tests.harness.git_samples import Bare
+from tests.harness.gitlab_tables import rows
 from tests.harness.installation import INSTALLATION
 from tests.harness.stale_uploads import STALE
 from tests.harness.stores import Folder

@@ -225,7 +225,7 @@ CLASSES = 10
 CLASS = f"mod(project_id + job_id, {CLASSES})"
 """The class of an artifact; the index that serves five buckets and ten begins with it."""
 
-OWN_FOLDER = re.compile(r"/([0-9]{1,18})/[^/]+\Z")
+OWN_FOLDER = re.compile(r"\A(?![0-9]{4}_[0-9]{2}/[0-9]+/[0-9]+/[^/]+\Z).*/([0-9]{1,18})/[^/]+\Z", re.DOTALL)
 OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 """Where a forge's uploader puts the file of an artifact that has no path: …/id/file; of old month/project/job/file."""
 

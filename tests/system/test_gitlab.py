@@ -26,8 +26,19 @@ OBJECTS = f"select id, file_store, file_final_path from {VIEWS}.ci_job_artifacts
 PENDING = """
     select project_id, ref from p_batched_git_ref_updates_deletions where status = 1 and project_id <= {projects} - 3
 """
+# An import has failures where it or one of its entities that has some was given up.
+FAILED = """
+    select id, coalesce(has_failures, false) or exists (
+        select from bulk_import_entities as entity
+        where bulk_import_id = import.id and (entity.id = any(%(entities)s) or import.id = any(%(imports)s)) and (
+            has_failures or exists (select from bulk_import_failures where bulk_import_entity_id = entity.id)
+        )
+    )
+    from bulk_imports as import order by id
+"""
+SAID_FAILED = "select id, coalesce(has_failures, false) from bulk_imports order by id"
 # All of what stays, whatever its columns say.
-DIGEST = "select md5(string_agg(row::text, ' ' order by {key})) from {table} as row where {key} <> all(%s)"
+DIGEST = "select md5(string_agg({row}, ' ' order by {key})) from {table} as row where {key} <> all(%s)"
 FLAG_ON = """
     insert into features (key) values ('bulk_delete_job_artifacts');
     insert into feature_gates (feature_key, key, value) values ('bulk_delete_job_artifacts', 'boolean', 'true')
@@ -76,7 +87,8 @@ def repositories(gitlab, root):
 
 
 def left(cursor, table, gone, key="id"):
-    return rows(cursor, DIGEST.format(table=table, key=key), (list(gone),))
+    row = "concat_ws(' ', id, user_id, status, created_at, updated_at)" if table == "bulk_imports" else "row::text"
+    return rows(cursor, DIGEST.format(table=table, key=key, row=row), (list(gone),))
 
 
 def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, repositories, root, services, urls):
@@ -85,6 +97,7 @@ def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, rep
     gone |= {"bulk_import_trackers": due.trackers, "p_batched_git_ref_updates_deletions": due.refs}
     before = {table: left(gitlab, table, ids) for table, ids in gone.items()}
     statuses = left(gitlab, "user_statuses", due.statuses, "user_id")
+    failed = rows(gitlab, FAILED, {"entities": list(due.entities), "imports": list(due.imports)})
     statistics = gitlab_tables.left_over(gitlab, without=due.artifacts)
     kept = {
         code: {path for number, of, path in rows(gitlab, OBJECTS) if of == code and number not in due.artifacts}
@@ -92,6 +105,8 @@ def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, rep
     }
 
     settings = {f"CRON_{name.upper()}": "*/2 * * * * *" for name in BATCHES} | {
+        # It removes what is done with long ago.
+        "CRON_PRUNE": "off",
         "DATABASE_URL": as_keeper(urls.database),
         "FORGE_SCHEMA": VIEWS,
         "UPLOADS_REGISTER": "hash",
@@ -111,6 +126,7 @@ def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, rep
 
     assert {table: left(gitlab, table, ids) for table, ids in gone.items()} == before
     assert left(gitlab, "user_statuses", (), "user_id") == statuses
+    assert rows(gitlab, SAID_FAILED) == failed
     assert gitlab_tables.statistics(gitlab) == statistics
     assert {code: store.keys() for code, store in stores.items()} == kept
     assert [repository.refs().keys() for repository in repositories] == [{"refs/heads/main", "refs/keep"}] * len(

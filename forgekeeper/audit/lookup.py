@@ -21,7 +21,7 @@ FEW = 20
 # The planner knows nothing of a month that has just begun; and its workers pay where a hundred thousand rows are read.
 PLAN = """
     set local enable_seqscan = off; set local max_parallel_workers_per_gather = 4;
-    set local parallel_setup_cost = 0; set local parallel_tuple_cost = 0; set local jit = off;
+    set local parallel_setup_cost = 0; set local parallel_tuple_cost = 0;
 """
 FOUND = f"""
     select {SHOWN} from audit_deletions where {SIZE} < {FEW} and {{column}} @> array[%(key)s]::{{kind}}[]{{where}}

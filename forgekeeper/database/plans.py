@@ -13,7 +13,7 @@ from forgekeeper.database.relations import Index
 
 OFF = "".join(f"set local enable_{what} = off; " for what in ("seqscan", "bitmapscan", "sort", "incremental_sort"))
 # So the plan names everything that an index would have to have.
-READ_ALL = OFF + "set local enable_indexscan = off; set local enable_indexonlyscan = off; set local jit = off; "
+READ_ALL = OFF + "set local enable_indexscan = off; set local enable_indexonlyscan = off; "
 WALK = "explain (verbose, format json) select 1 from {relation}{where} order by {columns} limit 1"
 READS_ALL = {"Seq Scan", "Bitmap Heap Scan", "Sort", "Incremental Sort", "Foreign Scan"}
 

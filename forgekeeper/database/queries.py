@@ -33,7 +33,7 @@ IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 
 # To collect the rows may take longer than a statement usually may.  The planner knows nothing of how many there are in
 # an array or a document, and takes them for few: row by row it would look for millions.
-PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off; set local jit = off"
+PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off"
 
 
 def count(query: pw.ModelSelect[Any]) -> int:

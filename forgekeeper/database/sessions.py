@@ -27,8 +27,12 @@ from psycopg2.extras import register_default_jsonb
 SCHEMAS = ("forgekeeper", "public")
 """Where our own tables are unless a setting says otherwise, and the forge's."""
 TIMESTAMPTZ = 1184
-OF_ALL = "-c timezone=UTC -c datestyle=ISO"
-"""Of every session: psycopg2 would ask for this date style with a statement of its own."""
+OF_ALL = "-c timezone=UTC -c datestyle=ISO -c jit=off"
+"""Of every session: psycopg2 would ask for this date style with a statement of its own.
+
+Where a plan may not scan a table and has to, PostgreSQL up to 17 takes it for so costly that it compiles each chunk's
+statement, for up to a second.
+"""
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 READ_ONLY = "25006"

@@ -144,3 +144,9 @@ def test_a_statement_that_fails_for_another_reason_is_not_executed_twice(databas
         execute_prepared("divide", statement, {"by": 0})
 
     assert database.execute_sql("select last_value from counted").fetchone() == (2,)
+
+
+def test_no_statement_is_compiled_however_dear_its_plan_looks(opened):
+    opened()
+
+    assert database.execute_sql("show jit").fetchone() == ("off",)

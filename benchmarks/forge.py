@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,10 @@ MADE = "select exists (select from pg_database where datname = %s)"
 
 
 @contextmanager
-def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Settings]:
-    """Connect this process to the database *name*, which is made when there is none; return its settings."""
+def database_of(
+    servers: Servers, name: str, *, make: Callable[[Any], None] = make_tables, **options: Any
+) -> Iterator[Settings]:
+    """Connect this process to the database *name*, made when there is none, as are the forge's; return its settings."""
     load_batches()
     _connect(servers.database_url, servers.redis_url)
     with database.connection_context():
@@ -38,7 +40,7 @@ def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Setting
         with database.connection_context():
             if not made:
                 migrations.migrate(database.obj)
-                make_tables(database.obj)
+                make(database.obj)
             yield settings
     finally:
         database.close_all()

@@ -1,0 +1,112 @@
+"""A million artifacts in GitLab's partitioned table: what it costs to destroy the expired ones through views of it.
+
+Ours is the document's child through the views that `forgekeeper adopt gitlab` makes: a computed path, statistics that a
+function changes.  Beside it is the same child on a partitioned table of the same columns and indexes, without a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.artifacts import ARTIFACTS, DUE, PROJECTS
+from benchmarks.audit import work_off
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
+from demo.servers import Servers
+from forgekeeper.batches import FeatureFlag
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.settings import Settings
+from forges.gitlab import indexes
+from forges.gitlab.adoption import fit
+from models import CLASS, TRACE, UNLOCKED
+from workers.expired_job_artifacts import FLAG
+
+TABLES, VIEWS, DIRECT = "gitlab", "forgekeeper_gitlab", "direct"
+SQL = Path(__file__).parents[1] / "tests" / "harness" / "gitlab_tables.sql"
+"""GitLab's tables, as the tests make them."""
+PARTED = f"""
+    create schema {DIRECT};
+    create table {DIRECT}.ci_job_artifacts (like {TABLES}.p_ci_job_artifacts including all)
+        partition by list (partition_id);
+    create table {DIRECT}.first partition of {DIRECT}.ci_job_artifacts for values in (100, 101);
+    create table {DIRECT}.second partition of {DIRECT}.ci_job_artifacts for values in (102);
+    create index on {DIRECT}.ci_job_artifacts ({CLASS}, expire_at, id)
+        where locked = {UNLOCKED} and file_type <> {TRACE};
+    create table {DIRECT}.project_statistics (like {TABLES}.project_statistics including all)
+"""
+ADD = """
+    insert into {table} (id, project_id, job_id, partition_id, file_type, file_store, file, file_final_path,
+        file_location, size, expire_at, locked, created_at, updated_at)
+    select number, 1 + mod(hash, %(projects)s), number / 3, 100 + mod(number, 3),
+        case when mod(number, 11) = 0 then 3 else 1 + mod(number, 2) end, 2, 'artifacts.zip',
+        left(path, 2) || '/' || path || '/@final/' || path, 2, mod(hash, 1000003),
+        case when mod(number, 5) < 2 then now() - mod(hash, 2592000) * interval '1 s'
+             when mod(number, 5) < 4 then now() + interval '1 day' end,
+        case when mod(number, 17) < 2 then mod(number, 17) + 1 else 0 end, now() - number * interval '2.3 ms', now()
+    from (select number, md5(number::text) as path, abs(hashint8(number)::bigint) as hash
+          from generate_series(1, %(artifacts)s) as number) as made
+"""
+ADD_STATISTICS = """
+    insert into {statistics} (project_id, namespace_id, build_artifacts_size, storage_size)
+    select project_id, 1, 1000 + sum(size), 1500 + sum(size) from {table} group by project_id
+"""
+FLAGS = f"""
+    insert into {TABLES}.features (key) values ('{FLAG}');
+    insert into {TABLES}.feature_gates (feature_key, key, value) values ('{FLAG}', 'boolean', 'true')
+"""
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what is measured of *scale* times 1,000,000 artifacts."""
+    measured = partial(_destroyed, servers, round(ARTIFACTS * scale), iter(range(1, 1_000_000)).__next__)
+    tables = Peer("the tables themselves", partial(measured, DIRECT), 0.95)
+    return [Benchmark("artifacts_views", "artifacts/s", partial(measured, VIEWS), (tables,))]
+
+
+def _destroyed(servers: Servers, artifacts: int, number: Callable[[], int], forge: str) -> float:
+    """Destroy what has expired, in this process, bucket by bucket; return how many a second."""
+    with _artifacts(servers, artifacts, forge) as (settings, due):
+        began = monotonic()
+        destroyed = work_off(settings, number())
+        seconds = monotonic() - began
+        assert destroyed == due, f"{destroyed} of {due} were destroyed"
+    return due / seconds
+
+
+@contextmanager
+def _artifacts(servers: Servers, artifacts: int, forge: str) -> Iterator[tuple[Settings, int]]:
+    """Connect to a database with so many artifacts; return its settings, and how many are due."""
+    schema, name = (TABLES, "p_ci_job_artifacts") if forge == VIEWS else (DIRECT, "ci_job_artifacts")
+    table, statistics = f"{schema}.{name}", f"{schema}.project_statistics"
+    make = partial(_make, forge)
+    with database_of(servers, f"artifacts_{forge}", make=make, breaker_share=1, forge_schema=forge) as settings:
+        database.execute_sql(f"truncate {table}, {statistics}, deleted_objects")
+        database.execute_sql(ADD.format(table=table), {"projects": PROJECTS, "artifacts": artifacts})
+        database.execute_sql(ADD_STATISTICS.format(table=table, statistics=statistics))
+        for command in (f"vacuum analyze {table}, {statistics}", "checkpoint"):
+            database.execute_sql(command)
+        client.flushdb()
+        yield settings, database.execute_sql(f"select count(*) from {table} where {DUE}").fetchone()[0]
+
+
+def _make(forge: str, _database: object) -> None:
+    database.execute_sql(f"create schema {TABLES}; set search_path = {TABLES}; {SQL.read_text(encoding='utf-8')}")
+    # GitLab's foreign keys and triggers cost the same with and without views.
+    database.execute_sql(f"""
+        reset search_path; drop table {TABLES}.ci_job_artifact_states;
+        drop trigger assign_p_ci_job_artifacts_id on {TABLES}.p_ci_job_artifacts
+    """)
+    if forge == DIRECT:
+        database.execute_sql(PARTED)
+        FeatureFlag.turn(FLAG, on=True)
+    else:
+        database.execute_sql(FLAGS)
+        found = fit(TABLES, VIEWS, None)
+        database.execute_sql("\n".join(found.statements()).replace("%", "%%"))
+        for statement in indexes.missing(found):
+            database.execute_sql(statement)

@@ -105,11 +105,11 @@ def acknowledged():
 
 @contextmanager
 def without_the_table():
-    database.execute_sql("alter table user_statuses rename to away")
+    database.execute_sql("alter table quarantine rename to away")
     try:
         yield
     finally:
-        database.execute_sql("alter table away rename to user_statuses")
+        database.execute_sql("alter table away rename to quarantine")
 
 
 def take(run_id):
@@ -158,7 +158,7 @@ def test_a_failed_run_waits_with_its_error_and_succeeds_once_its_table_is_back(s
         eventually(lambda: row(run_id).failures == 1 and worker.said("run failed"))
         waiting = row(run_id)
     assert (waiting.state, waiting.reason, waiting.attempt) == ("enqueued", "error", 1)
-    assert waiting.error == 'ProgrammingError: relation "user_statuses" does not exist'
+    assert waiting.error == 'ProgrammingError: relation "quarantine" does not exist'
     (line,) = worker.said("run failed")
     assert (line["level"], line["run"], line["state"]) == ("error", run_id, "enqueued")
 

@@ -270,6 +270,13 @@ class JobArtifact(Base):
         return condition
 
     @classmethod
+    def is_expired_by_rule(cls, now: datetime) -> pw.Node:
+        """Return the condition of what is past its time and not known to be locked or not, but unlocked by its job."""
+        unknown = pw.SQL(f"{WAITS['unknown']} and not ({NO_PATH})")
+        condition: pw.Node = (cls.expire_at < now) & unknown & JobLock.unlocks(cls.job_id)
+        return condition
+
+    @classmethod
     def in_class(cls, number: int) -> pw.SQL:
         """Return the condition of the artifacts of a class."""
         return pw.SQL(f"{CLASS} = %s", [number])
@@ -340,6 +347,25 @@ class StatisticsRefresh(Base):
         return condition
 
 
+class JobLock(Base):
+    """Whether the artifacts of a job are locked, by the forge's own rule.  A forge need not say so."""
+
+    optional = True
+    grants = "worker: select; exporter: select"
+
+    job_id = pw.BigIntegerField(primary_key=True)
+    locked = pw.SmallIntegerField()
+
+    class Meta:
+        table_name = "ci_job_locks"
+
+    @classmethod
+    def unlocks(cls, job: pw.Field[int]) -> pw.Node:
+        """Return the condition that the artifacts of that *job* are unlocked."""
+        condition: pw.Node = pw.fn.EXISTS(cls.select(pw.SQL("1")).where(cls.job_id == job, cls.locked == UNLOCKED))
+        return condition
+
+
 class ProjectGroup(Base):
     """A project and a group that it is in, itself or by way of another group.
 
@@ -381,5 +407,5 @@ APPLICATION: tuple[type[Base], ...] = (
 )
 """Tables that the forge owns; only the example forge's migrations create them."""
 
-OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, ProjectGroup)
+OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup)
 """Relations that a forge may lack; they are read alone."""

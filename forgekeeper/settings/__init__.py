@@ -217,6 +217,10 @@ class Settings(BaseSettings):
     )
     upload_visibility: Visibility = setting("300", "Uploads that a dead run has claimed go to another after this long.")
     bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
+    unknown_locks: Literal["keep", "resolve"] = setting(
+        "keep",
+        "Expired artifacts of which the forge has not said whether they are locked: keep them, or ask their jobs.",
+    )
     missing_repositories: Share = setting(
         "0.05",
         "If more than this share of a run's projects, and at least three, lack repositories, none is believed gone.",

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from forgekeeper.database import database
 from forgekeeper.database.relations import needs
-from models import APPLICATION, OPTIONAL
+from models import APPLICATION, OPTIONAL, JobLock
 
+MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
+"""What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
 PARTS = (
     *("paths", "user_statuses", "artifacts", "statistics", "projects", "ref_deletions", "imports", "flags"),
     *("outbox", "deletions"),
@@ -129,7 +131,7 @@ class Adoption(NamedTuple):
 
     def _grants(self, role: str) -> Iterator[str]:
         yield f"grant usage on schema {self.views} to {role};\n"
-        of_models = {model._meta.table_name: ", ".join(needs(model)) for model in (*APPLICATION, *OPTIONAL)}
+        of_models = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS}
         for view, rights in (of_models | GRANTED | dict.fromkeys(self.records, "select, insert")).items():
             yield f"grant {rights} on {self.views}.{view} to {role};\n"
 

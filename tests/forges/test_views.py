@@ -5,15 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg2
 import pytest
 
-from forges.gitlab.adoption import GRANTED, RECORDS
-from models import APPLICATION, OPTIONAL
+from forges.gitlab.adoption import GRANTED, MODELS, RECORDS
 from tests.harness import gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS, as_keeper, session
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PROJECTS, TABLES, ids, rows
 from tests.harness.programs import eventually
 
-LOCKED = [model._meta.table_name for model in APPLICATION if "update" in model.grants]
+LOCKED = [model._meta.table_name for model in MODELS if "update" in model.grants]
 FIRST = "(select min(id) from bulk_imports where status = 0)"
 ONE_DELETION = "(select min(id) from batched_git_ref_updates_deletions where status = 1)"
 CHANGES = [
@@ -33,7 +32,7 @@ CHANGES = [
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and usename = %s"
 
 
-@every("view", [model._meta.table_name for model in (*APPLICATION, *OPTIONAL)] + list(GRANTED))
+@every("view", [model._meta.table_name for model in MODELS] + list(GRANTED))
 def test_the_role_reads_each_view(keeper, view):
     keeper.execute(f"select * from {VIEWS}.{view} limit 1")
 

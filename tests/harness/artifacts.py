@@ -122,8 +122,9 @@ def turn_on(*, high_concurrency=False):
     buckets.tidy(client, MANY_BUCKETS if high_concurrency else BUCKETS)
 
 
-def run(*, objects="ours", **options):
-    deadline, settings = Deadline(MAX_RUNTIME, **options), settings_with(object_grace=NO_GRACE, objects=objects)
+def run(*, objects="ours", unknown_locks="keep", **options):
+    deadline = Deadline(MAX_RUNTIME, **options)
+    settings = settings_with(object_grace=NO_GRACE, objects=objects, unknown_locks=unknown_locks)
     return perform(delete_artifact_bucket, deadline=deadline, settings=settings)
 
 

@@ -8,8 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
-from forgekeeper.database import database
+from forgekeeper.database import database, now
 from forgekeeper.delivery.queues import depth
+from forgekeeper.runs.previewing import preview
 from tests.harness.artifacts import (
     DELETABLE,
     WRONG_STATISTICS,
@@ -26,6 +27,7 @@ from tests.harness.artifacts import (
 )
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.performing import recorded
+from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from tests.harness.waiting import patient
 from workers import expired_job_artifacts
@@ -213,3 +215,66 @@ def test_objects_that_are_the_forges_to_delete_go_into_its_outbox_alone(outbox_o
     assert outcome.destroyed == 1
     assert database.execute_sql(outbox_of_the_forge).fetchall() == [(1, "a/b/c", 7)]
     assert outbox() == []
+
+
+# Locks that are not known
+
+
+@pytest.fixture
+def jobs(database):
+    """Jobs of which the forge says whether their artifacts are locked: one is unlocked, one is locked."""
+    database.execute_sql("create table public.ci_job_locks (job_id bigint primary key, locked smallint)")
+    database.execute_sql("insert into public.ci_job_locks values (9, 0), (10, 1)")
+    yield
+    database.execute_sql("drop table public.ci_job_locks")
+
+
+def of_jobs():
+    """Add expired artifacts of locks known and unknown; return the ids of those that only their job unlocks."""
+    turn_on()
+    buckets.tidy(client, BUCKETS)
+    # Of project 1 an artifact of class n has the job n + 9.
+    going = {artifact(locked=lock, path=f"{lock}") for lock in (2, 7)}
+    artifact(number=1, locked=2)
+    artifact(number=2, locked=2)
+    artifact(locked=1)
+    artifact(locked=2, file_type=3)
+    artifact(locked=2, path="", file="of unknown place")
+    artifact(locked=2, expire_at=None)
+    return going
+
+
+def destroyed(**options):
+    before = ids()
+    for _ in range(BUCKETS):
+        run(**options)
+    return before - ids()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_artifact_of_unknown_lock_goes_by_its_jobs_if_a_setting_says_so():
+    going = of_jobs()
+
+    assert (destroyed(), destroyed(unknown_locks="resolve")) == (set(), going)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_preview_and_backlog_count_what_goes_by_its_job(settings, monkeypatch):
+    going = of_jobs()
+    asked = settings_with(unknown_locks="resolve")
+    monkeypatch.setattr(client, "settings", asked)
+
+    found = preview(expired_job_artifacts.expired_job_artifacts, asked, sample=10)
+
+    assert found.due == len(going)
+    assert found.parts[0].kept == {"trace": 1, "locked": 1, "unknown": 3}
+    assert expired_job_artifacts.due(now()).records == len(going)
+
+
+def test_without_the_forges_rule_nothing_is_resolved_and_the_batch_is_blocked(settings):
+    turn_on()
+
+    row = recorded(expired_job_artifacts.expired_job_artifacts, settings_with(unknown_locks="resolve"))
+
+    assert (row.state, row.result["skipped"]) == ("blocked", "schema")
+    assert "the forge has no relation ci_job_locks" in row.result["blocked"]

@@ -22,6 +22,8 @@ from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Spared, Sub
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
+from forgekeeper.database.exclusions import visible, written
+from forgekeeper.database.survey import literal
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
@@ -32,7 +34,17 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue import Counter, Gauge, Reading, at
 from metrics.logs import describe
-from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectGroup, ProjectStatistics, StatisticsRefresh
+from models import (
+    CLASS,
+    CLASSES,
+    MAY_GO,
+    WAITS,
+    JobArtifact,
+    JobLock,
+    ProjectGroup,
+    ProjectStatistics,
+    StatisticsRefresh,
+)
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
 
@@ -80,6 +92,10 @@ AUDITED = {
     "updated_at": "updated_at",
 }
 """What the audit says of an artifact besides its id and when it was due: its row, so that it can be inserted back."""
+NO_RULE = (
+    "FORGEKEEPER_UNKNOWN_LOCKS is resolve, and the forge has no relation ci_job_locks (job_id, locked) that says"
+    " whether the artifacts of a job are locked: make one, or set it to keep"
+)
 COUNTED_WITHIN = 1.0
 """Seconds: an index of its own counts what waits; a forge that lacks it is not read from end to end."""
 
@@ -115,7 +131,7 @@ class BucketOutcome:
     time_limit=timedelta(minutes=2),
     outcome=Outcome,
     records=[],
-    tables=[JobArtifact, ProjectStatistics, DeletedObject, StatisticsRefresh, ProjectGroup],
+    tables=[JobArtifact, ProjectStatistics, DeletedObject, StatisticsRefresh, JobLock, ProjectGroup],
     flag=FLAG,
     flags={
         FLAG: "Delete expired job artifacts at all (batch 11).",
@@ -134,6 +150,8 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
     if not limit:
         yield Skip("flag_off")
         return
+    if settings().unknown_locks == "resolve" and not visible(JobLock):
+        raise Blocked("schema", NO_RULE)
     yield Note(**buckets.tidy(client, limit, silent_for=settings().bucket_silent_after))
     yield Children(delete_artifact_bucket, {str(number): () for number in buckets.available(client)})
 
@@ -168,7 +186,10 @@ def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note,
         failpoint("delete_artifact_bucket.claimed")
         until = partial(_stopped, bucket, count(1))
         for number in range(bucket.number, CLASSES, bucket.modulus):
-            yield expired(now, number, grace=settings().object_grace, until=until, outbox=settings().objects)
+            of_class = partial(expired, now, number, grace=settings().object_grace, until=until)
+            yield of_class(outbox=settings().objects)
+            if settings().unknown_locks == "resolve":
+                yield of_class(outbox=settings().objects, by="rule")
         failpoint("delete_artifact_bucket.finished")
     return "drained"
 
@@ -180,14 +201,18 @@ def expired(
     grace: timedelta = timedelta(0),
     until: Callable[[], str | None] | None = None,
     outbox: Literal["ours", "theirs"] = "ours",
+    by: Literal["itself", "rule", "either"] = "itself",
 ) -> Rows[JobArtifact]:
     """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*.
 
-    They go into an *outbox*: of ours, which `delete_objects` works off, or the forge's.
+    They go into an *outbox*: of ours, which `delete_objects` works off, or the forge's.  They are unlocked *by*
+    themselves, or by the forge's rule: each way has an index of its own.
     """
+    certain, by_rule = JobArtifact.is_expired(now), JobArtifact.is_expired_by_rule(now)
+    where = {"itself": certain, "rule": by_rule, "either": pw.Expression(certain, "OR", by_rule)}
     return Rows(
         JobArtifact,
-        JobArtifact.is_expired(now),
+        where[by],
         share=EVERY_CLASS if number is None else JobArtifact.in_class(number),
         since=JobArtifact.expire_at,
         chunk=BATCH_SIZE,
@@ -242,13 +267,26 @@ expired_job_artifacts.audited(
 @delete_artifact_bucket.backlog(RECORD)
 def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
-    return Backlog(_ask(HOW_MANY, now, queries.BOUND), _ask(OLDEST, now, 1))
+    found = _ask(OLDEST, now, 1), _by_rule("min(expire_at)", now, queries.BOUND)
+    return Backlog(_count(now, queries.BOUND), min((one for one in found if one), default=None))
 
 
 @expired_job_artifacts.at_stake
 def at_stake(now: datetime) -> queries.Stake:
     """Look at the artifacts that may be destroyed, of all."""
-    return queries.Stake(partial(_ask, HOW_MANY, now), queries.Stake.rows(JobArtifact.select()).of)
+    return queries.Stake(partial(_count, now), queries.Stake.rows(JobArtifact.select()).of)
+
+
+def _count(now: datetime, bound: int) -> int:
+    return int(_ask(HOW_MANY, now, bound)) + int(_by_rule("count(*)", now, bound) or 0)
+
+
+def _by_rule(what: str, now: datetime, bound: int) -> Any:
+    """Ask for the same of those whose jobs unlock them, where these go."""
+    if client.settings is None or client.settings.unknown_locks == "keep" or not visible(JobLock):
+        return None
+    rows = expired(now, by="rule").of(expired_job_artifacts.name).select(JobArtifact.expire_at)
+    return database.execute_sql(f"select {what} from ({literal(*rows.limit(bound).sql())}) as due", {}).fetchone()[0]
 
 
 def _ask(statement: str, now: datetime, bound: int) -> Any:
@@ -260,8 +298,9 @@ def _ask(statement: str, now: datetime, bound: int) -> Any:
 @delete_artifact_bucket.preview
 def previewed(look: Look) -> Iterator[Part]:
     """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
-    part = part_of(expired(look.now), look.within_share(0.7))
-    where = f"expire_at < %(now)s and ({MAY_GO}) is not true"
+    rows = expired(look.now, by="either" if look.settings.unknown_locks == "resolve" else "itself")
+    part = part_of(rows, look.within_share(0.7))
+    where = f"expire_at < %(now)s and ({written(JobArtifact, rows.where)}) is not true"
     look.keep(part, survey.Rows("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
     yield part
 

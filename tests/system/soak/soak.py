@@ -19,14 +19,15 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import psycopg2
-from peewee import PostgresqlDatabase
 
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
+from forgekeeper.database.sessions import Timeouts, open_pool
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
@@ -47,6 +48,7 @@ from .rig import Rig, nothing_armed
 from .settings import PAUSE, PERIODS, SECRET, STATEMENT_TIMEOUT
 
 EVERYTHING = 43
+MINUTE = timedelta(minutes=1)
 START = 120.0
 DONE_IN = 60.0
 """So long after the last fault what was due then must be done, if the machine holds nobody up."""
@@ -122,7 +124,7 @@ class Soak:
         stack.callback(self._still)
 
     def _migrate(self):
-        database.initialize(PostgresqlDatabase(self.rig.servers.database_url))
+        open_pool(self.rig.servers.database_url, Timeouts(*[MINUTE] * 5), name="soak", size=1)
         with database.connection_context():
             migrations.migrate(database.obj)
             make_tables(database.obj)

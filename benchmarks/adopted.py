@@ -37,7 +37,10 @@ PARTED = f"""
     create table {DIRECT}.second partition of {DIRECT}.ci_job_artifacts for values in (102);
     create index on {DIRECT}.ci_job_artifacts ({CLASS}, expire_at, id)
         where locked = {UNLOCKED} and file_type <> {TRACE};
-    create table {DIRECT}.project_statistics (like {TABLES}.project_statistics including all)
+    create table {DIRECT}.project_statistics (like {TABLES}.project_statistics including all);
+    create table {DIRECT}.project_build_artifacts_size_refreshes
+        (like {TABLES}.project_build_artifacts_size_refreshes including all);
+    create table {DIRECT}.project_groups (project_id bigint, group_id bigint, primary key (project_id, group_id))
 """
 ADD = """
     insert into {table} (id, project_id, job_id, partition_id, file_type, file_store, file, file_final_path,
@@ -85,10 +88,12 @@ def _artifacts(servers: Servers, artifacts: int, forge: str) -> Iterator[tuple[S
     table, statistics = f"{schema}.{name}", f"{schema}.project_statistics"
     make = partial(_make, forge)
     with database_of(servers, f"artifacts_{forge}", make=make, breaker_share=1, forge_schema=forge) as settings:
+        # PostgreSQL may vacuum what the round before has left, and gives way after a second, no sooner.
+        database.execute_sql("set lock_timeout = '1min'")
         database.execute_sql(f"truncate {table}, {statistics}, deleted_objects")
         database.execute_sql(ADD.format(table=table), {"projects": PROJECTS, "artifacts": artifacts})
         database.execute_sql(ADD_STATISTICS.format(table=table, statistics=statistics))
-        for command in (f"vacuum analyze {table}, {statistics}", "checkpoint"):
+        for command in (f"vacuum analyze {table}, {statistics}", "checkpoint", "reset lock_timeout"):
             database.execute_sql(command)
         client.flushdb()
         yield settings, database.execute_sql(f"select count(*) from {table} where {DUE}").fetchone()[0]

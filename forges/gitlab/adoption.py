@@ -1,7 +1,7 @@
 """GitLab: views of its tables in which the batches find what they expect.
 
-A view has the name of the example forge's table.  What a view cannot change by itself, a function changes, with the
-rights of the tables' owner: the role that forgekeeper connects as has rights on the views alone.
+A view has the name of the example forge's table.  What a view cannot change by itself, a function or a rule changes,
+with the rights of the tables' owner: the role that forgekeeper connects as has rights on the views alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """`adopt`: what it makes, prints and refuses, on tables of GitLab's shape."""
 
+import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from psycopg2.errors import FeatureNotSupported
 
 from tests.harness.adopted import KEEPER, VIEWS, adopted  # noqa: F401
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PARTITIONS, TABLES, rows
 
+PAGE = Path(__file__).parents[2] / "docs" / "adopting_gitlab.md"
 FLAG = "bulk_delete_job_artifacts"
 ALL_THERE_IS = f"""
     select 'relation ' || relname, coalesce(pg_get_viewdef(oid), '') || coalesce(relacl::text, '') from pg_class
@@ -17,6 +21,8 @@ ALL_THERE_IS = f"""
     union all
     select 'trigger ' || tgname || ' of ' || relname, pg_get_triggerdef(pg_trigger.oid)
     from pg_trigger join pg_class on pg_class.oid = tgrelid where relnamespace = '{VIEWS}'::regnamespace
+    union all
+    select 'rule ' || rulename || ' of ' || tablename, definition from pg_rules where schemaname = '{VIEWS}'
     union all
     select 'schema', nspacl::text from pg_namespace where nspname = '{VIEWS}'
     order by 1
@@ -61,6 +67,21 @@ def test_adopting_again_keeps_grants_and_the_reasons_of_refused_refs(adopt, adop
     adopted.execute(refused, (1, None))
     assert (again.status, rows(adopted, ALL_THERE_IS), notes) == (0, before, [(pending, "protected")])
     assert "nobody was granted anything" in again.stdout
+
+
+def test_gitlab_can_change_a_column_once_the_views_are_dropped_as_the_page_says(adopt, adopted):  # noqa: F811
+    (drops,) = re.findall(r"`(select format\('drop view .*?) \\gexec`", PAGE.read_text())
+    change = f"alter table {TABLES}.user_statuses alter column message type varchar(200)"
+    with pytest.raises(FeatureNotSupported):
+        adopted.execute(change)
+    before = rows(adopted, ALL_THERE_IS)
+
+    for (statement,) in rows(adopted, drops):
+        adopted.execute(statement)
+    adopted.execute(change)
+    again = adopt("--role", KEEPER)
+
+    assert (again.status, rows(adopted, ALL_THERE_IS)) == (0, before)
 
 
 def test_the_indexes_that_it_names_can_be_built_and_are_named_no_more(adopt, adopted):  # noqa: F811

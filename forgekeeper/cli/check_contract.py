@@ -9,6 +9,7 @@ from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
 from forgekeeper.database import database, plans, signs
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
+from forgekeeper.deleting.statement import is_ordinary
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Below
 from forgekeeper.settings import Settings
@@ -63,9 +64,11 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
 
 
 def _shown(relation: Relation, below: Sequence[Below]) -> str:
-    """Name a relation, and the tables that it shows if it is a view."""
+    """Name a relation, the tables that it shows if it is a view, and whether its rows go by ctid."""
     tables = [one.called for one in below if one.name == relation.name and not one.itself and one.kind != "v"]
-    return f"{relation.name} (a view of {', '.join(tables)})" if tables else relation.name
+    said = [f"a view of {', '.join(tables)}"] * bool(tables)
+    said += ["rows go by ctid"] * ("delete" in relation.operations() and is_ordinary(relation.name))
+    return f"{relation.name} ({', '.join(said)})" if said else relation.name
 
 
 def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding]:

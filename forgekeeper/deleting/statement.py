@@ -219,8 +219,13 @@ def _as(columns: Mapping[str, str]) -> str:
 def row_of(rows: Rows[Any]) -> str:
     """Return what identifies the rows of a statement: ctid in an ordinary table, else the key."""
     table = rows.model._meta.table_name
+    return f'"{table}".ctid' if is_ordinary(table) else column(rows.model._meta.primary_key)
+
+
+def is_ordinary(table: str) -> bool:
+    """Say whether it is proved to be one table, in which a row is found by its ctid."""
     row = database.execute_sql(ORDINARY, (table,)).fetchone()
-    return f'"{table}".ctid' if row and row[0] else column(rows.model._meta.primary_key)
+    return bool(row and row[0])
 
 
 def owner(total: Total) -> str:

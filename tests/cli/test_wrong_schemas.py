@@ -215,14 +215,21 @@ def test_what_only_looks_different_is_as_good(change, found, blocked, changed):
     assert (found("contract"), blocked()) == ([], {})
 
 
-def test_a_view_is_named_with_the_tables_that_it_shows(change, settings):
-    change(VIEW)
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        (VIEW, "user_statuses (a view of statuses)"),
+        ("select 1", "user_statuses (rows go by ctid)"),
+        ("create table more () inherits (user_statuses)", "user_statuses"),
+    ],
+    ids=["view", "table", "table with another one below"],
+)
+def test_check_names_the_tables_of_a_view_and_whether_rows_go_by_ctid(change, settings, changed, shown):
+    change(changed)
 
-    assert [
-        one
-        for one in findings(settings)
-        if one.message == f"{STATUSES}: as expected: user_statuses (a view of statuses)"
-    ]
+    said = [one.message for one in findings(settings)]
+
+    assert f"{STATUSES}: as expected: {shown}" in said
 
 
 def test_check_says_of_a_gitlab_which_of_its_cron_jobs_do_the_same_work(change, found):

@@ -102,11 +102,16 @@ def why(
         name = name or (run.batch if run else "")
         sentences = absent(name, tick, settings) if run is None else [told.sentence for told in timeline(run)]
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*holds.sentences(name), *exclusions.sentences(name), *of_children(name, failing)]
+        sentences += [*holding(name), *of_children(name, failing)]
     if json:
         emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
     else:
         say(sentences)
+
+
+def holding(name: str) -> list[str]:
+    """Say what holds the batch back at this moment, and what is excluded of it."""
+    return [*holds.sentences(name), *exclusions.sentences(name)]
 
 
 def at(batch: str, tick: datetime | None) -> JobRun | None:

@@ -16,7 +16,6 @@ from forgekeeper.console.batch import limits
 from forgekeeper.console.drawing import spans
 from forgekeeper.console.pages import Asked, page
 from forgekeeper.database import now
-from forgekeeper.runs import holds
 from forgekeeper.runs.ledger import OPEN, JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
@@ -60,7 +59,7 @@ def of_tick(asked: Asked) -> dict[str, Any]:
         "batch": name,
         "title": f"A tick of {name}",
         "told": ticks.absent(name, tick, asked.settings),
-        "holding": holds.sentences(name),
+        "holding": ticks.holding(name),
     }
 
 
@@ -78,7 +77,7 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "live": run.state in OPEN or recent or any(one.state == "started" for one in children),
         "open": run.state in OPEN,
         "told": ticks.timeline(run),
-        "holding": holds.sentences(name),
+        "holding": ticks.holding(name),
         "result": ticks.result_of(run) or {},
         "sent": sum((run.result or {}).get(counter) or 0 for counter in sent),
         "children": children,

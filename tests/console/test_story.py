@@ -11,7 +11,9 @@ import pytest
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.cli import ticks
+from forgekeeper.cli.exclude import add_now
 from forgekeeper.database import now
+from forgekeeper.database.exclusions import Subject
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -168,6 +170,13 @@ def test_a_tick_without_a_row_says_why_there_is_none(seen):
     text = seen(f"/batches/{NAME}/ticks?time=2020-01-01T00:00:30").text
 
     assert "The batch was not due at 2020-01-01 00:00:30." in text
+
+
+def test_a_story_says_what_is_excluded_of_the_batch_now(seen):
+    run = started(REFS)
+    add_now(Subject.read("project:7"), None, until=None, reason="the court asked")
+
+    assert "project:7 is excluded" in page(seen, run.id)
 
 
 def test_the_command_for_the_log_finds_the_lines_of_the_run(seen, monkeypatch):

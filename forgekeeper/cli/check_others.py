@@ -1,6 +1,7 @@
 """What `check --watch` finds out about other programs that do the work of a batch.
 
-What was due at an instant only grows less: by what our runs delete, which is counted, and by what others do.
+What was due at an instant only grows less: by what our runs delete, which is counted, and by what others delete, claim
+or change so that it is due no more.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from forgekeeper.database.survey import SNAPSHOT
 from forgekeeper.runs.totals import RunTotal
 
 TAKEN = (
-    "{batch}: {count:,} of {due:,} records that were due went, and no run of ours deleted them: another program does"
-    " the same work, and what both count is counted twice; switch it off, or this batch"
+    "{batch}: {count:,} of {due:,} records that were due went or were claimed, and not by a run of ours: another"
+    " program does the same work, and what both count is counted twice; switch it off, or this batch"
 )
 
 

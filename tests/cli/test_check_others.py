@@ -1,6 +1,6 @@
 """`check --watch` tells another program that does our work from our own runs."""
 
-from demo.sample_data import add_statuses
+from demo.sample_data import add_imports, add_statuses
 from forgekeeper.cli.check_others import others
 
 DUE = "clear_status_at <= now()"
@@ -16,7 +16,16 @@ def test_due_records_that_go_without_a_run_of_ours_are_another_program_s_work(da
     (one,) = found(lambda: database.execute_sql(f"delete from user_statuses where {DUE}"))
 
     assert one[0] == "warning"
-    assert one[1].startswith("user_status_cleanup: 4 of 4 records that were due went, and no run of ours deleted them")
+    assert one[1].startswith("user_status_cleanup: 4 of 4 records that were due went or were claimed, and not by a run")
+
+
+def test_due_records_that_another_program_claims_by_their_status_are_its_work(database):
+    add_imports(10)
+
+    (one,) = found(lambda: database.execute_sql("update bulk_imports set status = 3"))
+
+    assert one[0] == "warning"
+    assert one[1].startswith("stale_imports: ")
 
 
 def test_what_our_runs_delete_and_what_becomes_due_meanwhile_is_nobody_elses(database, main):

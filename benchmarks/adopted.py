@@ -88,12 +88,10 @@ def _artifacts(servers: Servers, artifacts: int, forge: str) -> Iterator[tuple[S
     table, statistics = f"{schema}.{name}", f"{schema}.project_statistics"
     make = partial(_make, forge)
     with database_of(servers, f"artifacts_{forge}", make=make, breaker_share=1, forge_schema=forge) as settings:
-        # PostgreSQL may vacuum what the round before has left, and gives way after a second, no sooner.
-        database.execute_sql("set lock_timeout = '1min'")
         database.execute_sql(f"truncate {table}, {statistics}, deleted_objects")
         database.execute_sql(ADD.format(table=table), {"projects": PROJECTS, "artifacts": artifacts})
         database.execute_sql(ADD_STATISTICS.format(table=table, statistics=statistics))
-        for command in (f"vacuum analyze {table}, {statistics}", "checkpoint", "reset lock_timeout"):
+        for command in (f"vacuum analyze {table}, {statistics}", "checkpoint"):
             database.execute_sql(command)
         client.flushdb()
         yield settings, database.execute_sql(f"select count(*) from {table} where {DUE}").fetchone()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from psycopg2.extensions import make_dsn
@@ -48,6 +49,8 @@ def database_of(
 
 
 def _connect(url: str, redis_url: str, **options: Any) -> Settings:
-    settings = model()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **options)
+    # PostgreSQL may vacuum what a round before has left, and lets nobody truncate that for a second and more.
+    patient = {"database_lock_timeout": timedelta(minutes=1)} | options
+    settings = model()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **patient)
     connect(settings, Limits.of_worker(settings), name="benchmark", connections=8)
     return settings

@@ -2,17 +2,19 @@
 
 from forgekeeper.database import database as db
 
+# The numbers are drawn first: thousands of runs are not to be found again by their times.
 RUNS = """
-    with drawn as (
-        select at, records from unnest(%(ago)s::float[], %(records)s::bigint[]) as run (ago, records),
-            lateral (select clock_timestamp() - ago * interval '1 second' as at) as times
+    with drawn as materialized (
+        select nextval(pg_get_serial_sequence('job_runs', 'id')) as id, at, records from (
+            select clock_timestamp() - ago * interval '1 second' as at, records
+            from unnest(%(ago)s::float[], %(records)s::bigint[]) as run (ago, records) order by at
+        ) as ordered
     ), runs as (
-        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
-        select %(batch)s, 'succeeded', at, at, at, true, '{}' from drawn order by at
-        returning id, started_at
+        insert into job_runs (id, batch, state, started_at, finished_at, claimed_at, ordinary, result)
+        overriding system value select id, %(batch)s, 'succeeded', at, at, at, true, '{}' from drawn
     )
     insert into run_totals (batch, run, day, records)
-    select %(batch)s, id, started_at::date, records from runs join drawn on at = started_at where records > 0
+    select %(batch)s, id, at::date, records from drawn where records > 0
 """
 
 

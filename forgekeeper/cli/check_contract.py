@@ -65,9 +65,11 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
 
 def _shown(relation: Relation, below: Sequence[Below]) -> str:
     """Name a relation, the tables that it shows if it is a view, and whether its rows go by ctid."""
-    tables = [one.called for one in below if one.name == relation.name and not one.itself and one.kind != "v"]
-    said = [f"a view of {', '.join(tables)}"] * bool(tables)
-    said += ["rows go by ctid"] * ("delete" in relation.operations() and is_ordinary(relation.name))
+    said = []
+    if tables := [one.called for one in below if one.name == relation.name and not one.itself and one.kind != "v"]:
+        said.append(f"a view of {', '.join(tables)}")
+    if "delete" in relation.operations() and is_ordinary(relation.name):
+        said.append("rows go by ctid")
     return f"{relation.name} ({', '.join(said)})" if said else relation.name
 
 

@@ -17,11 +17,14 @@ TOUCHED = """
     join pg_class on oid = coalesce(relid, name::regclass)
     where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
 """
-# Of sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error.
+# Of these sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error, and so it is of a
+# temporary sequence that another session drops just then.
 NUMBERED = """
-    select setval(seqrelid, seqstart, false)
-    from unnest(%s) as name join pg_depend on refobjid = name::regclass join pg_sequence on seqrelid = objid
-    where pg_sequence_last_value(seqrelid) is not null
+    with ours as materialized (
+        select seqrelid, seqstart
+        from unnest(%s) as name join pg_depend on refobjid = name::regclass join pg_sequence on seqrelid = objid
+    )
+    select setval(seqrelid, seqstart, false) from ours where pg_sequence_last_value(seqrelid) is not null
 """
 # Only a table has such triggers; a view of another is called as it is, but for the mark of one in parts.
 BELOW = """

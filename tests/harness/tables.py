@@ -18,7 +18,7 @@ TOUCHED = """
     where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
 """
 # Of these sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error, and so it is of a
-# temporary sequence that another session drops just then.
+# sequence that another session drops just then.
 NUMBERED = """
     with ours as materialized (
         select seqrelid, seqstart

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from json import dumps
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import peewee as pw
@@ -237,7 +238,8 @@ class Children(Answer):
             pairs: Iterable[Keyed] = self.of.items()
         else:
             tuples = (one if isinstance(one, tuple) else (one,) for one in self.of)
-            pairs = ((":".join(map(str, arguments)), arguments) for arguments in tuples)
+            # As JSON: ("a:b", "c") and ("a", "b:c"), 7 and "7" are different children.
+            pairs = ((":".join(map(dumps, arguments)), arguments) for arguments in tuples)
         for key, arguments in pairs:
             yield f"{self.child.name}:{key}", arguments
 

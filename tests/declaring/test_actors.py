@@ -3,10 +3,12 @@
 import dramatiq
 import pytest
 
+from forgekeeper import Children
 from forgekeeper.batches import NotSent, all_declared
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from workers.git_ref_cleanup import clean_project_refs
 from workers.prune import prune
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -44,3 +46,11 @@ def test_a_batch_that_is_paused_is_not_sent():
 def test_a_batch_takes_no_arguments():
     with pytest.raises(TypeError, match="send\\(\\) takes nothing"):
         prune.send(7)
+
+
+def test_children_with_different_arguments_have_different_keys():
+    arguments = [("group:x", "y"), ("group", "x:y"), (7,), ("7",), (7, 8), ("7:8",), (None,), ("null",)]
+
+    keys = [key for key, _ in Children(clean_project_refs, arguments).calls()]
+
+    assert (len(set(keys)), keys[2]) == (len(arguments), "clean_project_refs:7")

@@ -65,7 +65,7 @@ class GitRefDeletion(Base):
     """A ref that its project wants deleted.  No foreign key: the project may go first."""
 
     found_by = ("id", "project_id")
-    grants = "worker: select, update (status, reason, updated_at, processed_at), delete; exporter: select"
+    grants = "worker: select, update (status, reason, expected_oid, updated_at, processed_at), delete; exporter: select"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField()

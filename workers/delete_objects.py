@@ -23,7 +23,7 @@ from forgekeeper.database import exclusions, now, queries, survey
 from forgekeeper.database.queries import START, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Page, State
 from forgekeeper.declaring.shown import BUSY, PASSED_OVER, Entry, Look, Part, Refused, numbers
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import settings
@@ -158,8 +158,8 @@ class _Outbox(Items[DeletedObject]):
             log.error("object kept, an artifact names it", path=row.path)
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
-    def delete(self, items: Sequence[DeletedObject], until: float, tell: object) -> Deleted[DeletedObject]:  # noqa: ARG002
-        return deleted_at(self._stores[str(items[0].lies_at)], {row: row.path for row in items}, until)
+    def delete(self, items: Sequence[DeletedObject], fence: Fence[DeletedObject]) -> Deleted[DeletedObject]:
+        return deleted_at(self._stores[str(items[0].lies_at)], {row: row.path for row in items}, fence.until)
 
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
         failed = [row for row, became in states.items() if became.state == "failed"]

@@ -63,7 +63,19 @@ class Ended(NamedTuple):
     error: Exception | None = None
 
 
-Tell = Callable[[Mapping[One, Item]], None]
+@dataclass(frozen=True)
+class Fence(Generic[One]):
+    """Keeps a worker that was suspended, and has lost its work to another meanwhile, from deleting.
+
+    *until* is an instant of the monotonic clock: the claim or the budget ends.  *announce* commits the audit's intent
+    for items of which `Items.mark` could not say it.  *find_lost* is called as late as the target allows, right before
+    a deletion, and returns the items that must stay because another worker has claimed or settled them; it raises
+    `LeaseLost` if the lease is not ours any more.
+    """
+
+    until: float
+    announce: Callable[[Mapping[One, Item]], None]
+    find_lost: Callable[[], Collection[One]]
 
 
 class Items(Answer, ABC, Generic[One]):
@@ -168,13 +180,23 @@ class Items(Answer, ABC, Generic[One]):
         """Return what the audit keeps of each item that goes, and the state of each that stays.
 
         It is called in the transaction of the intent, and may lock what must not be used from then on.  An item that
-        is not returned is not ours any more; *kept* are those that stay, as `look` has said; of one with None `delete`
-        has to *tell*.
+        is not returned is not ours any more; *kept* are those that stay, as `look` has said; `delete` has to announce
+        an item with None.
         """
 
+    def record_look(self, items: Mapping[One, Item]) -> None:
+        """Record in the rows of announced items how they look, in the transaction of the intent.
+
+        If that fails because of a record, nothing is recorded and the items are deleted all the same.
+        """
+
+    def find_lost(self, items: Sequence[One]) -> Collection[One]:
+        """Return the items whose claims or rows are not ours any more; nothing is locked."""
+        return ()
+
     @abstractmethod
-    def delete(self, items: Sequence[One], until: float, tell: Tell[One]) -> Deleted[One]:
-        """Delete the items, until an instant of the monotonic clock; *tell* first what `mark` could not say of one."""
+    def delete(self, items: Sequence[One], fence: Fence[One]) -> Deleted[One]:
+        """Delete the items that the *fence* does not find lost."""
 
     @abstractmethod
     def settle(self, states: Mapping[One, State]) -> Counts:

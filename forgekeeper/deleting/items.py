@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
+import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Intended, Item, close_earlier
 from forgekeeper.database import exclusions
 from forgekeeper.database.sessions import engine, writing
-from forgekeeper.declaring.items import Deleted, Ended, Items, One, Page, State
-from forgekeeper.runs.run import BadRecords, Run
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Items, One, Page, State
+from forgekeeper.runs.run import BadRecords, Run, of_a_record
 from forgekeeper.runs.totals import Amount
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from metrics.logs import describe
 
 log = structlog.get_logger(__name__)
 
@@ -139,9 +141,8 @@ class _Pass(Generic[One]):
         if not lot.going:
             self._settle(lot, {})
             return None
-        until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
         with engine():
-            found = self._items.delete(lot.going, until, lot.intended.begin)
+            found = self._items.delete(lot.going, self._fence(lot))
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
@@ -153,12 +154,38 @@ class _Pass(Generic[One]):
             self._items.unanswered(scope)
         return None
 
+    def _fence(self, lot: _Lot[One]) -> Fence[One]:
+        def announce(items: Mapping[One, Item]) -> None:
+            with writing():
+                self._record_look(items)
+                lot.intended.begin(items)
+            self._run.step("announced")
+
+        until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
+        return Fence(until, announce, partial(self._find_lost, lot.going))
+
+    def _record_look(self, items: Mapping[One, Item]) -> None:
+        try:
+            with writing():
+                self._items.record_look(items)
+        except (pw.PeeweeException, ValueError) as error:
+            if not of_a_record(error):
+                raise
+            log.warning("look not recorded", record=self._items.record, error=describe(error))
+
+    def _find_lost(self, items: Sequence[One]) -> Collection[One]:
+        if self._run.lease is not None:
+            self._run.lease.check()
+        return items if self._is_expired() else self._items.find_lost(items)
+
+    def _is_expired(self) -> bool:
+        return self._items.visibility is not None and time.monotonic() > self._ours_until
+
     def _too_late(self, these: Sequence[One]) -> bool:
         """Say whether nothing may be done about a claim any more; then it is given up."""
         if self._items.visibility is None:
             return False
-        expired = time.monotonic() > self._ours_until
-        if expired:
+        if expired := self._is_expired():
             log.warning("claim dropped, too old to be acted on", items=len(these))
         if late := expired or self._run.deadline.halted():
             self._put_back(these)

@@ -9,15 +9,17 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from select import select
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from subprocess import PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import structlog
 
@@ -55,6 +57,11 @@ _GENERAL = re.compile(
     rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
 )
 
+_UPDATE_REF = ("update-ref", "--stdin", "-z", "--no-deref")
+_PREPARED, _COMMITTED = b"prepare: ok\n", b"commit: ok\n"
+_PIPE_BYTES = 65_536
+"""Most bytes to read or write at once: the capacity of a pipe."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -91,7 +98,7 @@ class Answer(NamedTuple):
     @property
     def committed(self) -> bool:
         """Whether a transaction was made; the status alone would also be 0 if git had read no more than half of it."""
-        return self.code == 0 and self.out.endswith(b"commit: ok\n")
+        return self.code == 0 and self.out.endswith(_COMMITTED)
 
     def complaint(self) -> bytes:
         """Return what git wrote to standard error, from its fatal line on if there is one; never nothing."""
@@ -109,45 +116,100 @@ class Git:
     git_dir: Path
     until: float
     grace: float = 5.0
+    umask: int = -1
+    """Permissions that the files and folders of git lack; -1: those of this process."""
     user: tuple[int, int] | None = None
     """The user and group that git runs as; None: ours."""
 
     def run(self, *arguments: str | bytes, given: bytes = b"", keep: Callable[[bytes], object] = bool) -> Answer:
         """Run git to its end, with *given* as its standard input; of its output only the lines to *keep* are held.
 
-        Raises `GitTimedOut`, `GitError` without a git.  Any other exception in this thread ends git before it goes on.
+        Raises `GitTimedOut`, and `GitError` if there is no git.  Any other exception in this thread ends git first.
         """
+        # Files, not pipes: neither side ever waits for the other to read.
+        with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
+            stdin.write(given)
+            stdin.seek(0)
+            code = self._end_of(self._start(arguments, stdin=stdin, stdout=out, stderr=err))
+            out.seek(0)
+            err.seek(0)
+            return Answer(code, b"".join(line for line in out if keep(line)), err.read())
+
+    def update_refs(self, commands: Iterable[bytes], *, confirm: Callable[[], bool]) -> Answer:
+        """Change refs in one transaction of `git update-ref`; return git's answer.
+
+        Git checks the old values and locks the refs first.  *confirm* is called while it holds these locks: no push
+        can change a ref between that call and the commit, however long this process is suspended.  If *confirm*
+        returns False or raises, git changes nothing and removes its locks.
+
+        Raises what *confirm* raises, and what `run` raises.
+        """
+        with TemporaryFile() as err:
+            process = self._start(_UPDATE_REF, stdin=PIPE, stdout=PIPE, stderr=err)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with process.stdin, process.stdout:
+                try:
+                    exchange = partial(self._exchange, process.stdin, process.stdout)
+                    out = exchange(b"\0".join([b"start", *commands, b"prepare", b""]), _PREPARED)
+                    if out.endswith(_PREPARED) and confirm():
+                        out += exchange(b"commit\0", _COMMITTED)
+                except BaseException:
+                    self._end(process)
+                    raise
+                # Without a commit git undoes what it has prepared.
+                process.stdin.close()
+                code = self._end_of(process)
+            err.seek(0)
+            return Answer(code, out, err.read())
+
+    def _start(
+        self, arguments: Iterable[str | bytes], *, stdin: IO[bytes] | int, stdout: IO[bytes] | int, stderr: IO[bytes]
+    ) -> Popen[bytes]:
         program = shutil.which("git")
         if program is None:
             raise GitError("there is no git on the PATH")
         if time.monotonic() >= self.until:
             raise GitTimedOut("the time was up before git was started")
-        # Files, not pipes: neither side ever waits for the other to read.
-        with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
-            stdin.write(given)
-            stdin.seek(0)
-            try:
-                process = subprocess.Popen(
-                    # Never -C: where the directory is missing, git would take the repository around it.
-                    [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments],
-                    env=_ENVIRONMENT,
-                    cwd="/",
-                    stdin=stdin,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,  # Ctrl-C at our terminal must not reach git
-                    user=self.user and self.user[0],
-                    group=self.user and self.user[1],
-                    extra_groups=self.user and [],
-                )
-            except OSError as error:
-                raise GitError(f"git cannot be started: {error.strerror}") from None
-            code = self._end_of(process)
-            out.seek(0)
-            err.seek(0)
-            return Answer(code, b"".join(line for line in out if keep(line)), err.read())
+        try:
+            return Popen(
+                # Never -C: where the directory is missing, git would take the repository around it.
+                [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments],
+                env=_ENVIRONMENT,
+                cwd="/",
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C at our terminal must not reach git
+                umask=self.umask,
+                user=self.user and self.user[0],
+                group=self.user and self.user[1],
+                extra_groups=self.user and [],
+            )
+        except OSError as error:
+            raise GitError(f"git cannot be started: {error.strerror}") from None
 
-    def _end_of(self, process: subprocess.Popen[bytes]) -> int:
+    def _exchange(self, stdin: IO[bytes], stdout: IO[bytes], given: bytes, expected: bytes) -> bytes:
+        """Write *given* to git; return its answer up to the line *expected*, to its end, or to the time limit."""
+        answer, left = b"", memoryview(given)
+        os.set_blocking(stdin.fileno(), False)
+        with DefaultSelector() as ready:
+            ready.register(stdout, EVENT_READ)
+            ready.register(stdin, EVENT_WRITE)
+            while not answer.endswith(expected) and (seconds := self.until - time.monotonic()) > 0:
+                for key, _events in ready.select(min(seconds, 1.0)):
+                    if key.fileobj is stdin:
+                        left = left[_write(stdin, left) :]
+                        if not left:
+                            ready.unregister(stdin)
+                    elif some := stdout.read(_PIPE_BYTES):
+                        answer += some
+                    else:
+                        return answer
+        return answer
+
+    def _end_of(self, process: Popen[bytes]) -> int:
         """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""
         try:
             # Popen.wait looks only every 50 ms; an exception that is set in this thread is heard within a second.
@@ -155,14 +217,14 @@ class Git:
                 while (left := self.until - time.monotonic()) > 0 and not select([handle], [], [], min(left, 1.0))[0]:
                     pass
             return process.wait(max(0.0, self.until - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             raise self._end(process) from None
         except BaseException:
             if process.returncode is None:
                 self._end(process)
             raise
 
-    def _end(self, process: subprocess.Popen[bytes]) -> GitError:
+    def _end(self, process: Popen[bytes]) -> GitError:
         """End git; return what to say of it.
 
         One that is killed and does not go is left, and its child fails: it waits in quarantine, longer each time.  Its
@@ -174,11 +236,19 @@ class Git:
             # It leads its session, and is not reaped: the number belongs to no other process.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutExpired):
                 process.wait(patience)
                 return GitTimedOut(said)
         log.error("killed git has not gone", pid=process.pid, git_dir=str(self.git_dir))
         return GitError(f"git was killed and has not gone, process {process.pid}: does its disk answer?")
+
+
+def _write(stream: IO[bytes], data: memoryview) -> int:
+    """Write what fits into the pipe behind *stream*; return how many bytes need not be written again."""
+    try:
+        return stream.write(data[:_PIPE_BYTES]) or 0
+    except BrokenPipeError:
+        return len(data)  # git has ended, and its answer says why
 
 
 def understand(said: bytes, git_dir: Path) -> Complaint:

@@ -7,8 +7,7 @@ what it would refuse is looked for and left out first, and what it refuses then 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,12 +16,10 @@ from forgekeeper.database.sessions import insist
 from forgekeeper.storage.git_command import Git, legible, understand
 from forgekeeper.storage.git_repository import Repository, RepositoryFailed, Values, look, open_repository, refusal
 
-TRANSACTIONS = 64
-"""How often git is asked at most; each time but the last it has refused."""
+MAX_TRANSACTIONS = 64
+"""Transactions per call: git has refused each but the last."""
 NO_VALUE = b""
-"""In a transaction: delete the ref whatever it is.  Of a symbolic ref that leads nowhere git verifies no value."""
-CHANGES = 10
-"""How often git may find a ref other than it was a moment before, as a push came in between; then it stays for now."""
+"""In a transaction: delete the ref whatever its value.  Git verifies no value of a symbolic ref without a target."""
 
 
 class Doomed(NamedTuple):
@@ -40,8 +37,10 @@ class Outcome:
     reason: str | None = None
 
 
-Before = Callable[[Mapping[Doomed, str]], None]
-"""Called right before git is, with what is about to go and what it was, as `Values.shown` says it."""
+Announce = Callable[[Mapping[Doomed, str]], None]
+"""Records the refs that are about to be deleted, each with its value as `Values.shown` returns it."""
+FindLost = Callable[[], Collection[Doomed]]
+"""Returns the rows that the caller must not delete any more; called while git holds the locks of their refs."""
 
 DELETED = Outcome("deleted")
 GONE = Outcome("gone")
@@ -49,6 +48,8 @@ MOVED = Outcome("moved", "moved")
 DEFAULT_BRANCH = Outcome("rejected", "default_branch")
 TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")  # packed by a clone, which locks none; no deletion ever can
 LOCKED = Outcome("locked", "another process holds its lock")
+CHANGED = Outcome("locked", "it has changed since it was looked at")
+LOST = Outcome("locked", "another process has closed its row")
 
 
 def delete(
@@ -58,23 +59,27 @@ def delete(
     *,
     until: float,
     grace: float = 5.0,
-    before: Before = lambda _going: None,
+    announce: Announce = lambda _values: None,
+    find_lost: FindLost = tuple,
 ) -> dict[Doomed, Outcome]:
-    """Delete refs of the repository at *disk_path*; return what became of each.
+    """Delete refs of the repository at *disk_path*, each at the value that was announced; return each outcome.
 
-    A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each is judged by its own
-    expectation, and one that agrees is enough.  What each ref is at is verified by git inside the transaction: of what
-    a push has changed since we looked nothing goes that was expected otherwise.  *before* is called with each ref
-    before that can be deleted, and git deletes none that is not what *before* was called with; one that has moved since
-    is looked at again.
+    *announce* is called once, with all refs that git is about to delete.  Git then verifies these values and locks the
+    refs, *find_lost* is called, and git deletes the others: neither a push nor a pause of this process, however long,
+    lets a ref be deleted at another value or after its row was closed.  A ref that has changed since stays: as moved
+    if its row expects a value, else for the next call.
 
-    Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.
-    Raises `GitError`; some of the refs may then have been deleted, and to delete them again is harmless.
+    A symbolic ref is deleted itself, never its target.  Several rows may name one ref: each is judged by its own
+    expectation, and one that agrees is enough to delete it.
+
+    Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.  Raises `GitError`;
+    some refs may then have been deleted, and deleting them again is harmless.  Raises what *announce* and *find_lost*
+    raise; then no ref of that transaction is deleted.
     """
     insist("by git")
-    deletion = _Deletion(doomed, before)
+    deletion = _Deletion(doomed)
     if deletion.rows:
-        deletion.begin(root, disk_path, until, grace).run()
+        deletion.begin(root, disk_path, until, grace, writes=True).run(announce, find_lost)
     return deletion.outcomes
 
 
@@ -82,9 +87,9 @@ def preview(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
     """Return what `delete` would now, by the same looks; nothing is locked or written.  Raises `GitError`."""
-    deletion = _Deletion(doomed, lambda _going: None)
+    deletion = _Deletion(doomed)
     if deletion.rows:
-        deletion.begin(root, disk_path, until, grace).only_look()
+        deletion.begin(root, disk_path, until, grace, writes=False).only_look()
     return deletion.outcomes
 
 
@@ -94,13 +99,11 @@ class _Deletion:
     _repository: Repository
     _git: Git
 
-    def __init__(self, doomed: Sequence[Doomed], before: Before) -> None:
+    def __init__(self, doomed: Sequence[Doomed]) -> None:
         self.outcomes: dict[Doomed, Outcome] = {}
         self.rows: dict[bytes, list[Doomed]] = {}
-        self._before = before
         self._values = Values()
         self._announced: dict[bytes, str] = {}
-        self._changes = Counter[bytes]()
         for row in doomed:
             # Git must not see what is refused.
             if reason := refusal(row.ref):
@@ -108,27 +111,33 @@ class _Deletion:
             else:
                 self.rows.setdefault(row.ref.encode(), []).append(row)
 
-    def begin(self, root: Path, disk_path: str, until: float, grace: float) -> _Deletion:
+    def begin(self, root: Path, disk_path: str, until: float, grace: float, *, writes: bool) -> _Deletion:
         self._repository = open_repository(root, disk_path)
-        self._git = Git(self._repository.git_dir, until, grace)
+        self._git = self._repository.writer(until, grace) if writes else Git(self._repository.git_dir, until, grace)
         # What lies elsewhere says nothing of what is gone.
         self._repository.enclose(self.rows)
         return self
 
-    def run(self) -> None:
-        parts, complaint = [sorted(self.rows)], b""
-        for _ in range(TRANSACTIONS):
-            standing = self._look(parts.pop())
-            complaint = self._transact(standing)
+    def run(self, announce: Announce, find_lost: FindLost) -> None:
+        parts, complaint = [self._look(sorted(self.rows))], b""
+        self._announced = {name: self._values.shown(name, self._repository) for name in parts[0]}
+        if self._announced:
+            announce({row: value for name, value in self._announced.items() for row in self.rows[name]})
+        for _ in range(MAX_TRANSACTIONS):
+            standing = self._still_open(parts.pop())
+            complaint = self._transact(standing, find_lost)
             if complaint:
-                parts += filter(None, self._judge(complaint, standing))
-            else:
-                self._settle(standing, DELETED)
+                parts += self._judge(complaint, standing)
+            elif left := self._still_open(standing):
+                parts.append(left)
             if not parts:
                 # Only now is it certain that what was not there had not merely gone out of sight.
                 self._repository.confirm()
                 return
         raise self._failure(complaint)
+
+    def _still_open(self, standing: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        return {name: value for name, value in standing.items() if self.rows[name]}
 
     def only_look(self) -> None:
         """Settle all as a transaction would, if every lock that is held now stayed held."""
@@ -140,7 +149,7 @@ class _Deletion:
 
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle what need not go to git; return the others with the value that git shall verify of each."""
-        protected = self._default_branch()
+        protected = self._protected_branches()
         self._values = look(self._git, self._repository, names)
         standing = {}
         for name in names:
@@ -191,56 +200,73 @@ class _Deletion:
         cure = "stands in its way; delete that, then `forgekeeper quarantine retry`"
         return Outcome("rejected", f"name_conflict: {other.decode()} {cure}")
 
-    def _default_branch(self) -> set[bytes]:
-        """Return what HEAD names, whether it exists or not, and what that leads to; nothing if HEAD is detached."""
-        branch = set()
-        for options in ([], ["--no-recurse"]):
-            answer = self._git.run("symbolic-ref", "--quiet", *options, "HEAD")
-            # 1 is a detached HEAD; 129 an old git, which does not know the option.
-            if answer.code == 0:
-                branch.add(answer.out.rstrip(b"\n"))
-            elif answer.code not in (1, 129):
-                raise self._failure(answer.complaint())
-        return branch
+    def _protected_branches(self) -> set[bytes]:
+        """Return each ref that HEAD leads to, whether it exists or not; none if HEAD is detached."""
+        answer = self._git.run("symbolic-ref", "--quiet", "HEAD")
+        if answer.code not in (0, 1):  # 1 is a detached HEAD
+            raise self._failure(answer.complaint())
+        return {*answer.out.split(), *self._repository.links_from(self._git, b"HEAD")}
 
-    def _transact(self, standing: Mapping[bytes, bytes]) -> bytes:
-        """Delete all or nothing; return what git has against it."""
+    def _transact(self, standing: Mapping[bytes, bytes], find_lost: FindLost) -> bytes:
+        """Delete all refs and settle them, or delete none; return git's complaint.
+
+        If some must stay, as is found while git holds the locks, these are settled and none is deleted.
+        """
         if not standing:
             return b""
-        self._announce(standing)
+
+        def may_commit() -> bool:
+            self._settle_lost(find_lost())
+            self._settle(self._changed(standing), CHANGED)
+            return self._still_open(standing) == standing
+
         self._repository.enclose(standing)
-        commands = [b"start", *(b"delete %s\0%s" % item for item in standing.items()), b"prepare", b"commit", b""]
-        answer = self._git.run("update-ref", "--stdin", "-z", "--no-deref", given=b"\0".join(commands))
-        if answer.code < 0:
-            raise self._failure(answer.complaint())
-        return b"" if answer.committed else answer.complaint()
+        answer = self._git.update_refs((b"delete %s\0%s" % item for item in standing.items()), confirm=may_commit)
+        if answer.committed:
+            self._settle(standing, DELETED)
+        elif self._still_open(standing) == standing:
+            if answer.code < 0:
+                raise self._failure(answer.complaint())
+            return answer.complaint()
+        return b""
 
-    def _announce(self, standing: Iterable[bytes]) -> None:
-        """Call *before* with what is about to go, unless it was called with that."""
-        was = {name: self._values.shown(name, self._repository) for name in standing}
-        new = {name: value for name, value in was.items() if self._announced.get(name) != value}
-        if new:
-            self._before({row: value for name, value in new.items() for row in self.rows[name]})
-            self._announced |= new
+    def _changed(self, standing: Mapping[bytes, bytes]) -> set[bytes]:
+        """Return the refs that have changed although git has verified all that it can.
 
-    def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[list[bytes]]:
+        Git verifies the value of a symbolic ref's target, not its target.  And HEAD may lead to another branch by now.
+        """
+        links = [name for name, value in standing.items() if not value or value.decode() != self._announced[name]]
+        values = look(self._git, self._repository, links)
+        changed = {name for name in links if values.shown(name, self._repository) != self._announced[name]}
+        return changed | (standing.keys() & self._repository.links_from(self._git, b"HEAD"))
+
+    def _settle_lost(self, lost: Collection[Doomed]) -> None:
+        for row in lost:
+            if row in (rows := self.rows.get(row.ref.encode(), [])):
+                self.outcomes[row] = LOST
+                rows.remove(row)
+
+    def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
         """Settle what git complains about; return what to try again, in parts if that is not clear."""
-        names = list(standing)
         complaint = understand(said, self._repository.git_dir)
         if complaint.lock is not None:
             self._leave_locked(complaint.lock, standing)
         elif complaint.general:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
-            self._changes[complaint.ref] += 1
-            if not complaint.changed or self._changes[complaint.ref] >= CHANGES:
-                self._settle([complaint.ref], Outcome("locked", complaint.text))
-        elif len(names) == 1:
-            self._settle(names, Outcome("locked", complaint.text))
+            # A ref that changed is looked at again; those rows that the look leaves open wait for the next call.
+            left = self._look([complaint.ref]) if complaint.changed else standing
+            self._settle(
+                left.keys() & {complaint.ref}, CHANGED if complaint.changed else Outcome("locked", complaint.text)
+            )
+        elif len(standing) == 1:
+            self._settle(standing, Outcome("locked", complaint.text))
         else:
+            names = list(standing)
             half = len(names) // 2
-            return [names[half:], names[:half]]
-        return [[name for name in names if self.rows[name]]]
+            return [{name: standing[name] for name in part} for part in (names[half:], names[:half])]
+        left = self._still_open(standing)
+        return [left] if left else []
 
     def _leave_locked(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
         name = lock.removesuffix(b".lock")

@@ -15,12 +15,14 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from grp import getgrgid
 from pathlib import Path
+from pwd import getpwuid
 from tempfile import TemporaryFile
 from typing import Literal
 
@@ -45,6 +47,8 @@ _BROKEN = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (
 
 _WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
 """What git writes for a deletion, beside the folders of refs and of their logs."""
+_REPLACED = "packed-refs", "reftable/tables.list", "."
+"""The files that git replaces for a deletion; if there are none, new files are to be like the folder."""
 # Git 2.53 and later can have the refs in a folder that is named there; includes do not count for it.
 _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
 
@@ -89,6 +93,31 @@ class Repository:
         _read_sentinel(self.root)
         if _identity(self.git_dir, self.root) != self.identity:
             raise RepositoryFailed("another directory has taken the repository's place")
+
+    def writer(self, until: float, grace: float = 5.0) -> Git:
+        """Return a git whose files keep the owner, group and mode that they have, so that the forge can read them.
+
+        A deletion replaces `packed-refs`.  As root, git runs as the file's owner; otherwise raises `RepositoryFailed`
+        if the file would get another owner or group.
+        """
+        folder = self.git_dir.stat()
+        name, file = ".", folder
+        for name in _REPLACED:
+            with suppress(OSError):
+                file = (self.git_dir / name).stat()
+                break
+        group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
+        # Where a file may be read, a folder may be entered; git has to write to both.
+        umask = 0o077 & ~(file.st_mode | (file.st_mode & 0o444) >> 2)
+        if os.geteuid() == 0:
+            return Git(self.git_dir, until, grace, umask, user=(file.st_uid, file.st_gid))
+        if (file.st_uid, file.st_gid) != (os.geteuid(), group):
+            owner, ours = _account(file.st_uid, file.st_gid), _account(os.geteuid(), group)
+            raise RepositoryFailed(
+                f"{name} belongs to {owner}, and a git of {ours} would replace it by a file that the forge may"
+                f" not be able to read: run the worker of the queue git as {owner}"
+            )
+        return Git(self.git_dir, until, grace, umask)
 
     def enclose(self, names: Iterable[bytes] = ()) -> None:
         """Raise `RepositoryFailed` where git, deleting refs of these names, would leave the repository's own folder."""
@@ -151,6 +180,33 @@ class Repository:
                 os.close(handle)
         return b""
 
+    def links_from(self, git: Git, name: bytes) -> set[bytes]:
+        """Return every name to which the symbolic ref *name* leads, hop by hop, whether it exists or not."""
+        found = set[bytes]()
+        while (target := self._link_of(git, name)) and target not in found:
+            found.add(target)
+            name = target
+        return found
+
+    def _link_of(self, git: Git, name: bytes) -> bytes:
+        if self.has_reftable() or self._kind(name) == stat.S_IFLNK:
+            # Git up to 2.38 does not know the option.
+            answer = git.run("symbolic-ref", "--quiet", "--no-recurse", name)
+            return answer.out.strip() if answer.code == 0 else b""
+        content = self.loose(name)
+        return content.removeprefix(b"ref:").strip() if content.startswith(b"ref:") else b""
+
+    def packed_lines(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the lines of the file `packed-refs` that are of these names; may raise OSError.
+
+        Git finds a name by a binary search, and so misses names in a file whose order or line ends are damaged.
+        """
+        wanted = set(names)
+        if wanted:
+            with suppress(FileNotFoundError), (self.git_dir / "packed-refs").open("rb") as lines:
+                return {name: line for line in lines if (name := line.rstrip().partition(b" ")[2]) in wanted}
+        return {}
+
     def locked(self, names: Iterable[bytes]) -> list[bytes]:
         """Return those of *names* whose locks exist now."""
         return [name for name in names if os.path.lexists(self._path(name) + b".lock")]
@@ -194,6 +250,16 @@ def open_repository(root: Path, disk_path: str) -> Repository:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise RepositoryFailed(f"the path of the repository cannot be followed: {why}") from None
     return Repository(root, git_dir, _identity(git_dir, root))
+
+
+def _account(user: int, group: int) -> str:
+    """Name a user and group as people do, by numbers if the machine does not know them."""
+    names = [str(user), str(group)]
+    with suppress(KeyError):
+        names[0] = getpwuid(user).pw_name
+    with suppress(KeyError):
+        names[1] = getgrgid(group).gr_name
+    return ":".join(names)
 
 
 def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
@@ -250,10 +316,10 @@ class Values:
 
 def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
     """Look at the refs of these names.  Raises `RepositoryFailed`, or what has become of the repository."""
-    values = Values()
+    values, all_names = Values(), names
     if len(names) > PATTERNS:
         # Each look reads all files beside those of its refs: of ten thousand in one folder half a million.
-        values.oids = _loose_oids(git, repository, names)
+        values.oids = _plain_oids(git, repository, names)
         names = [name for name in names if name not in values.oids]
     for start in range(0, len(names), PATTERNS):
         wanted = set(names[start : start + PATTERNS])
@@ -268,6 +334,10 @@ def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
             if target:
                 values.links[name] = target
         values.broken.update(_BROKEN.findall(answer.err))
+    try:
+        values.broken |= repository.packed_lines(name for name in all_names if name not in values.oids).keys()
+    except OSError as error:
+        raise RepositoryFailed(f"packed-refs cannot be read: {error.strerror}") from None
     return values
 
 
@@ -276,14 +346,26 @@ def _names_one(wanted: set[bytes], line: bytes) -> bool:
     return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
 
 
-def _loose_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
-    """Return the oids that files of loose refs say plainly; anything else in them is for git to judge."""
+def _plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
+    """Return the oids that files of loose refs, or else `packed-refs`, state plainly; all others are for git to judge.
+
+    Git verifies each before it deletes the ref.
+    """
     length = OID_LENGTHS.get(git.run("rev-parse", "--show-object-format").out.strip())
     if length is None or repository.has_reftable():
         # A git too old to say it, one that fails, or a format that is none of these.
         return {}
-    plain = re.compile(rb"(?!0+\n)([0-9a-f]{%d})\n" % length)
-    found = ((name, plain.fullmatch(repository.loose(name))) for name in names)
+    loose = {name: repository.loose(name) for name in names}
+    oids = _matching(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
+    with suppress(OSError):
+        packed = repository.packed_lines(name for name in names if not loose[name] and not repository.has_file(name))
+        oids |= _matching(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, packed)
+    return oids
+
+
+def _matching(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    plain = re.compile(pattern)
+    found = ((name, plain.fullmatch(line)) for name, line in lines.items())
     return {name: oid[1] for name, oid in found if oid}
 
 
@@ -296,7 +378,8 @@ def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -
     names = sorted({ref.encode() for ref in refs if refusal(ref) is None})
     values = look(Git(repository.git_dir, until), repository, names)
     try:
-        there = {name for name in names if name in values.oids or repository.has_file(name)}
+        seen = values.oids.keys() | values.broken
+        there = {name for name in names if name in seen or repository.has_file(name)}
     except OSError as error:
         raise RepositoryFailed(f"a ref cannot be looked at: {error.strerror}") from None
     # Only now is it certain that what was not there had not merely gone out of sight.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,13 +48,11 @@ def restore(
     A ref that exists stays as it is, whatever it is at.  A symbolic ref is not restored: its command is returned.
     In a *dry_run* git only reads.  Git is ended at *until*, an instant of the monotonic clock.
     *before* is called with what git is about to be asked for; what it raises keeps git from being asked.
-    Where we are root, git runs as the repository's owner, so that the owner can read what it writes.
 
-    Raises `GitError`.
+    Raises `GitError`, also if the forge could not read what git writes.
     """
     repository = open_repository(root, disk_path)
-    found = repository.git_dir.stat()
-    git = Git(repository.git_dir, until, user=None if os.geteuid() else (found.st_uid, found.st_gid))
+    git = Git(repository.git_dir, until) if dry_run else repository.writer(until)
     outcomes = {ref: _objection(repository, ref, was) for ref, was in wanted.items()}
     left = {ref: was for ref, was in wanted.items() if outcomes[ref] is None}
     if left and not dry_run:
@@ -90,8 +87,7 @@ def _foresee(repository: Repository, git: Git, ref: str, was: str) -> Restored:
 
 def _create(repository: Repository, git: Git, ref: str, was: str) -> Restored:
     repository.enclose([ref.encode()])
-    given = "\0".join(["start", f"create {ref}\0{was}", "prepare", "commit", ""]).encode()
-    answer = git.run("update-ref", "--stdin", "-z", "--no-deref", given=given)
+    answer = git.update_refs([f"create {ref}\0{was}".encode()], confirm=lambda: True)
     repository.confirm()
     if answer.committed:
         return RESTORED

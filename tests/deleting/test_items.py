@@ -62,7 +62,7 @@ class Leaves(Items[Leaf]):
         ours = [leaf for leaf in items if not leaf.name.startswith("lost")]
         return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
 
-    def delete(self, items, until, tell):  # noqa: ARG002
+    def delete(self, items, fence):  # noqa: ARG002
         states = {}
         for leaf in items:
             if leaf.name.startswith("failed"):

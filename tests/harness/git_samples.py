@@ -5,7 +5,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +16,7 @@ from tempfile import TemporaryDirectory
 from forgekeeper.storage import git_command, git_refs, sentinel
 from forgekeeper.storage.git_refs import Doomed
 from tests.harness.installation import INSTALLATION
+from tests.harness.waiting import wait_until
 
 ALWAYS_IN_TIME = 60.0
 HISTORY = b"""\
@@ -129,3 +133,45 @@ def stand_in(folder, monkeypatch, script):
     program.write_text(f"#!/bin/sh\nGIT={real}\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+REFUSING = """
+import os, re, subprocess, sys
+git, pattern, complaint = {git!r}, {pattern!r}, {complaint!r}
+command = [git, *sys.argv[1:]]
+if "update-ref" not in command:
+    os.execv(git, command)
+given = b""
+while not given.endswith(b"prepare\\0"):
+    given += os.read(0, 65536)
+if found := re.search(b"delete (" + pattern.encode() + b"[^\\0]*)", given):
+    sys.exit(complaint.format(found[1].decode()))
+with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    process.stdin.write(given)
+    process.stdin.flush()
+    process.stdin.write(os.read(0, 65536))
+sys.exit(process.returncode)
+"""
+
+
+def refuse(folder, monkeypatch, pattern, complaint):
+    """Let git refuse to delete each ref whose name begins with *pattern*; {0} in the complaint is its name."""
+    program = folder / "refusing.py"
+    stand_in(folder, monkeypatch, f'exec {sys.executable} -S -E {program} "$@"')
+    real = shutil.which("git", path=os.environ["PATH"].split(os.pathsep, 1)[1])
+    program.write_text(REFUSING.format(git=real, pattern=pattern, complaint=complaint))
+
+
+@contextmanager
+def while_git_waits(folder, monkeypatch, work):
+    """Do the *work* in a thread, and what is within while its git waits to change refs; yield the work's future."""
+    os.mkfifo(folder / "go")
+    wait = f"[ -e {folder}/waits ] || {{ touch {folder}/waits; read -r _ < {folder}/go; }}"
+    stand_in(folder / "bin", monkeypatch, f'case "$*" in *update-ref*) {wait};; esac\nexec $GIT "$@"')
+    with ThreadPoolExecutor() as thread:
+        doing = thread.submit(work)
+        try:
+            assert wait_until((folder / "waits").exists, ALWAYS_IN_TIME)
+            yield doing
+        finally:
+            (folder / "go").write_text("go\n")

@@ -1,6 +1,5 @@
 """Refs are deleted in bulk: exactly those that may go, as they were told to be, whatever else is among them."""
 
-import os
 import subprocess
 import time
 import tracemalloc
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 
 from forgekeeper.storage import git_command, git_repository
 from forgekeeper.storage.git_command import Git
-from forgekeeper.storage.git_refs import CHANGES, DEFAULT_BRANCH, DELETED, GONE, MOVED, Doomed, Outcome
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+from forgekeeper.storage.git_refs import CHANGED, DEFAULT_BRANCH, DELETED, GONE, LOST, MOVED, Doomed, Outcome
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, refuse, stand_in
 from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
 
@@ -31,10 +30,6 @@ FILES = {
     "refs/a/leads/nowhere": "ref: refs/a/none",
     "refs/a/more": "1" * 40 + " and more",
 }
-# For a stand-in of git that has put its input aside.
-REFUSE = '[ -z "$stuck" ] || { echo "%s" >&2; exit 128; }'
-GO_ON = 'exec $GIT "$@" < $0.in'
-
 
 STRAYS = {"a ref": None, "a link to another ref": "ref: refs/heads/main", "no oid": "junk", "nothing": ""}
 
@@ -157,9 +152,8 @@ def test_a_symbolic_ref_that_leads_nowhere_goes_and_is_never_what_anybody_expect
 def test_refs_that_git_refuses_keep_no_other(repository, tmp_path, monkeypatch):
     stuck = [f"refs/b/{number}{'x' * 200}" for number in range(3)]
     repository.packed("refs/a", *stuck, "refs/z")
-    said = "fatal: prepare: cannot lock ref '$stuck': Unable to create '/srv/$stuck.lock': Permission denied"
-    refuse = f'stuck=$(tr "\\0" "\\n" < $0.in | sed -n "s/^delete refs.b/refs\\/b/p" | head -1); {REFUSE % said}'
-    stand_in(tmp_path / "bin", monkeypatch, f'cat > $0.in; case "$*" in *update-ref*) {refuse};; esac; {GO_ON}')
+    said = "fatal: prepare: cannot lock ref '{0}': Unable to create '/srv/{0}.lock': Permission denied"
+    refuse(tmp_path / "bin", monkeypatch, "refs/b/", said)
 
     outcomes = repository.delete("refs/a", *stuck, "refs/z")
 
@@ -211,30 +205,10 @@ def test_nothing_that_is_set_for_other_gits_counts(repository, tmp_path, monkeyp
     assert "refs/a" in other.refs()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")
-def test_whose_repository_it_is_does_not_matter(repository):
-    repository.loose("refs/a")
-    for path in [repository.path, *repository.path.rglob("*")]:
-        os.chown(path, 65_534, 65_534)
-
-    assert repository.states("refs/a") == {"refs/a": "deleted"}
-
-
 def test_a_complaint_that_names_no_ref_is_tracked_down(repository, monkeypatch, tmp_path):
     names = [f"refs/{number:03}" for number in range(200)]
     repository.packed(*names)
-    stand_in(
-        tmp_path / "bin",
-        monkeypatch,
-        """
-        case "$*" in *update-ref*)
-            cat > "$0.$$"
-            grep -qa refs/123 "$0.$$" && { echo "fatal: \033[31mmysterious" >&2; exit 128; }
-            exec $GIT "$@" < "$0.$$"
-        esac
-        exec $GIT "$@"
-        """,
-    )
+    refuse(tmp_path / "bin", monkeypatch, "refs/123", "fatal: \033[31mmysterious")
 
     outcomes = repository.delete(*names)
 
@@ -295,7 +269,7 @@ def test_of_a_symbolic_ref_it_is_told_where_it_led(repository, target):
     repository.loose("refs/sym", value=f"ref: {target}")
     told = Told()
 
-    assert repository.states("refs/sym", before=told) == {"refs/sym": "deleted"}
+    assert repository.states("refs/sym", announce=told) == {"refs/sym": "deleted"}
     assert told.each == [{"refs/sym": f"ref: {target}"}]
 
 
@@ -303,7 +277,7 @@ def test_nothing_is_told_of_what_is_gone_or_may_not_go(repository):
     repository.loose("refs/moved", value=repository.two)
     told = Told()
 
-    repository.delete("refs/gone", Doomed("refs/moved", repository.one), "refs/heads/main", "HEAD", before=told)
+    repository.delete("refs/gone", Doomed("refs/moved", repository.one), "refs/heads/main", "HEAD", announce=told)
 
     assert told.each == []
 
@@ -315,20 +289,103 @@ def test_whoever_cannot_be_told_keeps_all_refs(repository):
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        repository.delete("refs/a", before=away)
+        repository.delete("refs/a", announce=away)
     assert "refs/a" in repository.refs()
 
 
-def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
+def test_a_ref_is_deleted_at_the_announced_value_or_stays_and_keeps_no_other(repository):
+    repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
+    told = Told(lambda _: repository.loose("refs/b", "refs/c", value=repository.two))
+    expecting = Doomed("refs/c", repository.one)
+
+    outcomes = repository.delete("refs/a", "refs/b", expecting, "refs/d", announce=told)
+
+    assert [outcomes.get(Doomed(f"refs/{letter}")) for letter in "abd"] == [DELETED, CHANGED, DELETED]
+    assert (outcomes[expecting], len(told.each)) == (MOVED, 1)
+    assert repository.refs().keys() == {"refs/heads/main", "refs/b", "refs/c"}
+
+
+@pytest.mark.parametrize("target", ["refs/target", "refs/nowhere"])
+def test_a_symbolic_ref_that_leads_elsewhere_since_it_was_announced_stays(repository, target):
+    repository.loose("refs/target", "refs/other", "refs/a")
+    repository.loose("refs/sym", value=f"ref: {target}")
+
+    def point_elsewhere(_):
+        repository.loose("refs/sym", value="ref: refs/other")
+
+    outcomes = repository.delete("refs/a", "refs/sym", announce=point_elsewhere)
+
+    assert outcomes == {Doomed("refs/a"): DELETED, Doomed("refs/sym"): CHANGED}
+    assert repository.refs()["refs/sym"] == "ref: refs/other"
+
+
+def test_a_branch_that_became_the_default_branch_since_it_was_announced_stays(repository):
+    repository.loose("refs/heads/a", "refs/heads/b")
+
+    outcomes = repository.delete(
+        "refs/heads/a", "refs/heads/b", announce=lambda _: repository.loose("HEAD", value="ref: refs/heads/b")
+    )
+
+    assert outcomes == {Doomed("refs/heads/a"): DELETED, Doomed("refs/heads/b"): CHANGED}
+    assert "refs/heads/b" in repository.refs()
+
+
+def test_what_is_found_lost_while_git_holds_the_locks_stays_and_keeps_no_other(repository):
     repository.loose("refs/a", "refs/b", "refs/c")
-    values = (repository.two, repository.one)
-    told = Told(lambda _: repository.loose("refs/b", value=values[len(told.each) % 2 == 0]))
+    locks = []
 
-    states = repository.states("refs/a", "refs/b", "refs/c", before=told)
+    def find_lost():
+        locks.append({path.name for path in repository.locks()})
+        return [Doomed("refs/b")]
 
-    assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
-    assert len(told.each) == CHANGES
-    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
+    outcomes = repository.delete("refs/a", "refs/b", "refs/c", find_lost=find_lost)
+
+    assert outcomes == {Doomed("refs/a"): DELETED, Doomed("refs/b"): LOST, Doomed("refs/c"): DELETED}
+    assert {"a.lock", "b.lock", "c.lock"} <= locks[0]
+    assert (set(repository.refs()), repository.locks()) == ({"refs/heads/main", "refs/b"}, [])
+
+
+def test_if_the_question_what_is_lost_raises_git_deletes_nothing_and_leaves_no_lock(repository):
+    repository.loose("refs/a")
+
+    def fail():
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        repository.delete("refs/a", find_lost=fail)
+    assert ("refs/a" in repository.refs(), repository.locks()) == (True, [])
+
+
+def test_each_hop_to_the_default_branch_is_protected(repository):
+    hops = ["refs/heads/a", "refs/heads/b", "refs/heads/c"]
+    repository.loose(hops[2])
+    for name, target in zip(["HEAD", *hops], hops, strict=False):
+        repository.loose(name, value=f"ref: {target}")
+
+    assert repository.delete(*hops) == dict.fromkeys(map(Doomed, hops), DEFAULT_BRANCH)
+    assert repository.refs().keys() == {"refs/heads/main", *hops}
+
+
+DAMAGES = {
+    "line ends": lambda header, *lines: [line.replace(b"\n", b"\r\n") for line in (header, *lines)],
+    "order": lambda header, *lines: [header, *reversed(lines)],
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 200])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_ref_that_a_damaged_packed_refs_hides_from_git_is_not_gone(repository, damage, at_once, monkeypatch):
+    monkeypatch.setattr(git_repository, "PATTERNS", at_once)
+    names = [f"refs/a/{number}" for number in range(9)]
+    repository.packed(*names)
+    file = repository.path / "packed-refs"
+    file.write_bytes(b"".join(damage(*file.read_bytes().splitlines(keepends=True))))
+
+    states = repository.states(*names, "refs/gone")
+
+    assert states.pop("refs/gone") == "gone"
+    assert "locked" in states.values()
+    assert "gone" not in states.values()
 
 
 # Our rules for names of refs are git's, and git sees no other name

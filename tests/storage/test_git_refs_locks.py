@@ -125,7 +125,7 @@ def test_a_killed_git_that_does_not_go_is_left_and_is_no_mere_lack_of_time(repos
     with pytest.raises(GitError, match="has not gone") as caught:
         Git(repository.path, time.monotonic() + 1, grace=0.01).run("update-ref")
 
-    process = caught.traceback[-2].locals["process"]
+    process = caught.traceback[-1].locals["process"]
     process.kill()
     process.wait()
     assert not isinstance(caught.value, GitTimedOut)

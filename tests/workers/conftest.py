@@ -7,9 +7,10 @@ from tests.harness.ref_deletions import child, clean, configured, parent, reposi
 from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store  # noqa: F401
 from tests.harness.thorough import WHOLE
 
-FIVE = {"user_status_cleanup", "expired_job_artifacts", "git_ref_children", "git_ref_fan_out", "stale_imports"}
-
-
+FIVE = {
+    *("user_status_cleanup", "expired_job_artifacts", "git_ref_children", "git_ref_fan_out", "stale_imports"),
+    "suspended_git_children",
+}
 """Whose tests run over views of GitLab's tables, too."""
 OF_TABLES = {
     "test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more",
@@ -23,6 +24,7 @@ ALWAYS = {
     "test_a_locked_an_unknown_and_a_trace_are_never_destroyed",
     "test_artifacts_whose_statistics_are_locked_wait_and_no_others_do",
     "test_a_ref_that_has_moved_from_its_expected_oid_stays_and_its_row_says_so",
+    "test_a_push_wins_though_no_value_was_expected_and_the_next_child_rejects_the_row_as_moved",
     "test_a_run_goes_round_once_and_no_further",
     "test_an_import_that_is_timed_out_has_the_failures_of_its_entities",
     "test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished",

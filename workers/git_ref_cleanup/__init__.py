@@ -23,7 +23,7 @@ from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
 from forgekeeper.database.queries import Stake, among
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Page, State, Tell
+from forgekeeper.declaring.items import Deleted, Fence, Page, State
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings
 from forgekeeper.storage import git_refs, git_repository
@@ -206,16 +206,28 @@ class _ProjectRefs(Items[Pending]):
         # Only at the deletion git says what each ref was.
         return {row: kept.get(row) for row in items}
 
-    def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending]) -> Deleted[Pending]:
+    def record_look(self, items: Mapping[Pending, Item]) -> None:
+        deletions.record_first_look(self._project, {row: item.detail["oid"] for row, item in items.items()})
+
+    def find_lost(self, items: Sequence[Pending]) -> list[Pending]:
+        still = deletions.still_pending(self._project, [row.id for row in items])
+        return [row for row in items if row.id not in still]
+
+    def delete(self, items: Sequence[Pending], fence: Fence[Pending]) -> Deleted[Pending]:
         doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
 
-        def before(going: Mapping[git_refs.Doomed, str]) -> None:
+        def announce(values: Mapping[git_refs.Doomed, str]) -> None:
             nonlocal begun
             begun = True
-            tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
+            fence.announce({row: _item(row, values[one]) for row, one in doomed.items() if one in values})
+
+        def find_lost() -> list[git_refs.Doomed]:
+            return [doomed[row] for row in fence.find_lost()]
 
         try:
-            outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=before)
+            outcomes = git_refs.delete(
+                *self._where(), list(doomed.values()), until=fence.until, announce=announce, find_lost=find_lost
+            )
         except GitError as error:
             missing = isinstance(error, RepositoryMissing)
             if not missing or (not self._missing and repositories.paths([self._project])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -43,6 +44,20 @@ SETTLE = """
       and deletion.status = 1
     returning deletion.status
 """
+# A row that others have locked is not waited for: its ref is deleted at the value of this look all the same.
+RECORD_FIRST_LOOK = """
+    with seen as materialized (
+        select deletion.id, oid
+        from unnest(%(ids)s::bigint[], %(oids)s::text[]) as looked (id, oid)
+            join batched_git_ref_updates_deletions as deletion using (id)
+        where deletion.project_id = %(project)s and deletion.status = 1 and deletion.expected_oid is null
+        for no key update of deletion skip locked
+    )
+    update batched_git_ref_updates_deletions as deletion set expected_oid = seen.oid
+    from seen where deletion.id = seen.id and deletion.status = 1
+"""
+OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+"""The value of a ref that is not symbolic."""
 
 
 class Pending(NamedTuple):
@@ -103,6 +118,25 @@ def pending_of(project_id: int, page: Page) -> list[Pending]:
 def next_pending_of(project_id: int, page: Page) -> list[int]:
     """Return the ids of what `pending_of` would return."""
     return [row.id for row in _pending_of(project_id, page).select(GitRefDeletion.id)]
+
+
+def still_pending(project_id: int, ids: Sequence[int]) -> set[int]:
+    """Return those of *ids* that are pending deletions of the project; nothing is locked."""
+    row = GitRefDeletion
+    query = row.pending().where(row.project_id == project_id, row.id.in_(list(ids)))
+    return {number for (number,) in database.execute(query.select(row.id))}
+
+
+def record_first_look(project_id: int, values: Mapping[Pending, str]) -> None:
+    """Record the value that each ref has as the oid that its row expects, unless the row expects one already.
+
+    From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds the
+    ref moved.  Rows that are closed or locked stay as they are.
+    """
+    seen = {row.id: oid for row, oid in values.items() if row.expected_oid is None and OID.fullmatch(oid)}
+    if seen:
+        parameters = {"project": project_id, "ids": list(seen), "oids": list(seen.values())}
+        database.execute_sql(RECORD_FIRST_LOOK, parameters)
 
 
 def settle(project_id: int, reasons: Mapping[Pending, str | None]) -> tuple[int, int]:

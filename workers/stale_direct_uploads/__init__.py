@@ -28,7 +28,7 @@ from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey
 from forgekeeper.database.queries import Stake
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Page, State
 from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import run_number, settings
@@ -189,11 +189,11 @@ class _StaleUploads(Items[Entry]):
             marked |= {some[path]: Kept(reason) for path, reason in answered.items()}
         return marked
 
-    def delete(self, items: Sequence[Entry], until: float, tell: object) -> Deleted[Entry]:  # noqa: ARG002
+    def delete(self, items: Sequence[Entry], fence: Fence[Entry]) -> Deleted[Entry]:
         store = _store(items[0].location)
         assert store is not None, "its entries were kept"
         seen = {entry.path: register.last_seen(entry.adopted) for entry in items if entry.adopted is not None}
-        return deleted_at(store, {entry: entry.path for entry in items}, until, unless_changed_since=seen)
+        return deleted_at(store, {entry: entry.path for entry in items}, fence.until, unless_changed_since=seen)
 
     def unanswered(self, scope: str | None) -> None:
         self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))

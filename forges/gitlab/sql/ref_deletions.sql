@@ -29,14 +29,17 @@ where not exists (
 
 -- A refused deletion is 3 in GitLab's own column: it reads that as no status, and drops the row with its partition.
 -- Left pending, it would keep its partition for ever; as 2 it could not be told from one that was made.
+-- An update that records the oid of the first look changes the note alone.
 create or replace function VIEWS.close_ref_deletion() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$
 begin
-    update TABLES.p_batched_git_ref_updates_deletions as deletion
-    set status = new.status, updated_at = new.updated_at
-    where deletion.id = old.id and deletion.partition_id = old.partition_id and deletion.status = old.status;
-    if not found then
-        return null;
+    if new.status <> old.status or new.updated_at <> old.updated_at then
+        update TABLES.p_batched_git_ref_updates_deletions as deletion
+        set status = new.status, updated_at = new.updated_at
+        where deletion.id = old.id and deletion.partition_id = old.partition_id and deletion.status = old.status;
+        if not found then
+            return null;
+        end if;
     end if;
     if new.reason is distinct from old.reason or new.expected_oid is distinct from old.expected_oid then
         insert into VIEWS.ref_deletion_notes as note (id, reason, expected_oid)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import peewee as pw
@@ -15,7 +18,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import sentence
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_repository import served
+from forgekeeper.storage.git_command import GitError
+from forgekeeper.storage.git_repository import RepositoryFailed, open_repository, served
 from forgekeeper.storage.objects import is_normal
 from metrics.logs import clean
 
@@ -46,6 +50,21 @@ def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterato
         yield _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
     except sentinel.Unreadable as unreadable:
         yield error("repositories", str(unreadable))
+    else:
+        with suppress(pw.PeeweeException):  # reported elsewhere
+            yield from _refused(root)
+
+
+def _refused(root: Path) -> Iterator[Finding]:
+    """Report the first repository of a sample whose files git would replace by files of another owner."""
+    for path in chain.from_iterable(_repositories_named()):
+        try:
+            open_repository(root, path).writer(until=0.0)
+        except RepositoryFailed as refused:
+            yield error("repositories", f"{root / path}: {refused}")
+            return
+        except GitError:
+            continue
 
 
 def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:

@@ -63,7 +63,9 @@ def test_a_service_comes_back_says_when_it_is_ready_and_has_the_time_to_end_and_
     needs = load().shutdown_timeout.total_seconds() if worker else 5
 
     assert section["Restart"] == "always"
-    assert (section["User"], section["NoNewPrivileges"], section["ProtectSystem"]) == ("forgekeeper", "yes", "strict")
+    assert (section["NoNewPrivileges"], section["ProtectSystem"]) == ("yes", "strict")
+    # What git replaces has to stay the forge's.
+    assert section["User"] == ("git" if "--queues git" in section["ExecStart"] else "forgekeeper")
     assert float(section["TimeoutStopSec"]) >= needs + 10
     assert (section["Type"], section["TimeoutStartSec"]) == ("notify", "infinity")
     # A worker's processes say it, the children of the one that was started.

@@ -1,15 +1,12 @@
 """Refs are restored as they were, and nothing that is there is touched."""
 
-import os
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from forgekeeper.storage import git_restore
 from forgekeeper.storage.git_repository import RepositoryFailed
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, stand_in
 
 NOBODY = "1" * 40
 
@@ -26,7 +23,7 @@ def states(repository, wanted, **options):
 def deleted(repository, *names):
     """Delete the refs; return what was said of them before."""
     was = {}
-    repository.delete(*names, before=lambda going: was.update({row.ref: value for row, value in going.items()}))
+    repository.delete(*names, announce=lambda going: was.update({row.ref: value for row, value in going.items()}))
     assert not set(names) & set(repository.refs())
     return was
 
@@ -100,19 +97,3 @@ def test_a_locked_ref_is_refused_and_keeps_no_other(repository):
         "refs/a": "refused",
         "refs/z": "restored",
     }
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")
-def test_what_root_restores_belongs_to_whom_the_repository_belongs():
-    owner, group = 65_534, 65_533
-    # Pytest's own folders are for root alone.
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        repository = Bare(put_root(Path(folder, "repositories")))
-        for path in [repository.path, *repository.path.rglob("*")]:
-            os.chown(path, owner, group)
-
-        assert states(repository, {"refs/new/x": repository.one}) == {"refs/new/x": "restored"}
-        found = [repository.path, *repository.path.rglob("*")]
-        assert {(path.lstat().st_uid, path.lstat().st_gid) for path in found} == {(owner, group)}
-        assert repository.git("rev-parse", "refs/new/x") == repository.one

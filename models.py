@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -234,10 +234,11 @@ NAMED = "select file_final_path from ci_job_artifacts where file_final_path = an
 
 
 class JobArtifact(Base):
-    """A file that a CI job left behind; its object is at the location `artifacts`."""
+    """A file that a CI job left behind; its object is at `artifacts`, or if `file_store` is 1 at `artifacts_local`."""
 
     location = "artifacts"
     sentence = "an artifact names it"
+    locations: ClassVar[Sequence[str]] = ("artifacts", "artifacts_local")
 
     found_by = ("id", "project_id", "job_id", "partition_id")
     partition = "partition_id"

@@ -147,8 +147,7 @@ class _Outbox(Items[DeletedObject]):
         return claim(limit=page.limit, only=page.only, without=page.without, batch=NAME)
 
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
-        named = JobArtifact.named([row.path for row in items])
-        return {row: Kept("an artifact names it") for row in items if row.path in named}
+        return dict.fromkeys(_find_named(items, settings()), Kept(JobArtifact.sentence))
 
     def mark(
         self, items: Sequence[DeletedObject], kept: Mapping[DeletedObject, State]
@@ -222,7 +221,7 @@ def objects_due(look: Look) -> Iterator[Part]:
         ids = [place.key for place in places]
         those = DeletedObject.select().where(DeletedObject.id.in_(ids))
         rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
-        named = JobArtifact.named([row.path for row in rows])
+        named = _find_named(rows, look.settings)
         for row in rows:
             if reason := _stays(row, named, look.settings, busy=row.id in busy):
                 part.keep(reason, 1)
@@ -239,14 +238,24 @@ def objects_due(look: Look) -> Iterator[Part]:
     yield part
 
 
-def _stays(row: DeletedObject, named: set[str], settings: Settings, *, busy: bool) -> str | None:
+def _find_named(rows: Sequence[DeletedObject], settings: Settings) -> set[DeletedObject]:
+    """Return the rows whose objects a live artifact names."""
+    found = set[DeletedObject]()
+    for location in {str(row.lies_at) for row in rows}:
+        here = [row for row in rows if str(row.lies_at) == location]
+        named = stores.named_by(JobArtifact, location, [row.path for row in here], settings)
+        found |= {row for row in here if row.path in named}
+    return found
+
+
+def _stays(row: DeletedObject, named: set[DeletedObject], settings: Settings, *, busy: bool) -> str | None:
     """Return why an object stays; the row of one that is named goes."""
     location = str(row.lies_at)
     if busy:
         return BUSY
     if location not in settings.object_stores:
         return "no_store"
-    if row.path in named:
+    if row in named:
         return "named"
     if not is_normal(row.path):
         return "invalid"

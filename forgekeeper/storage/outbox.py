@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -87,6 +87,7 @@ class DeletedObject(Base):
     grants = "worker: select, insert, update, delete; exporter: select"
     location = LOCATIONS[2]
     sentence = "the outbox names it"
+    locations: ClassVar[Sequence[str]] = tuple(LOCATIONS.values())
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)

@@ -41,9 +41,9 @@ def at(location: str, settings: Settings) -> Objects | None:
 
 
 class Owner(Protocol):
-    """A table whose rows name objects at *location*; *sentence* is the reason why one that it names stays."""
+    """A table whose rows name objects at *locations*; *sentence* is the reason why one that it names stays."""
 
-    location: str
+    locations: Sequence[str]
     sentence: str
 
     def named(self, paths: Sequence[str]) -> set[str]:
@@ -55,11 +55,16 @@ def answered_for(owner: Owner, location: str, paths: Sequence[str], settings: Se
     kept: dict[str, str] = {}
     # The owner first: what is deleted there between the two questions is in the outbox by the second.
     for table in (owner, DeletedObject):
-        known = _named_at(table.location, location, paths, settings)
-        named = table.named(list(known.values()))
-        kept |= {path: table.sentence for path, name in known.items() if name in named}
+        kept |= dict.fromkeys(named_by(table, location, paths, settings), table.sentence)
     completed = SettledUpload.named(location, paths, reaped=False)
     return dict.fromkeys(completed, "its producer has completed it") | kept
+
+
+def named_by(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> set[str]:
+    """Return those of *paths* at *location* that a row of the *owner* names, by this or another location."""
+    pairs = [pair for theirs in owner.locations for pair in _named_at(theirs, location, paths, settings).items()]
+    named = owner.named(list({name for _, name in pairs}))
+    return {path for path, name in pairs if name in named}
 
 
 def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`buckets`, and objects that nobody answers for: `uploads`."""
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -122,6 +123,18 @@ def test_what_something_names_is_none(orphans, store, path, name):
     name(path)
 
     assert orphans() == ["other/orphan"]
+
+
+def test_an_object_in_the_local_store_that_an_artifact_names_is_none(main, store):
+    put(store, "a/named", "orphan")
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_store=1, file_final_path="a/named")
+
+    answer = main(
+        *("uploads", "reconcile", "artifacts_local", "--prefix", "", "--json"),
+        OBJECT_STORES=json.dumps({"artifacts_local": store.as_uri()}),
+    )
+
+    assert (answer.json["named"], answer.json["orphans"]) == (1, ["orphan"])
 
 
 # What is registered

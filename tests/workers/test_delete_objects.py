@@ -154,6 +154,22 @@ def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["a/kept"]
 
 
+def test_an_object_that_a_live_artifact_names_by_way_of_the_other_location_stays(folder):
+    folder.put("sub/a/kept")
+    sub = folder.root / "sub"
+    sentinel.Folder(sub).create_sentinel(INSTALLATION)
+    for _ in range(2):
+        DeletedObject.create(file_store=1, store_dir="a", file="kept")
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="sub/a/kept")
+
+    perform(
+        delete_objects.delete_objects,
+        settings=settings_with(object_stores={"artifacts": folder.url, "artifacts_local": sub.as_uri()}),
+    )
+
+    assert ((sub / "a" / "kept").exists(), outbox()) == (True, {})
+
+
 # What fails
 
 

@@ -26,7 +26,7 @@ class PathTaken(Exception):
 def prepare(client: redis.Redis, location: str, path: str) -> None:
     """Register an upload that is about to begin; raise `PathTaken`, `BeingDeleted` or `MalformedUpload`."""
     member(location, path)
-    named = any(table.named([path]) for table in (JobArtifact, DeletedObject) if table.location == location)
+    named = any(table.named([path]) for table in (JobArtifact, DeletedObject) if location in table.locations)
     if named or SettledUpload.named(location, [path]):
         raise PathTaken(f"{location}:{path}: {PathTaken.__doc__}")
     register.prepare(client, location, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
@@ -27,6 +28,11 @@ TRIGGERS = """
     order by t.tgname
 """
 """Of deletions and updates: bits 3 and 4."""
+UNUSED_INDEXES = """
+    select indexrelid::regclass::text, indrelid::regclass::text from pg_index join pg_class on pg_class.oid = indexrelid
+    where indrelid = any(array(select %(table)s::oid union select relid from pg_partition_tree(%(table)s::oid)))
+        and relkind = 'i' and not indisvalid
+"""
 
 
 def contract(settings: Settings) -> Iterator[Finding]:
@@ -56,7 +62,8 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
     errors = False
     for relation in relations:
         parts = [one for one in below if one.name == relation.name]
-        for finding in (*_rows(relation, tables[relation.name]), *_walks(relation, parts), *_triggers(relation, parts)):
+        looks = _rows(relation, tables[relation.name]), _walks(relation, parts), _triggers(relation, parts)
+        for finding in chain(*looks, _find_unused_indexes(parts)):
             errors |= finding.level == "error"
             yield finding
     if relations and not errors:
@@ -115,6 +122,17 @@ def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
         f"{order}: {table.called} is partitioned, so `{only}`, then on each partition"
         f" `{wanted.on('PARTITION')}` and `alter index NAME attach partition` with that one"
     )
+
+
+def _find_unused_indexes(parts: Sequence[Below]) -> Iterator[Finding]:
+    """Warn of indexes that are not valid: lookups do not use them, and each insert pays for them."""
+    for part in parts:
+        for index, table in database.execute_sql(UNUSED_INDEXES, {"table": part.oid}).fetchall():
+            yield warning(
+                SUBJECT,
+                f"index {index} of {table} is not valid, and no lookup uses it: unless it is just being built,"
+                f" `reindex index concurrently {index}`, or drop it",
+            )
 
 
 def _triggers(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:

@@ -13,9 +13,11 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
-from forgekeeper.cli.terminal import Problem, wrong_use
+from forgekeeper.cli.terminal import HELD, Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
+from forgekeeper.runs import preconditions
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Disagreement, agree
 from metrics import logs
@@ -137,6 +139,17 @@ def require_installation() -> None:
     """Refuse a Redis of another installation; whether Redis answers does not matter here."""
     with suppress(redis.RedisError):
         require_redis()
+
+
+def require_unblocked(batch: BatchSpec, settings: Settings) -> None:
+    """Refuse an act that decides as the batch does, if a run of the batch would be blocked before it began.
+
+    Rights that only a worker needs do not count.  Raises `redis.RedisError` if Redis does not answer.
+    """
+    try:
+        preconditions.require(batch, settings, claims=False)
+    except Blocked as blocked:
+        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD) from None
 
 
 def batch_named(name: str) -> BatchSpec:

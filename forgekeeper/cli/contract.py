@@ -20,9 +20,9 @@ A relation is a table or a view, in the `search_path` of forgekeeper's connectio
 be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which takes \
 the right to update a column. An index is for a table; below a view it goes on the table that the view shows.
 
-A batch is blocked (`schema`) where a relation or a column is missing, a type is wrong, a right is missing, or rows \
-would be hidden; the others run. `forgekeeper check` compares all this with the database, and looks at the plan of \
-each walk.
+A batch is blocked (`schema`) if a relation or a column is missing, a type is wrong, a right is missing, or lookups \
+would miss rows ([why](architecture/negative_proofs.md#why-postgresql-misses-rows)); the others run. \
+`forgekeeper check` compares all this with the database, and looks at the plan of each walk.
 
 `forgekeeper contract --markdown` prints this page; a test compares them.
 """

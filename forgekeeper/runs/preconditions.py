@@ -22,7 +22,13 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, database, exclusions, now, relations, signs
+from forgekeeper.database import Base, exclusions, now, relations, signs
+from forgekeeper.database.exclusions import Exclusion
+from forgekeeper.database.integrity import reasons_to_miss_rows
+from forgekeeper.database.sessions import execute_prepared
+from forgekeeper.runs.holds import Batch, Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
@@ -33,12 +39,21 @@ REASONS: tuple[str, ...] = get_args(Reason)
 """A closed set: labels of metrics and entries of the ledger are made of it."""
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 
-# Each table, and what lies below it where it is a view.
+BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
+"""Tables in which a run looks, by text, for rows that keep it from deleting: stops, limits, exclusions."""
+
+# Each table, and the tables below it if it is a view.  A view reads these as its owner, unless it says
+# `security_invoker`: row security hides rows from the reader.
 RELATIONS = """
-    with recursive reached (name, oid) as (
-        select name, to_regclass(name)::oid from unnest(%s::text[]) as name
+    with recursive reached (name, oid, reader) as (
+        select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
+        from unnest(%(names)s::text[]) as name
       union
-        select reached.name, below.refobjid
+        select reached.name, below.refobjid,
+            case when exists (
+                select from pg_options_to_table(view.reloptions)
+                where option_name = 'security_invoker' and option_value::boolean
+            ) then quote_ident(current_user)::regrole::oid else view.relowner end
         from reached
             join pg_class as view on view.oid = reached.oid and view.relkind in ('v', 'm')
             join pg_rewrite as rule on rule.ev_class = view.oid
@@ -52,13 +67,19 @@ RELATIONS = """
           union all
             select inhparent::bigint from pg_inherits where inhrelid = c.oid and not c.relispartition
         ),
-        row_security_active(c.oid),
+        (
+            select quote_ident(rolname) from pg_roles as reader
+            where c.relrowsecurity and reader.oid = any(readers) and not (rolsuper or rolbypassrls)
+                and (c.relforcerowsecurity or not pg_has_role(reader.oid, c.relowner, 'usage'))
+            limit 1
+        ),
         array(
             select distinct function.proname::text
             from pg_trigger as fires join pg_proc as function on function.oid = fires.tgfoid
             where fires.tgrelid = c.oid and not fires.tgisinternal
         )
-    from reached join pg_class as c on c.oid = reached.oid
+    from (select name, oid, array_agg(reader) as readers from reached group by name, oid) as reached
+        join pg_class as c on c.oid = reached.oid
     where c.relkind in ('r', 'p', 'v', 'm', 'f')
 """
 
@@ -203,7 +224,7 @@ def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     tables = relations.look([one.name for one in expected])
     if found := [said for one in expected for said in relations.misfits(one.model, tables)]:
         yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
-    yield from misread((*batch.tables, *batch.reads), tables)
+    yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
     if rights:
         yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
 
@@ -218,19 +239,20 @@ class Below(NamedTuple):
     itself: bool
     parent: str | None
     whole: list[int]
-    filtered: bool
+    hidden_from: str | None
     fires: list[str]
 
 
 def below(models: Sequence[type[Base]]) -> list[Below]:
     """Return what the relation of each of the models is made of, in one statement."""
     names = [model._meta.table_name for model in models]
-    return [Below(*row) for row in database.execute_sql(RELATIONS, (names,)).fetchall()]
+    return [Below(*row) for row in execute_prepared("relations", RELATIONS, {"names": names}).fetchall()]
 
 
 def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
     """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
     found = below(models)
+    yield from reasons_to_miss_rows({one.oid for one in found})
     for one in found:
         reached = {other.oid for other in found if other.name == one.name}
         if said := _objection(one, reached):
@@ -257,6 +279,6 @@ def _objection(relation: Below, reached: set[int]) -> str | None:
         return f"{which} is a materialized view, in which rows stand as they once were: put a plain view in its place"
     if relation.kind == "f":
         return f"{which} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
-    if relation.filtered:
-        return f"row security hides rows of {relation.called} from this role: grant it bypassrls"
+    if role := relation.hidden_from:
+        return f"row security hides rows of {relation.called} from {role}: `alter role {role} bypassrls`"
     return None

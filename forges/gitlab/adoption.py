@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from forgekeeper.database import database
+from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.relations import needs
 from models import APPLICATION, OPTIONAL, JobLock
 
@@ -69,6 +70,9 @@ FOREIGN = """
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relname = any(%s)
         and not pg_has_role(c.relowner, 'usage')
     order by c.relname limit 1
+"""
+OIDS = """
+    select oid::bigint from pg_class where relnamespace = to_regnamespace(quote_ident(%s)) and relname = any(%s)
 """
 ELSEWHERE = "select repository_storage from {}.projects where repository_storage <> 'default' limit 1"
 WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS)\b")
@@ -179,6 +183,10 @@ def _insist(found: Adoption) -> None:
             f"this database is one of two, and table {locked[0]} is kept in the other: artifacts and statistics have to"
             " be in one database, for they change in one transaction (docs/adopting.md)"
         )
+    # Notes of deletions that are not found are removed.
+    found_tables = database.execute_sql(OIDS, (found.schema, list(found.needed))).fetchall()
+    if reason := next(reasons_to_miss_rows([oid for (oid,) in found_tables]), None):
+        raise Unfit(reason)
 
 
 def insist_on_owner(found: Adoption) -> None:

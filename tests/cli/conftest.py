@@ -18,7 +18,10 @@ import structlog
 
 from forgekeeper import cli
 from forgekeeper import database as db
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli.check import findings
 from forgekeeper.connections import client
+from forgekeeper.runs.preconditions import Blocked, require
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
@@ -217,3 +220,32 @@ def own_database(settings, new_database, main, query):
     assert main("seed", DATABASE_URL=url).status == 0
     query(url, "delete from holds")
     return url
+
+
+@pytest.fixture
+def change(database):
+    """Change the tables, until the test ends."""
+    with database.atomic() as everything:
+        yield database.execute_sql
+        everything.rollback()
+
+
+@pytest.fixture
+def found(settings, change):
+    return lambda *subjects: [one for one in findings(settings) if one.subject in subjects and one.level != "ok"]
+
+
+@pytest.fixture
+def blocked(settings):
+    """Ask every batch whether it may run; return the sentences of those that may not."""
+
+    def ask():
+        sentences = {}
+        for name, batch in BATCHES.items():
+            try:
+                require(batch, settings)
+            except Blocked as error:
+                sentences[name] = (error.reason, str(error))
+        return sentences
+
+    return ask

@@ -102,6 +102,9 @@ def test_it_says_which_refs_are_left_to_gitlab(adopt):
     assert "as on nfs2, are left to GitLab" in adopt().stdout
 
 
+HALF_DETACHED = (
+    "update pg_inherits set inhdetachpending = {} where inhparent = 'p_batched_git_ref_updates_deletions'::regclass"
+)
 SPOILT = {
     "has no table features: name that of GitLab's tables with --tables": (
         "alter table features rename to gone",
@@ -114,6 +117,10 @@ SPOILT = {
     "this database is one of two, and table project_statistics is kept in the other": (
         "create trigger gitlab_schema_write_trigger_for_project_statistics before delete on project_statistics execute function assign_p_ci_job_artifacts_id_value()",
         "drop trigger gitlab_schema_write_trigger_for_project_statistics on project_statistics",
+    ),
+    f"is half detached from {TABLES}.p_batched_git_ref_updates_deletions, which hides its rows": (
+        HALF_DETACHED.format("true"),
+        HALF_DETACHED.format("false"),
     ),
 }
 

@@ -1,11 +1,15 @@
 """Tables of which a batch would take a part for the whole: `check` names them, and no batch runs on them."""
 
 import json
+from contextlib import closing
+from threading import Thread
 
+import psycopg2
 import pytest
 
 from forgekeeper.storage import sentinel
 from tests.harness.every import every
+from tests.harness.waiting import wait_until
 
 PARTITIONED = """
     alter table {0} rename to plain;
@@ -36,6 +40,9 @@ class Forge:
         result = self._main("run", batch, "--json", **self.settings)
         assert result.status == (3 if "blocked" in result.json else 0), result.stderr
         return result.json
+
+    def reconcile(self):
+        return self._main("uploads", "reconcile", "artifacts", "--prefix", "", "--yes", **self.settings)
 
     def errors(self, subject="contract"):
         found = self._main("check", "--json", **self.settings).findings(subject)
@@ -82,6 +89,46 @@ def test_a_partitioned_table_is_worked_on_whole(forge):
     assert (forge.ask("select count(*) from ci_job_artifacts"), forge.errors()) == ([(400,)], [])
 
 
+HALF_DETACHED = "select true from pg_inherits where inhdetachpending"
+CANCEL = "select pg_cancel_backend(pid) from pg_stat_activity where query like 'alter table % concurrently'"
+
+
+def interrupt_a_detachment(forge, url):
+    """Detach `second` from the artifacts; a session that reads them lets it wait until it is cancelled."""
+
+    def detach():
+        with pytest.raises(psycopg2.errors.QueryCanceled):
+            forge.ask("alter table ci_job_artifacts detach partition second concurrently")
+
+    detachment = Thread(target=detach)
+    with closing(psycopg2.connect(url)) as reader, reader.cursor() as cursor:
+        cursor.execute("select from ci_job_artifacts")
+        detachment.start()
+        assert wait_until(lambda: forge.ask(HALF_DETACHED), 10)
+        forge.ask(CANCEL)
+        detachment.join()
+
+
+def test_what_a_half_detached_partition_names_stays_until_that_is_attached_again(forge, own_database):
+    make_a_partition(forge)
+    forge.ask(
+        "alter table ci_job_artifacts rename to first; alter table whole rename to ci_job_artifacts;"
+        "alter table ci_job_artifacts detach partition others; alter table others rename to second;"
+        "alter table ci_job_artifacts attach partition second for values in (101)"
+    )
+    interrupt_a_detachment(forge, own_database)
+
+    result, errors = forge.run("delete_objects"), forge.errors()
+
+    assert forge.object.exists()
+    assert result["blocked"].startswith("partition second is half detached from ci_job_artifacts, which hides its rows")
+    assert any(result["blocked"] in error for error in errors)
+    cure = "alter table ci_job_artifacts detach partition second finalize"
+    assert f"`{cure}`" in result["blocked"]
+    forge.ask(f"{cure}; alter table ci_job_artifacts attach partition second for values in (101)")
+    assert (forge.run("delete_objects")["deleted"], forge.object.exists(), forge.errors()) == (0, True, [])
+
+
 def test_a_batch_whose_table_is_missing_is_blocked_and_says_where_to_look_and_the_others_run(forge):
     forge.ask("drop table batched_git_ref_updates_deletions")
 
@@ -96,11 +143,12 @@ def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_b
     server.hset("pending_direct_uploads", "artifacts:a/b", "1")
 
     (message,) = forge.errors("redis")
-    result = forge.run("stale_direct_uploads")
+    result, reconciled = forge.run("stale_direct_uploads"), forge.reconcile()
 
     assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which this batch does not read")
     assert "set FORGEKEEPER_UPLOADS_REGISTER=hash" in message
     assert (result["skipped"], result["blocked"]) == ("schema", message)
+    assert (reconciled.status, message in reconciled.complaint) == (3, True)
 
 
 def test_what_the_forge_registers_in_its_hash_is_worked_on_where_a_setting_says_so(forge, server):

@@ -9,7 +9,6 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.check import findings
-from forgekeeper.runs.preconditions import Blocked, require
 
 STATUSES, REFS, IMPORTS = "user_status_cleanup", "git_ref_cleanup", "stale_imports"
 READS_ARTIFACTS = "expired_job_artifacts, delete_objects, stale_direct_uploads"
@@ -147,35 +146,6 @@ WRONG = {
         blocks=False,
     ),
 }
-
-
-@pytest.fixture
-def change(database):
-    """Change the tables, until the test ends."""
-    with database.atomic() as everything:
-        yield database.execute_sql
-        everything.rollback()
-
-
-@pytest.fixture
-def found(settings, change):
-    return lambda *subjects: [one for one in findings(settings) if one.subject in subjects and one.level != "ok"]
-
-
-@pytest.fixture
-def blocked(settings):
-    """Ask every batch whether it may run; return the sentences of those that may not."""
-
-    def ask():
-        sentences = {}
-        for name, batch in BATCHES.items():
-            try:
-                require(batch, settings)
-            except Blocked as error:
-                sentences[name] = (error.reason, str(error))
-        return sentences
-
-    return ask
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -15,7 +15,7 @@ import typer
 from peewee import chunked
 
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli import connection
 from forgekeeper.cli.terminal import All, Json, Problem, emit, moment, visible, write, wrong_use
 from forgekeeper.connections import call, client
 from forgekeeper.coordination.values import text
@@ -24,7 +24,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from models import JobArtifact
-from workers.stale_direct_uploads import bridge, register
+from workers.stale_direct_uploads import bridge, register, stale_direct_uploads
 from workers.stale_direct_uploads.entries import member
 from workers.stale_direct_uploads.keys import (
     ADOPTED,
@@ -91,8 +91,10 @@ def uploads_reconcile(
     With --yes they are put into the register, where they wait another day before the batch
     `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.
     """
-    with connected("uploads") as settings:
-        require_redis()
+    with connection.connected("uploads") as settings:
+        connection.require_redis()
+        # If a run would be blocked, nothing proves that no row and no entry names an object.
+        connection.require_unblocked(stale_direct_uploads, settings)
         found = _look(location, prefix, settings)
         refusal = found.refusal(expect)
         if yes and refusal:
@@ -129,8 +131,8 @@ def uploads_forget(
     """
     if (path is None) != everything:
         wrong_use("name one entry, or say --all")
-    with connected("uploads"):
-        require_redis()
+    with connection.connected("uploads"):
+        connection.require_redis()
         adopted: Any = client.zrange(ADOPTED, 0, -1)
         chosen = [entry for entry in map(text, adopted) if path in (None, entry)]
         if chosen:

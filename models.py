@@ -15,6 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
+from forgekeeper.database.survey import missed
 
 
 class UserStatus(Base):
@@ -237,8 +238,8 @@ class JobArtifact(Base):
     """A file that a CI job left behind; its object is at `artifacts`, or if `file_store` is 1 at `artifacts_local`."""
 
     location = "artifacts"
-    sentence = "an artifact names it"
     locations: ClassVar[Sequence[str]] = ("artifacts", "artifacts_local")
+    sentence = "an artifact names it"
 
     found_by = ("id", "project_id", "job_id", "partition_id")
     partition = "partition_id"
@@ -303,6 +304,11 @@ class JobArtifact(Base):
                 numbers = {number for (number,) in rows}
                 named |= {path for path, number in folders.items() if number in numbers}
         return named
+
+    @classmethod
+    def overlooked(cls) -> set[str]:
+        """Return the paths of some live artifacts that `named` misses."""
+        return missed("ci_job_artifacts", "id", "file_final_path", cls.named)
 
 
 class ProjectStatistics(Base):

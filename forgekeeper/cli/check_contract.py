@@ -55,7 +55,7 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
     # The forge may lack what is optional.
     relations = [one for one in batch.relations if one.name in tables]
     wrong = [*preconditions.unfit(batch, rights=False), *lacking({one.model: one.needs() for one in relations}, tables)]
-    if wrong:
+    if wrong := wrong or [*preconditions.overlooked(batch)]:
         yield from (error(SUBJECT, sentence) for sentence in wrong)
         return
     below = preconditions.below([one.model for one in relations])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -22,9 +23,11 @@ class Base(pw.Model):
     *beside* names columns that no statement of ours names: the example forge has them, another may not.
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  A
     forge may lack what is *optional*.
+    *overlooked* returns the names of rows that exist and that a lookup by their names misses, of a sample.
     """
 
     optional: ClassVar[bool] = False
+    overlooked: ClassVar[Callable[[], Collection[str]]] = frozenset
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None
     beside: ClassVar[tuple[str, ...]] = ()

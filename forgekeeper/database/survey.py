@@ -38,6 +38,8 @@ TOTALS = """
 FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
 
 SAMPLED = 20
+LOOKED_UP = 100
+"""Rows that are looked up by their names, to learn whether lookups find all rows."""
 # Points all over the keys, and the row behind each: a large table is not read through.
 SAMPLE = """
     with span as (
@@ -181,7 +183,17 @@ def held(table: str, *, alias: str | None = None) -> str:
     return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
 
 
-def sample(table: str, key: str, path: str) -> list[str]:
-    """Return what the expression *path* is in some rows of *table*, which has the numeric *key*."""
+def sample(table: str, key: str, path: str, *, size: int = SAMPLED) -> list[str]:
+    """Return the values of the expression *path* in up to *size* rows of *table*, which has the numeric *key*."""
     statement = SAMPLE.format(table=table, key=key, path=path)
-    return [row[0] for row in database.execute_sql(statement, {"size": SAMPLED}).fetchall()]
+    return [row[0] for row in database.execute_sql(statement, {"size": size}).fetchall()]
+
+
+def missed(table: str, key: str, path: str, look_up: Callable[[Sequence[str]], set[str]]) -> set[str]:
+    """Return the paths of a sample of rows that *look_up* does not find, in one snapshot.
+
+    A damaged index that misses one row in twenty is noticed in 99 of 100 calls.
+    """
+    with database.atomic(SNAPSHOT):
+        paths = sample(table, key, path, size=LOOKED_UP)
+        return set(paths) - look_up(paths)

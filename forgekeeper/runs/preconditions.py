@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Literal, NamedTuple, get_args
 
 import redis
@@ -106,7 +106,7 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
         _require_installation(batch.deletes_from, settings, claims=claims)
     except Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
-    for sentence in (*unfit(batch, rights=claims), *batch.misreadings(), *_unknown_groups(batch)):
+    for sentence in chain(unfit(batch, rights=claims), batch.misreadings(), _unknown_groups(batch), overlooked(batch)):
         raise Blocked("schema", sentence)
 
 
@@ -227,6 +227,21 @@ def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
     if rights:
         yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
+
+
+def overlooked(batch: BatchSpec) -> Iterator[str]:
+    """Yield a sentence for each relation in which lookups miss rows of a sample, whatever the catalogue says.
+
+    Asked of a batch that deletes objects which no row names.  The relations have to fit, and this role has to have the
+    right to read them.
+    """
+    for model in (*batch.tables, *batch.reads) if batch.deletes_from in ("artifacts", "stores") else ():
+        if missed := sorted(model.overlooked()):
+            tables = ", ".join(one.called for one in below([model]) if one.kind in ("r", "p"))
+            yield (
+                f"lookups miss rows of {model._meta.table_name} that exist, {missed[0]} for one: an index is damaged;"
+                f" `reindex table concurrently` of {tables} rebuilds it"
+            )
 
 
 class Below(NamedTuple):

@@ -11,6 +11,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
 from forgekeeper.database.queries import chosen
+from forgekeeper.database.survey import missed
 
 LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
 """Where an object lies, by its row's `file_store`; one of another number waits for a person."""
@@ -86,8 +87,8 @@ class DeletedObject(Base):
 
     grants = "worker: select, insert, update, delete; exporter: select"
     location = LOCATIONS[2]
-    sentence = "the outbox names it"
     locations: ClassVar[Sequence[str]] = tuple(LOCATIONS.values())
+    sentence = "the outbox names it"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)
@@ -124,6 +125,11 @@ class DeletedObject(Base):
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return those of *paths* that lie in the outbox."""
         return {path for path, *_ in cls.lying(paths)}
+
+    @classmethod
+    def overlooked(cls) -> set[str]:
+        """Return the paths of some objects in the outbox that `named` misses."""
+        return missed("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)", cls.named)
 
     @classmethod
     def excluded(cls, batch: str | None) -> pw.Node:

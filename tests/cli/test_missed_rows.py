@@ -10,6 +10,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.storage import stores
+from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact
 from tests.harness.settings import settings_with
 from workers.stale_direct_uploads import register as uploads
@@ -32,7 +33,9 @@ SORT_BY_OLDER_RULES = f"""
     reindex index {INDEX};
     update pg_index set indclass = '3126' where indexrelid = '{INDEX}'::regclass
 """
+SORT_BACKWARDS = f"update pg_index set indoption = '1' where indexrelid = '{INDEX}'::regclass"
 REPAIR = f"""
+    update pg_index set indoption = '0' where indexrelid = '{INDEX}'::regclass;
     reindex index {INDEX};
     drop function if exists compare_by_older_rules cascade
 """
@@ -162,6 +165,21 @@ def test_reconcile_registers_no_live_object_that_an_index_of_another_version_hid
 
     assert (result.status, "collation version`" in result.complaint) == (3, True)
     assert client.zcard(uploads.PENDING) == 0
+
+
+def test_a_damaged_index_is_noticed_by_a_sample_whatever_its_version(database, live, main, reconcile, store):
+    path = live[0]
+    DeletedObject.create(store_dir="live", file=path.removeprefix("live/"))
+    database.execute_sql(SORT_BACKWARDS)
+    assert JobArtifact.named(live) < set(live)
+
+    run, registered = main("run", "delete_objects", "--json"), reconcile()
+
+    sentence = "lookups miss rows of ci_job_artifacts that exist"
+    assert (run.status, run.json["blocked"].startswith(sentence), (store / path).exists()) == (3, True, True)
+    assert (registered.status, sentence in registered.complaint) == (3, True)
+    assert client.zcard(uploads.PENDING) == 0
+    assert sentence in str(main("check", "--json").findings("contract"))
 
 
 def test_a_lookup_that_takes_too_long_is_an_error_and_no_answer(database, other):

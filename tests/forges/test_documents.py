@@ -1,5 +1,6 @@
 """The documents' batches over GitLab's tables, as a role that has rights on the views alone: what is due goes, no more."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -8,6 +9,7 @@ from forgekeeper import database as db
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage.outbox import DeletedObject
+from forges.gitlab import adoption, indexes
 from models import JobArtifact
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, SMALL, VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
@@ -81,6 +83,25 @@ def test_an_expired_artifact_whose_path_cannot_be_computed_stays_and_is_counted(
     waiting = {row.id for row in JobArtifact.waiting("no_path", db.now())}
 
     assert (waiting, len(waiting) > 0) == (due.pathless, True)
+
+
+def test_an_index_of_paths_that_the_functions_compute_otherwise_today_is_noticed(gitlab):
+    for statement in indexes.missing(adoption.fit(gitlab_tables.TABLES, VIEWS, None)):
+        gitlab.execute(statement)
+    day = f"create or replace function {VIEWS}.day(instant timestamptz, form integer) returns text language sql"
+    before = JobArtifact.overlooked()
+    gitlab.execute(f"{day} immutable return left('2000_01_01', form)")
+
+    def look():
+        with db.database.connection_context():
+            db.database.execute_sql("set enable_seqscan = off")
+            return JobArtifact.overlooked()
+
+    # Another session: the one from before goes on with the expression that the index had.
+    with ThreadPoolExecutor(1) as thread:
+        after = thread.submit(look).result()
+
+    assert (before, after != set()) == (set(), True)
 
 
 def test_imports_that_nothing_has_touched_are_given_up_with_their_entities_and_trackers(gitlab, due):

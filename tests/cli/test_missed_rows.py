@@ -20,7 +20,7 @@ REFS = "git_ref_cleanup"
 READ_ARTIFACTS = "expired_job_artifacts, delete_objects, stale_direct_uploads"
 OLD_VERSION = "update pg_database set datcollversion = 'old' where datname = current_database()"
 OLD_COLLATION = "update pg_collation set collversion = 'old' where collname = '{}'"
-SET_STATE = f"update pg_index set {{}} = false where indexrelid = '{STATUS_INDEX}'::regclass"
+SET_STATE = f"update pg_index set {{}} where indexrelid = '{STATUS_INDEX}'::regclass"
 INDEX = "ci_job_artifacts_file_final_path"
 # Hyphens count for nothing, as in the C library's older rules.
 SORT_BY_OLDER_RULES = f"""
@@ -87,12 +87,15 @@ REASONS = {
         "and `refresh collation version` fails",
     ),
     "an index that is not kept up to date": Reason(
-        SET_STATE.format("indisready"),
+        SET_STATE.format("indisready = false"),
         STATUSES,
         f"index {STATUS_INDEX} of user_statuses is used and not kept up to date",
     ),
     "an index that is not valid": Reason(
-        SET_STATE.format("indisvalid"), STATUSES, f"index {STATUS_INDEX} of user_statuses is not valid", blocks=False
+        SET_STATE.format("indisvalid = false, indisready = false"),
+        STATUSES,
+        f"index {STATUS_INDEX} of user_statuses is not valid",
+        blocks=False,
     ),
     "an unlogged table": Reason(
         "alter table user_statuses set unlogged", STATUSES, "table user_statuses is unlogged, and a crash"

@@ -89,7 +89,8 @@ def uploads_reconcile(
     """Show objects older than a day that neither an artifact, the outbox nor the register names.
 
     With --yes they are put into the register, where they wait another day before the batch
-    `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.
+    `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.  It refuses while a run of that
+    batch would be blocked.
     """
     with connection.connected("uploads") as settings:
         connection.require_redis()

@@ -23,7 +23,7 @@ NO_VALUE = b""
 
 
 class Doomed(NamedTuple):
-    """A ref to delete, and what it must be at; without *expected_oid* it goes whatever it is."""
+    """A ref to delete, and the oid that it must have; without *expected_oid* it is deleted at the announced value."""
 
     ref: str
     expected_oid: str | None = None

@@ -19,7 +19,7 @@ from models import APPLICATION, OPTIONAL, JobLock
 MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
 """What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
 PARTS = (
-    *("paths", "user_statuses", "artifacts", "statistics", "projects", "ref_deletions", "imports", "flags"),
+    *("paths", "user_statuses", "artifacts", "locks", "statistics", "projects", "ref_deletions", "imports", "flags"),
     *("outbox", "deletions"),
 )
 """What is made, in this order."""

@@ -13,7 +13,7 @@ from tests.harness.gitlab_tables import PROJECTS, TABLES, ids, rows
 from tests.harness.programs import eventually
 
 LOCKED = [model._meta.table_name for model in MODELS if "update" in model.grants]
-FIRST = "(select min(id) from bulk_imports where status = 0)"
+FIRST = "(select min(id) from bulk_imports where status = 0 and updated_at < now() - interval '1 day')"
 ONE_DELETION = "(select min(id) from batched_git_ref_updates_deletions where status = 1)"
 CHANGES = [
     "delete from user_statuses where user_id = 2 returning user_id, clear_status_at",
@@ -24,8 +24,9 @@ CHANGES = [
     f"update bulk_imports set status = 3, updated_at = now(), has_failures = true where id = {FIRST} returning has_failures",
     "update bulk_import_entities set status = 3, updated_at = now() where id = 6 returning source_full_path",
     *(
-        f"update bulk_import_trackers set status = 4, updated_at = now() where id = {one} returning id"
-        for one in (7, 8, 9)
+        "update bulk_import_trackers set status = 4, updated_at = now() where id = (select min(id) from bulk_import_trackers"
+        f" where status in (0, 1, 3) and mod(bulk_import_entity_id, 3) = {one}) returning id"
+        for one in range(3)
     ),
     "insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at) values (1, 2, 'a', 'b', now())",
 ]
@@ -100,25 +101,24 @@ def test_two_sessions_at_once_take_both_their_bytes_off(adopted, urls):
 
 
 MOVED_ON = {
-    "bulk_imports": ("bulk_imports", 2),
-    "bulk_import_entities": ("bulk_import_entities", 2),
-    "bulk_import_trackers": ("bulk_import_trackers", 2),
-    "batched_git_ref_updates_deletions": ("p_batched_git_ref_updates_deletions", 2),
+    "bulk_imports": ("bulk_imports", 3),
+    "bulk_import_entities": ("bulk_import_entities", 3),
+    "bulk_import_trackers": ("bulk_import_trackers", 4),
+    "batched_git_ref_updates_deletions": ("p_batched_git_ref_updates_deletions", 3),
 }
 
 
 @every("view", MOVED_ON)
 def test_a_row_that_moves_on_while_the_statement_waits_for_it_stays_as_it_is(adopted, urls, view):
-    table, finished = MOVED_ON[view]
+    (table, given_up), finished = MOVED_ON[view], 2
     pending = 1 if view.startswith("batched") else 0
     with session(urls.database) as forge, session(as_keeper(urls.database)) as keeper:
-        forge.execute(f"set search_path = {TABLES}; select min(id) from {table} where status = {pending}")
+        oldest = f"select id from {table} where status = {pending} order by updated_at, id limit 1"
+        forge.execute(f"set search_path = {TABLES}; {oldest}")
         (number,) = forge.fetchone()
         forge.execute(f"update {table} set status = {finished} where id = {number}")
         with ThreadPoolExecutor(1) as thread:
-            change = (
-                f"update {VIEWS}.{view} set status = 3, updated_at = now() where id = {number} and status = {pending}"
-            )
+            change = f"update {VIEWS}.{view} set status = {given_up}, updated_at = now() where id = {number} and status = {pending}"
             waits = thread.submit(keeper.execute, change)
             eventually(lambda: rows(adopted, WAITING, (KEEPER,)) == [(1,)])
             forge.connection.commit()
@@ -129,12 +129,12 @@ def test_a_row_that_moves_on_while_the_statement_waits_for_it_stays_as_it_is(ado
 
 
 def test_an_import_has_failures_where_an_entity_that_was_given_up_has_any(adopted, keeper):
-    failed, other = sorted(ids(adopted, "select id from bulk_import_entities where id in (9, 8)"), reverse=True)
-    keeper.execute("update bulk_import_entities set status = 3, updated_at = now() where id in (8, 9)")
+    failed, other = sorted(ids(adopted, "select id from bulk_import_entities where id in (9, 6)"), reverse=True)
+    keeper.execute("update bulk_import_entities set status = 3, updated_at = now() where id in (6, 9)")
 
-    keeper.execute("select id, has_failures from bulk_import_entities where id in (8, 9)")
+    keeper.execute("select id, has_failures from bulk_import_entities where id in (6, 9)")
     assert dict(keeper.fetchall()) == {failed: True, other: False}
-    keeper.execute("select id, has_failures from bulk_imports where id in (8, 9)")
+    keeper.execute("select id, has_failures from bulk_imports where id in (6, 9)")
     assert dict(keeper.fetchall()) == {failed: True, other: False}
 
 

@@ -56,10 +56,11 @@ def role_of_forgekeeper(cursor):
     cursor.execute(f"drop owned by {KEEPER}; drop role {KEEPER}")
 
 
-def adopt(**changes):
-    """Make the views as the command does; return what is adopted."""
+def adopt(changed=str, **changes):
+    """Make the views as the command does, or as *changed* makes of its script; return what is adopted."""
     found = adoption.fit(**{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
-    db.database.execute_sql("\n".join(found.statements()).replace("%", "%%"))
+    with db.database.atomic():
+        db.database.execute_sql(changed("\n".join(found.statements())).replace("%", "%%"))
     return found
 
 

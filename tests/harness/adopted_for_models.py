@@ -1,5 +1,7 @@
-"""Views of GitLab's tables into which the tests' models may insert, so that tests of the example forge run over them."""
+"""Views of GitLab's tables through which the tests' models may write, so that tests of the example forge run over them."""
 
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with
 
 INSERTS = Path(__file__).with_name("gitlab_inserts.sql")
+GUARDS = re.compile(
+    r"    if [^\n]*old\.status.*?end if;\n|create or replace trigger refuse .*?;\n| and new\.\w+ <= old\.\w+", re.DOTALL
+)
+"""What lets the role make the changes of the batches alone: the forge, which is the test here, makes any."""
 EMPTY = f"""
     truncate p_ci_job_artifacts, project_statistics, projects, project_repositories, user_statuses, bulk_imports,
         bulk_import_entities, bulk_import_trackers, p_batched_git_ref_updates_deletions, ci_job_artifact_states,
@@ -29,7 +35,7 @@ def views_for_models(urls, _migrated):
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
         connect(settings, Limits.of_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
-            built = list(indexes.missing(adopt(role=None)))
+            built = list(indexes.missing(adopt(partial(GUARDS.sub, ""), role=None)))
         db.database.close_all()
         cursor.execute(f"set search_path = {VIEWS}; {INSERTS.read_text()}; set search_path = {TABLES}")
         for statement in built:

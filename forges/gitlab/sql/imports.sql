@@ -2,6 +2,7 @@
 -- those of the caller: they read the tables that they name without a schema.
 -- Each guards the status that the statement has seen: unlike an update of a table, a function is given no second look
 -- at a row that changed in the meantime.
+-- Each makes the changes of the design document alone: an unfinished record that nothing has touched for a day times out.
 create or replace view VIEWS.bulk_imports as
 select id, user_id, source_type, status,
     coalesce(has_failures, false) as has_failures, -- where there is bulk_imports.has_failures
@@ -12,6 +13,10 @@ from TABLES.bulk_imports;
 create or replace function VIEWS.change_bulk_import() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$
 begin
+    if not (old.status in (0, 1) and new.status = 3 and old.updated_at < pg_catalog.now() - interval '24 hours') then
+        raise exception 'stale imports alone are changed here, from created or started to timeout'
+            using errcode = 'with_check_option_violation';
+    end if;
     update TABLES.bulk_imports as import
     set has_failures = new.has_failures or import.has_failures is true, -- where there is bulk_imports.has_failures
     set -- where there is no bulk_imports.has_failures
@@ -36,6 +41,10 @@ from TABLES.bulk_import_entities as entity;
 create or replace function VIEWS.change_bulk_import_entity() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$
 begin
+    if not (old.status in (0, 1) and new.status = 3 and old.updated_at < pg_catalog.now() - interval '24 hours') then
+        raise exception 'stale entities alone are changed here, from created or started to timeout'
+            using errcode = 'with_check_option_violation';
+    end if;
     update TABLES.bulk_import_entities as entity
     set has_failures = new.has_failures, -- where there is bulk_import_entities.has_failures
     set -- where there is no bulk_import_entities.has_failures
@@ -58,6 +67,10 @@ select id, bulk_import_entity_id, relation, stage, status, created_at, updated_a
 create or replace function VIEWS.change_bulk_import_tracker() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$
 begin
+    if not (old.status in (0, 1, 3) and new.status = 4) then
+        raise exception 'unfinished trackers alone are changed here, to timeout'
+            using errcode = 'with_check_option_violation';
+    end if;
     update TABLES.bulk_import_trackers as tracker set status = new.status, updated_at = new.updated_at
     where tracker.id = old.id and tracker.status = old.status;
     return case when found then new end;

@@ -33,6 +33,10 @@ where not exists (
 create or replace function VIEWS.close_ref_deletion() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$
 begin
+    if (old.status, new.status) not in ((1, 1), (1, 2), (1, 3), (3, 1)) then
+        raise exception 'pending deletions alone are closed here, and refused ones alone are pending again'
+            using errcode = 'with_check_option_violation';
+    end if;
     if new.status <> old.status or new.updated_at <> old.updated_at then
         update TABLES.p_batched_git_ref_updates_deletions as deletion
         set status = new.status, updated_at = new.updated_at
@@ -43,7 +47,7 @@ begin
     end if;
     if new.reason is distinct from old.reason or new.expected_oid is distinct from old.expected_oid then
         insert into VIEWS.ref_deletion_notes as note (id, reason, expected_oid)
-        values (new.id, new.reason, new.expected_oid)
+        values (old.id, new.reason, new.expected_oid)
         on conflict (id) do update set reason = excluded.reason, expected_oid = excluded.expected_oid;
     end if;
     return new;

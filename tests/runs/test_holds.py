@@ -139,3 +139,24 @@ def test_what_an_older_version_ends_ends_and_nothing_else_does(statement, left):
     older(statement)
 
     assert {hold.kind for hold in Hold.standing()} == left
+
+
+# What a trigger of ours does with the rights of its owner.
+LIFTS = """
+    create temporary table batches (like forgekeeper.batches including defaults);
+    create trigger mine after update on pg_temp.batches for each row execute function forgekeeper.batches_changed();
+    insert into pg_temp.batches (name, stopped_since) values ('user_status_cleanup', now());
+    update pg_temp.batches set stopped_since = null
+"""
+
+
+def test_a_role_that_may_only_look_lifts_no_stop_by_a_trigger_on_a_table_of_its_own(database, urls):
+    Hold.add(NAME, "stop", reason="wrong", by="ann")
+    database.execute_sql("create role looker; grant usage on schema forgekeeper to looker")
+    with closing(psycopg2.connect(urls.database)) as session, session.cursor() as cursor:
+        cursor.execute("grant select on forgekeeper.batches to looker; set role looker")
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="batches_changed"):
+            cursor.execute(LIFTS)
+    database.execute_sql("drop owned by looker; drop role looker")
+
+    assert Hold.why(NAME) == "stopped"

@@ -60,12 +60,12 @@ def _print(script: str, advice: list[str], *, json: bool) -> None:
 
 def _execute(found: adoption.Adoption, script: str) -> None:
     with database.atomic():
-        # The driver takes a lone % for the place of a value.
-        database.execute_sql(script.replace("%", "%%"))
         # Before the first `migrate` there is no audit, and the owner of a forge's tables need not have rights on it.
         (recorded,) = database.execute_sql(RECORDED).fetchone()
         if recorded:
             acts.record("adopt", found.views, after={"tables": found.tables, "role": found.role})
+        # The driver takes a lone % for the place of a value.
+        database.execute_sql(script.replace("%", "%%"))
 
 
 def _said(found: adoption.Adoption, advice: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, relations, release, schema, sqlstate
+from forgekeeper.database import database, definers, relations, release, schema, sqlstate
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
@@ -181,6 +181,9 @@ def _postgresql(settings: Settings) -> Iterator[Finding]:
     yield from ((warning if harmless else error)("schema", sentence) for sentence, harmless in found)
     if not lacking and not found:
         yield ok("schema", "forgekeeper's own tables are as they should be")
+    # A forge that creates its tables in our schema is no stranger.
+    yield from (warning("privileges", said) for said in definers.objections_to_functions(settings.own_schema))
+    yield from (error("privileges", said) for said in definers.objections_to_views(settings.forge_schema))
     yield from contract(settings)
 
 

@@ -48,6 +48,7 @@ def contract(settings: Settings) -> Iterator[Finding]:
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
     yield from (warning("forge", sentence) for sentence in signs.advice())
+    yield from (error("forge", sentence) for sentence in signs.objections(settings.forge_schema))
 
 
 def _of(batch: BatchSpec) -> Iterator[Finding]:

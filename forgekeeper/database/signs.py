@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import database
@@ -13,12 +13,14 @@ PRESENT = "select count(distinct relname) = cardinality(%(names)s) from pg_class
 class Forge(NamedTuple):
     """A kind of forge, which a database has where *relations* are in any schema of it; then `check` gives *advice*.
 
-    A table with a trigger of a function among *refusing* is none to work on, for the reason given.
+    A table with a trigger of a function among *refusing* is none to work on, for the reason given.  *objections* says
+    what is wrong with views of its tables in a schema.
     """
 
     relations: Sequence[str]
     advice: str
     refusing: Mapping[str, str]
+    objections: Callable[[str], Iterable[str]] = lambda _schema: ()
 
 
 FORGES: dict[str, Forge] = {}
@@ -30,6 +32,12 @@ def advice() -> Iterator[str]:
     for forge in FORGES.values():
         if database.execute_sql(PRESENT, {"names": list(forge.relations)}).fetchone()[0]:
             yield forge.advice
+
+
+def objections(schema: str) -> Iterator[str]:
+    """Yield what is wrong with the views in that *schema*, and what to do."""
+    for forge in FORGES.values():
+        yield from forge.objections(schema)
 
 
 def refusal(functions: Collection[str]) -> str | None:

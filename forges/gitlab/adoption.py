@@ -7,22 +7,17 @@ with the rights of the tables' owner: the role that forgekeeper connects as has 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from forgekeeper.database import database
+from forgekeeper.database import database, definers
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.relations import needs
+from forges.gitlab import templates
 from models import APPLICATION, OPTIONAL, JobLock
 
 MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
 """What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
-PARTS = (
-    *("paths", "user_statuses", "artifacts", "locks", "statistics", "projects", "ref_deletions", "imports", "flags"),
-    *("outbox", "deletions"),
-)
-"""What is made, in this order."""
 RECORDS = re.compile(r"loose_foreign_keys_(\w+_)?deleted_records")
 """Where GitLab's triggers write what was deleted; versions have several such tables."""
 GRANTED = {
@@ -65,16 +60,30 @@ LOCKED = """
         and c.relname = any(%s)
     order by c.relname limit 1
 """
-FOREIGN = """
+OWNERS = """
     select c.relname, quote_ident(r.rolname) from pg_class c join pg_roles r on r.oid = c.relowner
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relname = any(%s)
-        and not pg_has_role(c.relowner, 'usage')
-    order by c.relname limit 1
+    order by c.relname
+"""
+# Made by another role, as by a superuser who ran what --print wrote, a function runs with the rights of that role.
+STRAYS = """
+    select format('alter schema %%I owner to %%s;', nspname, %(owner)s) from pg_namespace
+    where nspname = %(views)s and nspowner <> %(owner)s::regrole
+    union all
+    select format('alter table %%I.%%I owner to %%s;', nspname, relname, %(owner)s)
+    from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where nspname = %(views)s and relkind in ('r', 'v') and relowner <> %(owner)s::regrole
+    union all
+    select format('alter function %%I.%%I(%%s) owner to %%s;', nspname, proname, arguments, %(owner)s)
+    from pg_proc join pg_namespace on pg_namespace.oid = pronamespace,
+        pg_get_function_identity_arguments(pg_proc.oid) as arguments
+    where nspname = %(views)s and proowner <> %(owner)s::regrole
 """
 OIDS = """
     select oid::bigint from pg_class where relnamespace = to_regnamespace(quote_ident(%s)) and relname = any(%s)
 """
 ELSEWHERE = "select repository_storage from {}.projects where repository_storage <> 'default' limit 1"
+TRIGGER_FUNCTION = re.compile(r"create or replace function VIEWS\.(\w+)\(\) returns trigger")
 WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS)\b")
 WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
 """A line of a template that only versions with that column have, or only those without."""
@@ -87,14 +96,18 @@ class Unfit(Exception):
 class Adoption(NamedTuple):
     """Which tables are adopted: *tables* is their schema, *views* that of the views; *role* is granted these.
 
-    All three are written as SQL has names; *schema* is the first as it is.  *created* says that the views' is there.
+    *owner* owns the tables, and the views from now on; *strays* are the statements that give it what others own in the
+    schema of the views.  Names are written as in SQL; *schema* is the first as it is.  *created* says that the views'
+    is there.
     """
 
     tables: str
     views: str
     role: str | None
+    owner: str
     schema: str
     created: bool
+    strays: Sequence[str]
     columns: Mapping[str, Collection[str]]
 
     @property
@@ -113,21 +126,30 @@ class Adoption(NamedTuple):
         return sorted(filter(RECORDS.fullmatch, self.columns))
 
     def statements(self) -> Iterator[str]:
-        """Yield what makes the views, part by part; running it again changes nothing but what has to."""
+        """Yield what makes the views, part by part; running it again changes nothing but what has to.
+
+        Run it in one transaction: it sets role and search_path there.  A view keeps the functions that its search_path
+        finds now, whatever is created later.
+        """
+        yield "set local search_path = pg_catalog, pg_temp;\n"
         # Where it is there this would still ask for the right to create one.
         if not self.created:
-            yield f"create schema if not exists {self.views};\n"
-        for part in PARTS:
-            yield self._filled(part)
+            yield f"create schema if not exists {self.views} authorization {self.owner};\n"
+        yield from (f"{statement}\n" for statement in self.strays)
+        yield f"set local role {self.owner};\n"
+        yield from map(self._filled, templates.PARTS)
         for table in self.records:
-            yield self._filled("loose_foreign_keys", RECORDS=table)
+            yield self._filled(templates.RECORDS, RECORDS=table)
+        # A trigger asks for this right when it is made, and not when it fires.
+        functions = TRIGGER_FUNCTION.findall("".join(map(templates.read_template, templates.PARTS)))
+        yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
+        yield f"comment on schema {self.views} is '{templates.comment_of_version()}';\n"
         if self.role:
             yield "".join(self._grants(self.role))
 
     def _filled(self, part: str, **words: str) -> str:
         words |= {"TABLES": self.tables, "VIEWS": self.views, "ARTIFACTS": self.artifacts}
-        text = (files(__package__) / "sql" / f"{part}.sql").read_text(encoding="utf-8")
-        return WORD.sub(lambda word: words[word[0]], WHERE.sub(self._where, text))
+        return WORD.sub(lambda word: words[word[0]], WHERE.sub(self._where, templates.read_template(part)))
 
     def _where(self, line: re.Match[str]) -> str:
         there = line[4] in self.columns.get(line[3], ())
@@ -153,9 +175,13 @@ def fit(tables: str, views: str, role: str | None) -> Adoption:
     for table, column in database.execute_sql(COLUMNS, (tables,)).fetchall():
         columns.setdefault(table, set()).add(column)
     (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
-    found = Adoption(_quoted(tables), _quoted(views), role and _quoted(role), tables, created, columns)
+    found = Adoption(_quoted(tables), _quoted(views), role and _quoted(role), "", tables, created, (), columns)
     _insist(found)
-    return found
+    owner = _find_owner(found)
+    for sentence in definers.find_strangers([tables, views], owner):
+        raise Unfit(sentence)
+    strays = database.execute_sql(STRAYS, {"views": views, "owner": owner}).fetchall()
+    return found._replace(owner=owner, strays=[statement for (statement,) in strays])
 
 
 def other_storage(found: Adoption) -> str | None:
@@ -189,9 +215,17 @@ def _insist(found: Adoption) -> None:
         raise Unfit(reason)
 
 
+def _find_owner(found: Adoption) -> str:
+    """Return the role that owns the tables, as SQL writes its name; raise `Unfit` if they have several owners."""
+    (first, owner), *others = database.execute_sql(OWNERS, (found.schema, list(found.needed))).fetchall()
+    for table, another in others:
+        if another != owner:
+            raise Unfit(f"table {first} belongs to {owner} and table {table} to {another}: give them one owner first")
+    return str(owner)
+
+
 def insist_on_owner(found: Adoption) -> None:
-    """Raise `Unfit` unless this session has the rights of those who own the tables: the views hand them on."""
-    if foreign := database.execute_sql(FOREIGN, (found.schema, list(found.needed))).fetchone():
-        raise Unfit(
-            f"table {foreign[0]} belongs to {foreign[1]}: run this as that role, or let it run what --print writes"
-        )
+    """Raise `Unfit` unless this session may become the role that owns the tables."""
+    (may_become,) = database.execute_sql("select pg_has_role(%s::regrole, 'member')", (found.owner,)).fetchone()
+    if not may_become:
+        raise Unfit(f"the tables belong to {found.owner}: run this as that role, or let it run what --print writes")

@@ -33,9 +33,11 @@ def missing(found: Adoption) -> Iterator[str]:
 
 
 def _wanted(found: Adoption) -> dict[str, str]:
+    # Whoever builds the index has a search_path of their own, and whoever adds an artifact runs what it calls.
     path = f"{found.views}.artifact_path(project_id, job_id, id, created_at, file, file_location, file_type)"
+    of_class = f"pg_catalog.{CLASS}"
     return {
-        "forgekeeper_expired": f"({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}",
+        "forgekeeper_expired": f"({of_class}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}",
         "forgekeeper_paths": f"((coalesce(nullif(file_final_path, ''), {path})))",
     }
 

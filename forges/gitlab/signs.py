@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from forgekeeper.database import database
 from forgekeeper.database.signs import FORGES, Forge
+from forges.gitlab.templates import comment_of_version
 
 CRON_JOBS = {
     "user_status_cleanup": "user_status_cleanup_batch_worker",
@@ -12,6 +16,21 @@ CRON_JOBS = {
     "expired_job_artifacts": "expire_build_artifacts_worker",
 }
 """Which of GitLab's cron jobs does the work of which batch; both at once delete twice, and count twice."""
+ADOPTED = """
+    select obj_description(n.oid, 'pg_namespace') from pg_namespace as n
+    where nspname = %s and exists (select from pg_proc where pronamespace = n.oid and proname = 'artifact_path')
+"""
+
+
+def say_outdated(schema: str) -> Iterator[str]:
+    """Say that the views of that schema, if there are any, were made by another version."""
+    adopted = database.execute_sql(ADOPTED, (schema,)).fetchone()
+    if adopted is not None and adopted[0] != comment_of_version():
+        yield (
+            f"the views in schema {schema} were made by another version, and may do less or allow more: run"
+            " `forgekeeper adopt gitlab` again, as the owner of GitLab's tables"
+        )
+
 
 FORGES["gitlab"] = Forge(
     relations=("p_ci_job_artifacts", "feature_gates"),
@@ -27,4 +46,5 @@ FORGES["gitlab"] = Forge(
             " database alone, it takes a GitLab with a single one"
         )
     },
+    objections=say_outdated,
 )

@@ -168,7 +168,7 @@ def test_who_does_not_own_the_tables_may_print_and_not_adopt(adopt, adopted, new
     printed, refused = adopt("--print", DATABASE_URL=url), adopt(DATABASE_URL=url)
 
     assert (printed.status, refused.status) == (0, 1)
-    assert f"belongs to {urlsplit(urls.database).username}: run this as that role" in refused.complaint
+    assert f"the tables belong to {urlsplit(urls.database).username}: run this as that role" in refused.complaint
 
 
 OLDER = {

@@ -3,9 +3,9 @@
 import psycopg2
 import pytest
 
-from tests.harness.adopted import VIEWS, session
+from tests.harness.adopted import KEEPER, VIEWS, session
 from tests.harness.every import every
-from tests.harness.gitlab_tables import TABLES
+from tests.harness.gitlab_tables import TABLES, ids
 
 RECORD = (
     "insert into loose_foreign_keys_deleted_records (fully_qualified_table_name, primary_key_value) values (%s, %s)"
@@ -120,3 +120,10 @@ def test_what_another_puts_into_the_tables_schema_does_not_run_as_their_owner(ke
     keeper.connection.rollback()
     mallory.execute(f"drop function {TABLES}.taken cascade")
     assert owner == []
+
+
+def test_nobody_but_the_owner_can_put_a_function_of_the_views_on_another_table(adopted):
+    definers = f"select oid from pg_proc where pronamespace = '{VIEWS}'::regnamespace and prosecdef"
+
+    assert len(ids(adopted, definers)) == 6
+    assert ids(adopted, f"{definers} and has_function_privilege('{KEEPER}', oid, 'execute')") == set()

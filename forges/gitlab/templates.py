@@ -1,0 +1,27 @@
+"""The SQL that makes the views of GitLab's tables, and its version, which a comment on their schema keeps."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+
+PARTS = (
+    *("paths", "user_statuses", "artifacts", "locks", "statistics", "projects", "ref_deletions", "imports", "flags"),
+    *("outbox", "deletions"),
+)
+"""What is made, in this order."""
+RECORDS = "loose_foreign_keys"
+"""What is made for each table that says what was deleted."""
+
+
+def read_template(part: str) -> str:
+    """Return the SQL of a part: TABLES, VIEWS and the like stand for names."""
+    return (files(__package__) / "sql" / f"{part}.sql").read_text(encoding="utf-8")
+
+
+@cache
+def comment_of_version() -> str:
+    """Return the comment on the schema of views that this version makes."""
+    digest = sha256("".join(map(read_template, (*PARTS, RECORDS))).encode()).hexdigest()
+    return f"made by forgekeeper adopt gitlab, {digest[:16]}"

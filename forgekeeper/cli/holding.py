@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from shlex import quote
 from typing import Annotated, Any, NamedTuple
@@ -113,9 +113,10 @@ def release(
 ) -> None:
     """Let batches go that a brake holds, from their next tick on: as many records as are due now.
 
-    So many a preview shows, and no more go by the release, whatever becomes due meanwhile; --expect says another
-    number.  It ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and
-    so does one whose records cannot be counted now: then the status is 3.
+    It prints that number, and no more go by the release, whatever becomes due later.  It may be larger than in the
+    preview that you have looked at: --expect with the number of the preview lets so many go of each batch.  A release
+    ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and so does one
+    whose records cannot be counted now: then the status is 3.
     """
     names = _named(batches, everything)
     if not reason.strip():
@@ -183,7 +184,7 @@ class Lifted(NamedTuple):
 class Released(NamedTuple):
     """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*."""
 
-    released: dict[str, int | None]
+    released: dict[str, int]
     unheld: list[str]
     uncounted: list[str]
 
@@ -191,8 +192,10 @@ class Released(NamedTuple):
         """Say which batches run again, and which no brake held."""
         said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
         for name, number in self.released.items():
-            limit = "" if number is None else f"; {number:,} records may go, and no more"
-            said[name] = f"runs again from its next tick{limit}"
+            limit = f"{number:,} records may go, and no more"
+            if BATCHES[name].writes is not None:
+                limit = "it writes by itself, so nothing limits how much goes"
+            said[name] = f"runs again from its next tick; {limit}"
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
     def not_done(self) -> list[str]:
@@ -221,16 +224,19 @@ def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: 
     return Held(done, "paused" if kind == "pause" else "stopped", end, refused)
 
 
-def resume_now(names: list[str] | None, *, by: str | None, reason: str | None) -> Lifted:
+def resume_now(
+    names: list[str] | None, *, by: str | None, reason: str | None, seen: Collection[int] | None = None
+) -> Lifted:
     """End the pauses and stops of these batches by one person, who acts unless *by* says so, and record it.
 
-    Needs a connection.  Raises what the database refuses where that is the only batch.
+    *seen* are the ids of those that a person has looked at: no other ends.  Needs a connection.  Raises what the
+    database refuses where that is the only batch.
     """
     ended: dict[str, list[Hold]] = {}
 
     def lift(name: str) -> None:
         before = _state(name)
-        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()))
+        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()), among=seen)
         acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
 
     done, refused = _each(known(names), lift)
@@ -240,7 +246,8 @@ def resume_now(names: list[str] | None, *, by: str | None, reason: str | None) -
 def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> Released:
     """Let these batches go that a brake holds, each for *expect* records or as many as are due now, and record it.
 
-    Needs a connection.  Where *names* is None, all that delete are meant.
+    Needs a connection.  Where *names* is None, all that delete are meant.  A batch whose records nobody can count stays
+    held unless *expect* is given.
     """
     done = Released({}, [], [])
     for batch in BATCHES.values():
@@ -248,9 +255,11 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
             continue
         held = Hold.standing(*BRAKES, batch=batch.name)
         number = breaker.amount(batch, now()) if held and expect is None else expect
-        if held and number is None and batch.stake is not None:
+        if not held:
+            done.unheld.append(batch.name)
+        elif number is None:
             done.uncounted.append(batch.name)
-        elif held and _let_go(batch.name, number, reason=reason):
+        elif _let_go(batch.name, number, reason=reason):
             done.released[batch.name] = number
         else:
             done.unheld.append(batch.name)
@@ -326,7 +335,7 @@ def _emit(answers: list[dict[str, Any]]) -> None:
     emit(answers[0] if len(answers) == 1 else {"batches": answers})
 
 
-def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
+def _let_go(name: str, expect: int, *, reason: str) -> bool:
     """Release the batch, and record it; return False when nothing holds it any more."""
     with database.atomic():
         lifted = breaker.release(name, reason=reason, by=acts.who(), expect=expect)

@@ -177,20 +177,32 @@ def leases_break(
 
 def holder_of(lease: str) -> str:
     """Say who holds a lease, and since when.  Raises what Redis raises when it is away."""
-    found = next((one for one in locks.leases(client) if one.name == lease), None)
-    return f"{found.holder} holds it since {moment(found.since)}" if found else "nobody holds it"
+    return _say_holder(_find_lease(lease))
 
 
-def free(lease: str) -> Done:
-    """Free a lease, and record it.  Needs a connection; raises `Problem` where nobody holds it."""
+def free(lease: str, *, seen: str | None = None) -> Done:
+    """Free a lease, and record it.  Needs a connection; raises `Problem` if nobody holds it, or another than *seen*.
+
+    *seen* is what `holder_of` said to the person who acts.
+    """
     require_redis()
-    holder = next((one for one in locks.leases(client) if one.name == lease), None)
-    if holder is not None:
-        acts.record("leases break", lease, before={"holder": holder.holder, "since": holder.since})
-    if holder is None or not locks.break_lease(client, lease):
+    found = _find_lease(lease)
+    if found is not None and seen not in {None, _say_holder(found)}:
+        raise Problem(f"{_say_holder(found)} now: nothing is done; look at it again")
+    if found is not None:
+        acts.record("leases break", lease, before={"holder": found.holder, "since": found.since})
+    if found is None or not locks.break_lease(client, lease, held=found):
         raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` shows those that are held")
     log.warning("lease broken", lease=lease, by=identity())
     return Done(f"{lease} is free")
+
+
+def _find_lease(lease: str) -> locks.Held | None:
+    return next((one for one in locks.leases(client) if one.name == lease), None)
+
+
+def _say_holder(found: locks.Held | None) -> str:
+    return f"{found.holder} holds it since {moment(found.since)}" if found else "nobody holds it"
 
 
 def held() -> list[dict[str, Any]]:

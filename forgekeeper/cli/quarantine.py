@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
+import peewee as pw
 import redis
 import typer
 
@@ -151,20 +152,44 @@ def decide(
 ) -> int:
     """Do it to one by its id, or to all of a batch or kind, and record it; return to how many it was done.
 
-    Needs a connection.  Raises `Problem` where one is not there, or stays as it is; and where *expect* is not how many
-    of all are rows of ours: to none it is done then.
+    Needs a connection.  Raises `Problem` if one is not there, or stays as it is.  *expect* is the number that a person
+    has seen: if there are more or fewer, nothing is done and `Problem` is raised.
     """
-    with database.atomic():
-        done = _on_rows(act, number, batch, kind, settings)
-        if expect not in {None, done}:
-            raise Problem("so many are not there now: nothing is done; look at them again")
-    if number is None or not number.isdecimal():
-        kind, _, key = (kind, "", None) if number is None else number.partition(":")
-        done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
+    meant = Meant.of(act, number, batch, kind, settings)
+    if expect not in {None, meant.total}:
+        raise Problem(f"{meant.total:,} are there now, and not {expect:,}: nothing is done; look at them again")
+    done = _on_rows(act, number, batch, meant.rows, settings) if meant.rows else 0
+    done += sum(_on_kept(act, number, *one) for one in meant.kept)
     if number is not None and not done:
         there = _named(number, settings) is not None
         raise Problem(f"{number} stays as it is: {STAYS[act]}") if there else _nothing(number)
     return done
+
+
+class Meant(NamedTuple):
+    """Everything that an act is done to: rows of ours by their ids, and what documents keep, by batch with its keys.
+
+    Whatever comes in later is left as it is.
+    """
+
+    rows: list[int]
+    kept: list[tuple[str, Refused, list[str]]]
+
+    @classmethod
+    def of(cls, act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> Meant:
+        """Look for one by its id, or all of a batch or kind.  Raises what Redis raises if it is away and is asked."""
+        if number is not None and number.isdecimal():
+            return cls(_row_ids(act, Quarantined.select().where(Quarantined.id == int(number))), [])
+        rows = _row_ids(act, Quarantined.oldest_first(batch=batch, kind=kind)) if number is None else []
+        kind, _, key = (kind, "", None) if number is None else number.partition(":")
+        kept = [(name, one, _kept_keys(act, name, one, settings)) for name, one in _kept(batch, kind)]
+        chosen = [(name, one, keys if key is None else [key] * (key in keys)) for name, one, keys in kept]
+        return cls(rows, [one for one in chosen if one[2]])
+
+    @property
+    def total(self) -> int:
+        """How many that are."""
+        return len(self.rows) + sum(len(keys) for *_, keys in self.kept)
 
 
 class Decided(NamedTuple):
@@ -191,34 +216,23 @@ class Chosen(NamedTuple):
     batch: str | None
     kind: str | None
 
-    def count(self, settings: Settings) -> int:
-        """Count what is chosen; raise `Problem` where nothing is, or where a part cannot be counted now."""
-        kept = self._kept(settings)
-        return len(self.ids) or count(self.batch, self.kind) + kept
-
-    def _kept(self, settings: Settings) -> int:
-        """Count what documents keep of what is chosen."""
+    def total(self, act: Act, settings: Settings) -> int:
+        """Count what is chosen; raise `Problem` if nothing is, and what Redis raises if it is away and is asked."""
         if bool(self.ids) == self.everything:
             wrong_use("name one by its id, or say --all")
-        if self.ids:
-            return 0
-        kept = kept_by_documents(settings, self.batch, self.kind, 1)
-        for name, why in kept.unknown.items():
-            raise Problem(f"what lies there of kind {name} is unknown: {why}")
-        return kept.total
+        return len(self.ids) or Meant.of(act, None, self.batch, self.kind, settings).total
 
     def look(self, settings: Settings) -> Iterator[str]:
-        """Say what each of the ids is, or how many are meant."""
-        yield f"so many are meant: {self.count(settings)}"
+        """Say what each of the ids is."""
         for one in (named(number, settings) for number in self.ids):
             yield f"{one.id}: {one.record} {one.key} of {one.batch} failed {one.failures} times: {one.error}"
 
-    def decide(self, act: Act, settings: Settings, *, expect: int | None = None) -> Decided:
-        """Do it, and record it; refuse it where *expect* is not how many there are of all.  Needs a connection."""
-        kept, done, refused = self._kept(settings), 0, list[str]()
-        if self.everything:
-            ours = None if expect is None else expect - kept
-            done = decide(act, None, self.batch, self.kind, settings, expect=ours)
+    def decide(self, act: Act, settings: Settings, *, expect: int | None) -> Decided:
+        """Do it, and record it; refuse it if *expect* is not how many there are of all.  Needs a connection."""
+        if bool(self.ids) == self.everything:
+            wrong_use("name one by its id, or say --all")
+        done = decide(act, None, self.batch, self.kind, settings, expect=expect) if self.everything else 0
+        refused = list[str]()
         for one in self.ids:
             try:
                 done += decide(act, one, None, None, settings)
@@ -227,16 +241,27 @@ class Chosen(NamedTuple):
         return Decided(done, WORDS[act], refused)
 
 
-def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> int:
+def _row_ids(act: Act, chosen: pw.ModelSelect[Quarantined]) -> list[int]:
+    """Return the ids of the chosen rows, without those that would stay as they are."""
+    chosen = chosen.where(Quarantined.reason.not_in(KINDS["message"])) if act == "retry" else chosen
+    found: Any = chosen.select(Quarantined.id).tuples()
+    return [number for (number,) in found]
+
+
+def _kept_keys(act: Act, batch: str, refused: Refused, settings: Settings) -> list[str]:
+    """Return the keys of what a document keeps, without those that would stay as they are."""
+    found = _entries(batch, refused, settings, MOST)
+    return [one.key for one in found if act == "retry" or one.retry_at is None]
+
+
+def _on_rows(act: Act, number: str | None, batch: str | None, ids: Sequence[int], settings: Settings) -> int:
     """Do it to rows of ours, and record it."""
-    chosen = Quarantined.oldest_first(batch=batch, kind=kind)
-    if number is not None:
-        chosen = Quarantined.select().where(Quarantined.id == (int(number) if number.isdecimal() else 0))
+    chosen = Quarantined.select().where(Quarantined.id == pw.fn.any(pw.Value(list(ids), unpack=False)))
     with database.atomic():
         # A hundred thousand may lie there: not all are read, and the console's sessions are briefer than a command's.
         patience = round(settings.database_statement_timeout.total_seconds() * 1000)
         database.execute_sql("select set_config('statement_timeout', %s, true)", (str(patience),))
-        first = list(chosen.limit(acts.LISTED))
+        first = list(chosen.order_by(Quarantined.since, Quarantined.id).limit(acts.LISTED))
         done: int = getattr(rows, act)(chosen.select(Quarantined.id)) if first else 0
         if done:
             of = batch if number is None else first[0].batch
@@ -245,14 +270,11 @@ def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None, 
     return done
 
 
-def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: Settings) -> int:
+def _on_kept(act: Act, number: str | None, batch: str, refused: Refused, keys: Sequence[str]) -> int:
     """Do it to what a document keeps; it is recorded before: what cannot be recorded does not happen."""
-    keys = [one.key for one in _entries(batch, refused, settings, MOST) if key in (None, one.key)]
-    if not keys:
-        return 0
-    what = "all" if key is None else f"{refused.kind}:{key}"
-    acts.record(f"quarantine {act}", what, batch=batch, before={"kind": refused.kind} | acts.some(keys))
-    return (refused.retry if act == "retry" else refused.discard)(None if key is None else keys)
+    before = {"kind": refused.kind} | acts.some(keys)
+    acts.record(f"quarantine {act}", number or "all", batch=batch, before=before)
+    return (refused.retry if act == "retry" else refused.discard)(keys)
 
 
 def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:

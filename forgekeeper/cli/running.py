@@ -207,6 +207,8 @@ def lines(found: Preview) -> Iterator[str]:
         yield from (f"    {line}" for line in _details(part))
     if found.due is not None:
         yield f"  due in all: {found.due:,}"
+    if found.due and found.held:
+        yield f"  `forgekeeper release {found.batch} --expect {found.due} --reason ...` lets so many go, and no more"
 
 
 def _headline(part: Part) -> str:

@@ -220,9 +220,9 @@ def read_time(text: str, now: datetime, *, ahead: bool) -> datetime:
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def read_number(text: str, what: str) -> int:
-    """Read the number of *what*, at least 1 and one that PostgreSQL knows.  Raises `Problem`."""
+def read_number(text: str, what: str, *, least: int = 1) -> int:
+    """Read the number of *what*, at least that and one that PostgreSQL knows.  Raises `Problem`."""
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text)):
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) >= least):
         wrong_use(f"{text!r} is no number of {what}: give one such as 12")
     return int(text)

@@ -5,8 +5,9 @@ The console is no worker: to run a batch is to send it to the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -20,13 +21,13 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import declared, holding, process_list, running
 from forgekeeper.cli.connection import batch_named, require_redis, require_schema
-from forgekeeper.cli.quarantine import Chosen
+from forgekeeper.cli.quarantine import Act, Chosen
 from forgekeeper.cli.terminal import WRONG_USE, Outcome, Problem, read_number, wrong_use
 from forgekeeper.console.access import local, may_act, say_next
 from forgekeeper.console.pages import shown
 from forgekeeper.console.reading import AWAY, trouble
 from forgekeeper.database import database, release
-from forgekeeper.runs.holds import Kind
+from forgekeeper.runs.holds import BY_PEOPLE, Hold, Kind
 from forgekeeper.runs.previewing import preview
 from forgekeeper.settings import Settings
 
@@ -36,17 +37,26 @@ WITHIN, PATIENCE = timedelta(seconds=3), 4.0
 SHOWN = 30  # sentences
 
 
+class FormContent(NamedTuple):
+    """Sentences for a form, and *fields* that it sends back with the numbers in them: the act does no more."""
+
+    said: Iterable[str]
+    fields: Sequence[tuple[str, str]] = ()
+
+
 class Action(NamedTuple):
     """An act: a *look* at what it will do, the same for all who ask, and what it does.
 
     Both need a connection, and raise `Problem`.  *of* are the fields that name what it is done to, *typed* those that
-    the form asks for besides the reason: `act.html` has their words.
+    the form asks for besides the reason: `act.html` has their words.  *seen* is the field that the look fills: a typed
+    one can be changed.
     """
 
-    look: Callable[[Fields, Settings], Iterable[str]]
+    look: Callable[[Fields, Settings], FormContent]
     do: Callable[[Fields, Settings], Outcome]
     of: tuple[str, ...] = ("batch",)
     typed: tuple[str, ...] = ()
+    seen: str | None = None
     migrated: bool = True
 
 
@@ -55,37 +65,57 @@ def _names(fields: Fields) -> list[str] | None:
     return None if (name := fields.get("batch", "")) == "*" else [batch_named(name).name]
 
 
-def _at_work(fields: Fields, _settings: Settings) -> Iterator[str]:
-    found = [*process_list.at_work(names := _names(fields))]
-    yield from (f"at work now: {len(found):,} runs and children", *found, *holding.standing(names))
+def _say_work(names: list[str] | None) -> list[str]:
+    found = [*process_list.at_work(names)]
+    return [f"at work now: {len(found):,} runs and children", *found]
+
+
+def _at_work(fields: Fields, _settings: Settings) -> FormContent:
+    names = _names(fields)
+    return FormContent([*_say_work(names), *holding.standing(names)])
 
 
 def _hold(kind: Kind, fields: Fields) -> holding.Held:
     return holding.hold_now(kind, _names(fields), until=fields.get("until") or None, reason=fields["reason"])
 
 
+def _find_holds(fields: Fields, _settings: Settings) -> FormContent:
+    """Find what holds the batches back; the pauses and stops that come later stay."""
+    names = _names(fields)
+    ids = [str(hold.id) for hold in Hold.standing(*BY_PEOPLE) if names is None or hold.batch in names]
+    return FormContent([*holding.standing(names), *_say_work(names)], [("hold", one) for one in ids])
+
+
+def _resume(fields: Fields, _settings: Settings) -> holding.Lifted:
+    seen = [read_number(one, "a pause or stop") for one in fields.getlist("hold")]
+    return holding.resume_now(_names(fields), by=fields.get("by") or None, reason=fields["reason"], seen=seen)
+
+
 def _preview(fields: Fields, settings: Settings) -> Iterable[str]:
     """Say what the next run would do, which is an estimate where the time is up."""
-    batch = batch_named(fields.get("batch", ""))
-    return map(str.strip, running.lines(preview(batch, settings, sample=0, within=WITHIN)))
+    return _find_due(fields, settings).said
 
 
-def _let_go(fields: Fields, settings: Settings) -> Iterable[str]:
-    return (_preview if _names(fields) else _at_work)(fields, settings)
+def _find_due(fields: Fields, settings: Settings) -> FormContent:
+    """Find what is due, and how much: a release is of so much, whatever becomes due until the form is sent."""
+    found = preview(batch_named(fields.get("batch", "")), settings, sample=0, within=WITHIN)
+    expect = [] if found.due is None else [("expect", str(found.due))]
+    return FormContent(map(str.strip, running.lines(found)), expect)
 
 
 def _release(fields: Fields, _settings: Settings) -> holding.Released:
-    expect = read_number(fields["expect"], "records") if fields.get("expect") else None
-    return holding.release_now(_names(fields), expect=expect, reason=fields["reason"])
+    batch = batch_named(fields.get("batch", "")).name
+    expect = read_number(fields.get("expect", ""), "records", least=0)
+    return holding.release_now([batch], expect=expect, reason=fields["reason"])
 
 
 def _run(fields: Fields) -> int:
     return read_number(fields.get("run", ""), "a run")
 
 
-def _of_run(fields: Fields, _settings: Settings) -> Iterator[str]:
+def _of_run(fields: Fields, _settings: Settings) -> FormContent:
     run = running.numbered(_run(fields))
-    yield from (f"run {run.id} of {run.batch} is {run.state} now", *process_list.at_work(run=run.id))
+    return FormContent([f"run {run.id} of {run.batch} is {run.state} now", *process_list.at_work(run=run.id)])
 
 
 def _cancel(fields: Fields, _settings: Settings) -> Outcome:
@@ -97,12 +127,13 @@ def _flag(fields: Fields) -> declared.Turn:
     return declared.Turn.named(fields.get("name", ""), fields.get("to", ""))
 
 
-def _of_flag(fields: Fields, settings: Settings) -> Iterator[str]:
+def _of_flag(fields: Fields, settings: Settings) -> FormContent:
     turn = _flag(fields)
-    yield turn.look()
+    said = [turn.look()]
     for batch in (batch.name for batch in BATCHES.values() if batch.flag == turn.name):
-        yield f"{batch} goes by it" + ("" if turn.on else ": no run of it does anything while it is off")
-        yield from _preview(Fields({"batch": batch}), settings) if turn.on else ()
+        said.append(f"{batch} goes by it" + ("" if turn.on else ": no run of it does anything while it is off"))
+        said += _preview(Fields({"batch": batch}), settings) if turn.on else ()
+    return FormContent(said)
 
 
 def _chosen(fields: Fields) -> Chosen:
@@ -110,37 +141,51 @@ def _chosen(fields: Fields) -> Chosen:
     return Chosen(fields.getlist("id"), bool(fields.get("all")), batch, kind)
 
 
-def _discard(fields: Fields, settings: Settings) -> Outcome:
-    expect = None if fields.get("id") else read_number(fields.get("count", ""), "those that lie there")
-    return _chosen(fields).decide("discard", settings, expect=expect)
+def _find_chosen(act: Act, fields: Fields, settings: Settings) -> FormContent:
+    chosen = _chosen(fields)
+    number = chosen.total(act, settings)
+    count = [] if chosen.ids else [("count", str(number))]
+    return FormContent([f"so many are meant: {number:,}", *chosen.look(settings)], count)
 
 
-def _of_lease(fields: Fields, _settings: Settings) -> list[str]:
+def _decide_chosen(act: Act, fields: Fields, settings: Settings) -> Outcome:
+    expect = None if fields.get("id") else read_number(fields.get("count", ""), "those that are there", least=0)
+    return _chosen(fields).decide(act, settings, expect=expect)
+
+
+def _of_lease(fields: Fields, _settings: Settings) -> FormContent:
     require_redis()
-    return [process_list.holder_of(fields.get("lease", ""))]
+    holder = process_list.holder_of(fields.get("lease", ""))
+    return FormContent([holder], [("holder", holder)])
 
 
 LIE = ("id", "all", "batch", "kind")
 ACTIONS = {
-    "run": Action(_preview, lambda fields, _: running.send_now(batch_named(fields.get("batch", "")))),
+    "run": Action(
+        lambda fields, settings: FormContent(_preview(fields, settings)),
+        lambda fields, _: running.send_now(batch_named(fields.get("batch", ""))),
+    ),
     "pause": Action(_at_work, lambda fields, _: _hold("pause", fields), typed=("until",)),
     # An emergency brake does not ask for more than it needs.
     "stop": Action(_at_work, lambda fields, _: _hold("stop", fields), typed=("until",), migrated=False),
-    "resume": Action(
-        _let_go,
-        lambda fields, _: holding.resume_now(_names(fields), by=fields.get("by") or None, reason=fields["reason"]),
-        typed=("by",),
-    ),
-    "release": Action(_let_go, _release, typed=("expect",)),
+    "resume": Action(_find_holds, _resume, typed=("by",), seen="hold"),
+    "release": Action(_find_due, _release, typed=("expect",), seen="expect"),
     "cancel": Action(_of_run, _cancel, ("run",)),
     "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
-    "retry": Action(
-        lambda fields, settings: _chosen(fields).look(settings),
-        lambda fields, settings: _chosen(fields).decide("retry", settings),
+    "retry": Action(partial(_find_chosen, "retry"), partial(_decide_chosen, "retry"), LIE, seen="count"),
+    # A person repeats this number.
+    "discard": Action(
+        lambda fields, settings: FormContent(_find_chosen("discard", fields, settings).said),
+        partial(_decide_chosen, "discard"),
         LIE,
+        ("count",),
     ),
-    "discard": Action(lambda fields, settings: _chosen(fields).look(settings), _discard, LIE, ("count",)),
-    "break": Action(_of_lease, lambda fields, _: process_list.free(fields.get("lease", "")), ("lease",)),
+    "break": Action(
+        _of_lease,
+        lambda fields, _: process_list.free(fields.get("lease", ""), seen=fields.get("holder", "")),
+        ("lease",),
+        seen="holder",
+    ),
 }
 
 
@@ -154,7 +199,7 @@ def act(request: Request) -> Response:
     fields: Fields = request.state.form if post else request.query_params
     try:
         for name, text in fields.multi_items():
-            if name not in {*action.of, *action.typed, "reason", "back"}:
+            if name not in {*action.of, *action.typed, action.seen, "reason", "back"}:
                 wrong_use(f"this act has no field {name}")
             if len(text) > acts.LONGEST:
                 wrong_use(f"{name}: write no more than {acts.LONGEST:,} characters")
@@ -194,14 +239,16 @@ def _form(request: Request, action: Action, fields: Fields, wrong: str = "", sta
     """Show the form, with what was typed; what the act will do is asked once for all who look at it."""
 
     def look() -> dict[str, Any]:
-        return {"will": [*islice(action.look(fields, request.app.state.settings), SHOWN)]}
+        found = action.look(fields, request.app.state.settings)
+        return {"will": [*islice(found.said, SHOWN)], "seen": found.fields}
 
     of = [(name, text) for name, text in fields.multi_items() if name in action.of and text]
     known = request.app.state.reader.ask((request.url.path, *of), look, patience=PATIENCE)
     if known.problem is not None and (not wrong or known.problem.status == WRONG_USE):
         raise HTTPException(404, str(known.problem))
     back = local(fields.get("back") or _before(request))
-    facts = {"name": request.path_params["name"], "of": of, "typed": action.typed, "fields": fields, "known": known}
+    facts = {"name": request.path_params["name"], "of": of, "typed": action.typed, "seen": action.seen}
+    facts |= {"fields": fields, "known": known}
     return shown(request, "act.html", "Act", status, **facts, back=back, wrong=wrong)
 
 

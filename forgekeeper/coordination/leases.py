@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import redis
@@ -190,6 +190,15 @@ def _read(key: bytes, value: bytes, left: int) -> Held:
     return Held(text(key.removeprefix(KEY.encode())), text(holder), moment(second(since)), forever)
 
 
-def break_lease(client: redis.Redis, name: str) -> bool:
-    """Free the lease, whose holder learns of it at its next safe point; return False when it has none."""
-    return bool(client.delete(KEY.encode() + raw(name)))
+def break_lease(client: redis.Redis, name: str, *, held: Held | None = None) -> bool:
+    """Free the lease, whose holder learns of it at its next safe point; return False when it has none.
+
+    With *held*, free it only if its holder has not changed since `leases` returned that.
+    """
+    key = KEY.encode() + raw(name)
+    if held is None:
+        return bool(client.delete(key))
+    value: Any = client.get(key)
+    if value is None or _read(key, value, 0)[:3] != held[:3]:
+        return False
+    return bool(client.register_script(Lock.LUA_RELEASE_SCRIPT)(keys=[key], args=[value]))

@@ -159,8 +159,8 @@ def amount(batch: BatchSpec, instant: datetime) -> int | None:
         return None
 
 
-def release(batch: str, *, reason: str, by: str, expect: int | None) -> list[Hold]:
-    """End what brakes hold the batch for, and let *expect* records go, or all; return what has ended.
+def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
+    """End what brakes hold the batch for, and let *expect* records go; return what has ended.
 
     Where no brake holds it nothing is released: a brake that holds it a moment later has not been looked at.
     """

@@ -7,7 +7,7 @@ of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -126,11 +126,15 @@ class Hold(Base):
         database.execute_sql(ADD, {"batch": batch, "kind": kind, **facts})
 
     @classmethod
-    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None) -> list[Hold]:
-        """End what holds the batch back, of those kinds: *by* one person, or all; return it."""
+    def lift(
+        cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, among: Collection[int] | None = None
+    ) -> list[Hold]:
+        """End the batch's holds of those kinds and return them: of one person, and *among* these ids, or all."""
         query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
         if by is not None:
             query = query.where(cls.by == one_line(by))
+        if among is not None:
+            query = query.where(cls.id.in_(list(among)))
         return list(query.returning(cls).execute())
 
     @classmethod

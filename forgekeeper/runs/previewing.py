@@ -29,6 +29,7 @@ class Preview:
     """What a run of the batch would do, begun at *now*, and what stands against that.
 
     *due* is how many records that is in all, as the breaker counts them: so many are released.  None: nobody can say.
+    *held* says that a brake holds the batch.
     """
 
     batch: str
@@ -36,6 +37,7 @@ class Preview:
     parts: list[Part]
     notes: list[str]
     due: int | None
+    held: bool
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `--json` shows it."""
@@ -74,7 +76,8 @@ def preview(
         parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
         if not any(one.previews for one in declared):
             notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
-        return Preview(batch.name, instant, parts, notes, due)
+        held = bool(holds.Hold.standing(*holds.BRAKES, batch=batch.name))
+        return Preview(batch.name, instant, parts, notes, due, held)
 
 
 def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:

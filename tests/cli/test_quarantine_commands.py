@@ -123,6 +123,15 @@ def test_all_are_discarded(main, bad, kept):
     assert all(map(gone, kept))
 
 
+def test_the_audit_has_the_number_of_those_that_were_discarded_and_not_of_others(main, kept):
+    client.zadd(register.DELETING, {"artifacts:tried/again": 2**33})
+    client.hset(register.ATTEMPTS, "artifacts:tried/again", 1)
+
+    answer = main("quarantine", "discard", "--all", "--kind", "upload", "--json").json
+
+    assert (answer, Act.get().before) == ({"discarded": 1}, {"kind": "upload", "count": 1, "first": [UPLOAD]})
+
+
 @pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):

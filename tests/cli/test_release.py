@@ -1,15 +1,19 @@
 """`release`, what is held of a new installation, and runs by hand of what is held."""
 
+import re
+from datetime import timedelta
+
 import peewee as pw
 import pytest
 
 from demo import sample_data as sample
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, Record
 from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Hold
 from models import UserStatus
+from tests.harness import toys
 
 NAME = "user_status_cleanup"
 DELETING = [name for name in BATCHES if name != "prune"]
@@ -76,6 +80,42 @@ def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(
 
     assert main("release", uploads, "--reason", "R", "--expect", "7", REDIS_URL=redis_away).status == 0
     assert Hold.why(uploads) is None
+
+
+def test_a_batch_of_which_nothing_says_what_is_due_is_released_by_a_number_alone(main, database):
+    with toys.declaring():
+        counted = Record("toy", processed=("deleted",), objective=timedelta(hours=1))
+        toys.toy(records=[counted])
+        Hold.add("toys", "new", by="migrate", reason="nobody has looked")
+
+        refused = main("release", "toys", "--reason", "I looked")
+        released = main("release", "toys", "--reason", "I looked", "--expect", "7")
+
+    assert (refused.status, refused.stderr.startswith("toys is still held: what is due cannot be counted")) == (3, True)
+    assert released.stdout == "toys runs again from its next tick; 7 records may go, and no more\n"
+
+
+def test_of_a_batch_that_writes_by_itself_a_release_promises_no_number(main, database):
+    with toys.declaring():
+        counted = Record("toy", processed=("deleted",), objective=timedelta(hours=1))
+        toys.toy(records=[counted], writes="it empties a box")
+        Hold.add("toys", "new", by="migrate", reason="nobody has looked")
+
+        released = main("release", "toys", "--reason", "I looked", "--expect", "7")
+
+    said = "toys runs again from its next tick; it writes by itself, so nothing limits how much goes\n"
+    assert released.stdout == said
+
+
+def test_the_preview_of_a_held_batch_says_how_its_number_is_released(main, database):
+    sample.add_statuses(5)
+    hold()
+
+    shown = main("run", NAME, "--dry-run").stdout
+    (command,) = re.findall("`forgekeeper (release .*--expect .*?)`", shown)
+    sample.add_statuses(500)
+
+    assert main(*command.split()).stdout == f"{NAME} runs again from its next tick; 2 records may go, and no more\n"
 
 
 def test_the_release_of_a_new_installation_opens_no_breaker(main, database):

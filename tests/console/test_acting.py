@@ -102,7 +102,10 @@ def waiting_run():
 
 
 class Case(NamedTuple):
-    """An act with its fields, what it finds, what it leaves in the audit, what it says, and what is true then."""
+    """An act with its fields, what it finds, what it leaves in the audit, what it says, and what is true then.
+
+    *seen* is what its form sends back of what it has found.
+    """
 
     name: str
     fields: dict[str, Any]
@@ -110,6 +113,7 @@ class Case(NamedTuple):
     says: str
     then: Any
     arrange: Any = lambda: None
+    seen: tuple[tuple[str, str], ...] = ()
 
     def __str__(self):
         return f"{self.name} {self.fields}"
@@ -141,6 +145,7 @@ CASES = [
         f"{BATCH}: ended the pause of ops:1",
         lambda: holds() == [],
         lambda: Hold.add(BATCH, "pause", reason=None, by="ops:1"),
+        (("hold", "1"),),
     ),
     Case(
         "release",
@@ -175,6 +180,15 @@ CASES = [
         bad,
     ),
     Case(
+        "retry",
+        {"all": "on", "batch": BATCH},
+        ("quarantine retry", "all"),
+        "2 will be tried again",
+        lambda: {row.retry_at <= now() for row in Quarantined.select().where(Quarantined.batch == BATCH)} == {True},
+        bad,
+        (("count", "2"),),
+    ),
+    Case(
         "discard",
         {"id": ["1", "2"]},
         ("quarantine discard", "2"),
@@ -197,6 +211,7 @@ CASES = [
         f"{LEASE} is free",
         lambda: not client.exists(f"{locks.KEY}{LEASE}"),
         lease,
+        (("holder", "forge-2:77 holds it since 2026-09-21 14:13:20"),),
     ),
 ]
 every_case = every("case", CASES)
@@ -248,7 +263,7 @@ def test_every_act_is_tried():
 def test_it_is_done_by_the_person_with_the_reason_and_the_next_page_says_so(anna, case):
     afresh(case)
 
-    answer = anna.act(case.name, back="/flags?x=1", **case.fields)
+    answer = anna.act(case.name, back="/flags?x=1", **case.fields, **dict(case.seen))
 
     assert (answer.status, answer.headers.get("location")) == (303, "/flags?x=1"), wrong(answer)
     assert (case.then(), acts()[-1]) == (True, (*case.audit, "anna", REASON))
@@ -264,7 +279,7 @@ def test_its_form_says_what_it_finds_and_sends_what_it_was_asked_for(anna, case)
     sent = re.findall(r'type="hidden" name="(\w+)" value="(.*?)"', answer.text)
     asked = [(name, one) for name, of in case.fields.items() for one in ([of] if isinstance(of, str) else of)]
     assert answer.status == 200
-    assert sent == [*(one for one in asked if one[0] in ACTIONS[case.name].of), ("back", "/")]
+    assert sent == [*(one for one in asked if one[0] in ACTIONS[case.name].of), *case.seen, ("back", "/")]
     assert "<li>" in answer.text
     assert "is not known now" not in answer.text
 
@@ -317,7 +332,10 @@ def test_where_the_settings_let_nobody_act_no_operator_can(console, users):
         ("pause", {"batch": BATCH, "everything": "1"}, 422),
         ("pause", {"batch": BATCH, "reason": "x" * (LONGEST + 1)}, 422),
         ("release", {"batch": BATCH, "expect": "-1"}, 422),
-        ("release", {"batch": BATCH}, 303),
+        ("release", {"batch": BATCH}, 422),
+        ("release", {"batch": BATCH, "expect": "0"}, 303),
+        ("release", {"batch": "*", "expect": "7"}, 404),
+        ("retry", {"all": "on"}, 422),
         ("cancel", {"run": "4711"}, 409),
         ("retry", {"id": "4711"}, 409),
         ("break", {"lease": "nothing"}, 409),
@@ -364,7 +382,7 @@ def test_all_are_discarded_only_where_their_number_is_repeated(anna):
     answer = anna.act("discard", all="on", count="2")
 
     assert (answer.status, Quarantined.select().count()) == (409, 3)
-    assert wrong(answer) == "so many are not there now: nothing is done; look at them again."
+    assert wrong(answer) == "3 are there now, and not 2: nothing is done; look at them again."
 
 
 def test_of_several_that_are_tried_again_one_that_is_gone_stops_no_other(anna):

@@ -1,0 +1,36 @@
+"""How long a session lasts, by the console's own clock."""
+
+from forgekeeper.console.users import User, Users, hashed_password
+from tests.harness.console import Console
+from tests.harness.ports import free_ports
+from tests.harness.programs import eventually
+
+PASSWORD = "correct horse"
+LATER = """
+import pathlib, time, itsdangerous
+later = pathlib.Path("later")
+itsdangerous.TimestampSigner.get_timestamp = lambda _: int(time.time()) + int(later.read_text())
+from forgekeeper.cli import main
+main()
+"""
+"""The console, whose clock is ahead by the seconds in a file."""
+
+
+def test_a_session_ends_after_twelve_hours_whatever_the_browser_keeps(database, tmp_path):
+    users, later, (port,) = Users(tmp_path / "users"), tmp_path / "later", free_ports(1)
+    with users.changed() as known:
+        known["anna"] = User("anna", "operator", hashed_password(PASSWORD))
+    later.write_text("0")
+    given = {"console_port": port, "console_users": users.path, "cwd": tmp_path}
+    (program := tmp_path / "console.py").write_text(LATER)
+    console = Console(tmp_path / "log", str(program), "console", **given)
+    try:
+        eventually(console.ready)
+        cookie, found = console.log_in("anna", PASSWORD), {}
+        for seconds in (43_000, 43_300):
+            later.write_text(str(seconds))
+            found[seconds] = console.get("/", Cookie=cookie).status
+    finally:
+        console.kill()
+
+    assert found == {43_000: 200, 43_300: 303}

@@ -19,8 +19,8 @@ from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
+from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
 from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.objects import BULK
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import Store
 
@@ -77,8 +77,9 @@ class World:
 
     def _bulk(self) -> float:
         def work(client: object) -> None:
-            for start in range(0, self.delete, BULK):
-                keys = [{"Key": path(number)} for number in range(start, min(start + BULK, self.delete))]
+            for start in range(0, self.delete, MAX_KEYS_PER_REQUEST):
+                end = min(start + MAX_KEYS_PER_REQUEST, self.delete)
+                keys = [{"Key": path(number)} for number in range(start, end)]
                 client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})  # type: ignore[attr-defined]
 
         return self._bare(self.delete, work)

@@ -29,8 +29,9 @@ from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable, is_below, is_normal
+from forgekeeper.storage.objects import Objects, is_below, is_normal
 from forgekeeper.storage.outbox import LOCATIONS, DeletedObject
+from forgekeeper.storage.outcomes import StoreUnavailable
 from models import JobArtifact, ProjectGroup
 
 NAME = "delete_objects"

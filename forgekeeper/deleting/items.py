@@ -19,7 +19,8 @@ from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Fence, Items, One, Page, State
 from forgekeeper.runs.run import BadRecords, Run, of_a_record
 from forgekeeper.runs.totals import Amount
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
 from metrics.logs import describe
 
 log = structlog.get_logger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -119,3 +119,8 @@ def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     for name in ("AWS", "AZURE", "GOOGLE") if remote else ():
         if os.environ.get(f"{name}_{INVALID.upper()}", "").lower() not in NO:
             yield "stores", f"{name}_{INVALID.upper()} is set"
+
+
+def s3_option(options: Mapping[str, str], name: str) -> str:
+    """Return an option of a store of S3: of its URL, else of the environment; "" if neither has it."""
+    return options.get(name) or os.environ.get(f"AWS_{name.upper()}", "")

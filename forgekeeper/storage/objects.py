@@ -1,37 +1,34 @@
-"""Delete objects in bulk, and believe only what is certain.
-
-A bulk deletion that fails says nothing about any of its objects, and an object that is missing may be on a disk that
-has just gone.  So after a bulk error each object is tried by itself, and an answer counts only once the sentinel has
-been read after it.
-"""
+"""The objects at one location: delete them, look whether they are there, list them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Literal
 
 import obstore
+import structlog
 from obstore.store import LocalStore
 
 from forgekeeper.database.sessions import insist
-from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process, open_store, reason
-from forgekeeper.storage.sentinel import NAME, objection, owner
+from forgekeeper.settings.addresses import NO
+from forgekeeper.storage.bulk_deletion import delete_in_bulk
+from forgekeeper.storage.deletion import Deletion, finish_until
+from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process, open_store, reason, split_url
+from forgekeeper.storage.outcomes import OUTSIDE, ObjectOutcome, StoreUnavailable
+from forgekeeper.storage.s3_requests import is_refusal, requests_to
+from forgekeeper.storage.sentinel import NAME, PROBE, objection, owner
 
-BULK = 1_000
-"""As many as one request to S3 may name."""
-UNCONFIRMED = 100
-"""So many answers about single objects wait for the sentinel at most."""
-LOOKS = 50
-"""So many objects are looked at at once."""
-PROBE = ".forgekeeper-probe"
-"""A name that no object has: credentials that may delete anything may delete this."""
+MAX_CONCURRENT_LOOKS = 50
+"""Limit of looks at single objects at a time."""
+SUSPENSION_SECONDS = 3_600.0
+"""How long requests of a kind are left out after the store has refused one; a new process asks again."""
+SHORT_SUSPENSION_SECONDS = 60.0
+"""How long requests of a kind are left out after one had no answer, while others had."""
 RETRIES = 2
 RETRY_TIMEOUT = timedelta(seconds=10)
 """After that long no request is repeated."""
@@ -41,6 +38,8 @@ LONGEST = 1_024
 # Control characters, halves of characters, two that XML does not have, and the ending
 # that a local store keeps for files it has not finished writing.
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]|#[0-9]+\Z")
+
+log = structlog.get_logger(__name__)
 
 
 def is_normal(path: str) -> bool:
@@ -55,36 +54,6 @@ def is_normal(path: str) -> bool:
 def is_below(prefixes: Sequence[str], path: str) -> bool:
     """Return whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
     return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one object; one that *failed* may still be there."""
-
-    state: Literal["deleted", "missing", "failed", "changed"]
-    reason: str = ""
-
-
-DELETED = Outcome("deleted")
-MISSING = Outcome("missing")
-OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
-"""Why an object stays that lies where nothing may be deleted."""
-CHANGED = Outcome("changed")
-"""Left alone: it was written since it was last looked at."""
-
-
-class StoreUnavailable(Exception):
-    """Nothing is to be believed about any object of this call that is not in *known*.
-
-    Where it had not *begun*, nothing was asked for that could delete one.
-    """
-
-    error_kind = "object_storage"
-    began = True
-
-    def __init__(self, message: str, known: dict[str, Outcome]) -> None:
-        super().__init__(message)
-        self.known = known
 
 
 class Objects:
@@ -109,7 +78,9 @@ class Objects:
         self.prefixes = tuple(prefixes)
         with self._answering():
             self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
+            self._requests = requests_to(self.store, url, timeout=request_timeout)
         self._timeout = request_timeout.total_seconds() if isinstance(self.store, LocalStore) else None
+        self._no_bulk_until = 0.0 if split_url(url)[1].get("disable_bulk_delete", "").lower() in NO else math.inf
 
     def delete(
         self,
@@ -117,24 +88,26 @@ class Objects:
         *,
         until: float | None = None,
         unless_changed_since: Mapping[str, datetime] | None = None,
-    ) -> dict[str, Outcome]:
-        """Delete the objects at *paths*; return what became of each.
+    ) -> dict[str, ObjectOutcome]:
+        """Delete the objects at *paths*; return the outcome of each.
 
-        Those named in *unless_changed_since* are looked at first, just before they go.  Stops at *until*, an instant of
-        the monotonic clock, whatever the store does; a path that is then not in the answer may have been deleted or
-        not.  S3 reports missing objects as deleted.  Raises `StoreUnavailable` once the sentinel cannot be read or is
-        not this installation's, or nothing at all may be deleted, and RuntimeError in a forked child.
+        Those named in *unless_changed_since* are looked at first, just before they are deleted.
+
+        Stops at *until*, an instant of the monotonic clock, whatever the store does.  A path that is then not in the
+        result may have been deleted or not.  S3 reports missing objects as deleted.  Raises `StoreUnavailable` once the
+        sentinel cannot be read or is not this installation's, or nothing at all may be deleted, and RuntimeError in a
+        forked child.
         """
         insist(f"at the store {self.location}")
         check_process()
-        deletion = _Deletion(self, unless_changed_since or {})
+        deletion = Deletion(self, until, unless_changed_since or {})
         for path in paths:
             if not is_normal(path):
-                deletion.known[path] = Outcome("failed", "invalid path")
+                deletion.known[path] = ObjectOutcome("failed", "invalid path")
             elif not self.may_delete(path):
-                deletion.known[path] = Outcome("failed", OUTSIDE)
+                deletion.known[path] = ObjectOutcome("failed", OUTSIDE)
         if allowed := [path for path in dict.fromkeys(paths) if path not in deletion.known]:
-            asyncio.run(_until(until, deletion.run(allowed)))
+            asyncio.run(deletion.run(allowed))
         return deletion.known
 
     def present(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, bool]:
@@ -145,7 +118,7 @@ class Objects:
         """
         check_process()
         known: dict[str, bool] = {}
-        asyncio.run(_until(until, self._look(list(dict.fromkeys(paths)), known)))
+        asyncio.run(finish_until(until, self._look(list(dict.fromkeys(paths)), known)))
         return known
 
     def may_delete(self, path: str) -> bool:
@@ -175,8 +148,8 @@ class Objects:
 
     async def last_modified(self, paths: Sequence[str]) -> AsyncIterator[dict[str, datetime | str | None]]:
         """Yield when some objects were written, None where there is none, or why that is unknown."""
-        for start in range(0, len(paths), LOOKS):
-            some = paths[start : start + LOOKS]
+        for start in range(0, len(paths), MAX_CONCURRENT_LOOKS):
+            some = paths[start : start + MAX_CONCURRENT_LOOKS]
             yield dict(zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True))
 
     async def _last_modified(self, path: str) -> datetime | str | None:
@@ -187,7 +160,24 @@ class Objects:
         except FAILURES as error:
             return reason(error)
 
-    async def confirm(self, known: dict[str, Outcome]) -> None:
+    def can_delete_in_bulk(self) -> bool:
+        """Return whether the store is asked for bulk deletions at the moment."""
+        return self._requests is not None and time.monotonic() >= self._no_bulk_until
+
+    async def delete_in_bulk(self, paths: Sequence[str]) -> set[str]:
+        """Ask for a bulk deletion; return the paths that the answer names as deleted, or raise one of `FAILURES`."""
+        requests = self._requests
+        assert requests is not None, "the caller has asked `can_delete_in_bulk`"
+        return await self.asked("delete_many", lambda _store: delete_in_bulk(requests, paths))
+
+    def suspend_bulk_deletion(self, error: Exception) -> None:
+        """Ask for no bulk deletion for a while: the store has deleted objects singly and not in bulk."""
+        seconds = _suspension_after(error)
+        self._no_bulk_until = time.monotonic() + seconds
+        said = "bulk deletion refused, objects are deleted one by one"
+        log.warning(said, location=self.location, reason=reason(error), seconds=seconds)
+
+    async def confirm(self, known: dict[str, ObjectOutcome]) -> None:
         """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""
         try:
             found = await self.asked("get", owner)
@@ -221,100 +211,5 @@ class Objects:
             raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
 
 
-class _Deletion:
-    """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
-
-    def __init__(self, objects: Objects, unless_changed_since: Mapping[str, datetime]) -> None:
-        self.known: dict[str, Outcome] = {}
-        self._objects = objects
-        self._unless_changed_since = unless_changed_since
-        self._unconfirmed: dict[str, Outcome] = {}
-        self._lets_us_delete = False
-        store = objects.store
-        self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
-
-    async def run(self, paths: list[str]) -> None:
-        try:
-            await self._confirm()
-        except StoreUnavailable as error:
-            error.began = False
-            raise
-        for start in range(0, len(paths), BULK):
-            chunk = await self._unchanged(paths[start : start + BULK])
-            # A folder's bulk deletion is no faster, and stops at the first missing file.
-            if self._root is not None or not await self._in_bulk(chunk):
-                await self._one_by_one(chunk)
-            await self._confirm()
-
-    async def _unchanged(self, chunk: list[str]) -> list[str]:
-        """Return those that may go: not those that have changed, nor those of which that is unknown."""
-        doubtful = [path for path in chunk if path in self._unless_changed_since]
-        spared: dict[str, Outcome] = {}
-        async for found in self._objects.last_modified(doubtful):
-            for path, changed in found.items():
-                if isinstance(changed, str):
-                    spared[path] = Outcome("failed", changed)
-                elif changed is not None and changed >= self._unless_changed_since[path]:
-                    spared[path] = CHANGED
-        if spared:
-            self._unconfirmed |= spared
-            await self._confirm()
-        return [path for path in chunk if path not in spared]
-
-    async def _confirm(self) -> None:
-        """Read the sentinel, and with it believe the answers so far."""
-        await self._objects.confirm(self.known)
-        refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
-        if refused and not self._lets_us_delete:
-            await self._probe(refused[0])
-        self.known |= self._unconfirmed
-        self._unconfirmed.clear()
-
-    async def _probe(self, refused: str) -> None:
-        """Find out once whether *refused* is alone, or the store lets us read but not delete."""
-        folder = refused.rpartition("/")[0]
-        folders = (next(iter(self._objects.prefixes), ""), folder)
-        answers = [await self._one(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
-        self._lets_us_delete = any(answer.state != "failed" for answer in answers)
-        if not self._lets_us_delete:
-            message = f"{self._objects.location}: nothing may be deleted: {answers[0].reason}"
-            raise StoreUnavailable(message, self.known)
-
-    async def _in_bulk(self, chunk: list[str]) -> bool:
-        """Return whether all were deleted; if not, some may have been."""
-        try:
-            await self._objects.asked("delete_many", obstore.delete_async, chunk)
-        except FAILURES:
-            await self._confirm()
-            return False
-        self._unconfirmed |= dict.fromkeys(chunk, DELETED)
-        return True
-
-    async def _one_by_one(self, chunk: list[str]) -> None:
-        for path in chunk:
-            self._unconfirmed[path] = outcome = await self._one(path)
-            # After a failure at once: a store that has gone is not asked a thousand times.
-            if outcome.state == "failed" or len(self._unconfirmed) >= UNCONFIRMED:
-                await self._confirm()
-
-    async def _one(self, path: str) -> Outcome:
-        if self._root is not None:
-            folder, _, name = path.rpartition("/")
-            real = (self._root / folder).resolve()
-            if not real.is_relative_to(self._root):
-                return Outcome("failed", "a symbolic link leads out of the store")
-            if not self._objects.may_delete(str((real / name).relative_to(self._root))):
-                return Outcome("failed", f"a symbolic link leads {OUTSIDE}")
-        try:
-            await self._objects.asked("delete", obstore.delete_async, path)
-        except FileNotFoundError:
-            return MISSING
-        except FAILURES as error:
-            return Outcome("failed", reason(error))
-        return DELETED
-
-
-async def _until(until: float | None, work: Awaitable[None]) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout_at(until):
-            await work
+def _suspension_after(error: Exception) -> float:
+    return SUSPENSION_SECONDS if is_refusal(error) else SHORT_SUSPENSION_SECONDS

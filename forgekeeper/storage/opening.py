@@ -46,6 +46,7 @@ FAILURES = (BaseError, OSError, ValueError, TypeError)
 LONGEST_REASON = 200
 _NOISE = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
 _QUERY = re.compile(r"\?[^\s,]*")
+_S3_ERROR = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?<Code>(\w+)</Code>.*", re.DOTALL)
 
 Answer = TypeVar("Answer")
 _home = cache(os.getpid)
@@ -56,11 +57,15 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
 
     Nothing is sent yet.  A request that got no answer within *request_timeout* has failed; one that may be tried again
     is, up to *retries* times, but not after *retry_timeout*.
+
+    The client's own bulk deletion at S3 is off: it counts an object as deleted unless the answer names it as failed.
     """
     check_process()
-    address, options = _split(url)
+    address, options = split_url(url)
     if address.startswith("file:"):
         return from_url(address, automatic_cleanup=True)
+    if address.startswith("s3:"):
+        options["disable_bulk_delete"] = "true"
     client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP & options.keys()}
     config: Any = options
     retry: Any = {"max_retries": retries, "retry_timeout": retry_timeout}
@@ -83,7 +88,8 @@ async def answer(ask: Callable[..., Awaitable[Answer]], *arguments: object, with
         raise
 
 
-def _split(url: str) -> tuple[str, dict[str, str]]:
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """Split a store's URL into its address and its options, decoded; raise ValueError for an unknown option."""
     address, _, query = url.partition("?")
     parts = urlsplit(address)
     if parts.scheme not in OPTIONS:
@@ -102,7 +108,7 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
 
 def reason(error: Exception) -> str:
     """Say in one short line what went wrong, without what an address may carry behind its question mark."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (_S3_ERROR.sub(r"\2", str(error)).strip().splitlines() or [type(error).__name__])[0]
     line = _QUERY.sub("", _NOISE.sub(" ", line)).strip()
     # Paths are long and stand in front; what the server said stands at the end.
     half = LONGEST_REASON // 2

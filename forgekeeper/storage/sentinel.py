@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 NAME = ".forgekeeper-root"
+PROBE = ".forgekeeper-probe"
+"""A name that no object has: credentials that may delete anything may delete this."""
 TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
 LONGEST = 4_096
 """Bytes of a sentinel that are read."""

@@ -1,6 +1,20 @@
 """Time and the end of a process, as a test wants them."""
 
+import time
 from itertools import count
+
+import pytest
+
+JUMP_SECONDS = 1_000.0
+"""More than any deadline leaves."""
+
+
+@pytest.fixture
+def jump(monkeypatch):
+    """Call it, and the monotonic clock is beyond every deadline."""
+    real, jumps = time.monotonic, []
+    monkeypatch.setattr(time, "monotonic", lambda: real() + JUMP_SECONDS * len(jumps))
+    return lambda: jumps.append(1)
 
 
 def clock(step):

@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.storage.objects import StoreUnavailable
+from forgekeeper.storage.outcomes import StoreUnavailable
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads

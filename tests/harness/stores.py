@@ -1,6 +1,8 @@
 """Object stores for tests: a folder, and S3 as moto speaks it, behind a proxy that can fail."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -29,6 +31,12 @@ class Folder:
         files = (file for file in self.root.rglob("*") if not file.is_dir())
         return {str(file.relative_to(self.root)) for file in files} - {sentinel.NAME}
 
+    def remove_folders(self):
+        """Remove the empty folders that deletions leave."""
+        for folder in sorted((entry for entry in self.root.rglob("*") if entry.is_dir()), reverse=True):
+            with suppress(OSError):
+                folder.rmdir()
+
     def remove_sentinel(self):
         (self.root / sentinel.NAME).unlink()
 
@@ -43,7 +51,7 @@ class S3:
 
     def __init__(self, client, bucket, proxy):
         self._client = client
-        self._bucket = bucket
+        self.bucket = bucket
         self.proxy = proxy
         self.url = (
             f"s3://{bucket}?endpoint={proxy.url}&allow_http=true&region=us-east-1"
@@ -53,20 +61,45 @@ class S3:
 
     def put(self, *paths):
         def put(path):
-            self._client.put_object(Bucket=self._bucket, Key=path, Body=b"")
+            self._client.put_object(Bucket=self.bucket, Key=path, Body=b"")
 
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(put, paths))
 
     def keys(self):
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         return {entry["Key"] for page in pages for entry in page.get("Contents", [])} - {sentinel.NAME}
 
+    def begin_upload(self, path):
+        """Begin a multipart upload that nobody completes; return its id."""
+        begun = self._client.create_multipart_upload(Bucket=self.bucket, Key=path)
+        part = {"UploadId": begun["UploadId"], "PartNumber": 1, "Body": b"a part"}
+        self._client.upload_part(Bucket=self.bucket, Key=path, **part)
+        return begun["UploadId"]
+
+    def uploads(self):
+        found = self._client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        return {(upload["Key"], upload["UploadId"]) for upload in found}
+
+    def keep_versions(self):
+        self._client.put_bucket_versioning(Bucket=self.bucket, VersioningConfiguration={"Status": "Enabled"})
+
+    def expire(self, **rule):
+        """Give the bucket a lifecycle rule."""
+        rules = [{"ID": "1", "Status": "Enabled", "Filter": {"Prefix": ""}, **rule}]
+        self._client.put_bucket_lifecycle_configuration(Bucket=self.bucket, LifecycleConfiguration={"Rules": rules})
+
+    def remove_folders(self):
+        """Do nothing: a bucket has none."""
+
     def remove_sentinel(self):
-        self._client.delete_object(Bucket=self._bucket, Key=sentinel.NAME)
+        self._client.delete_object(Bucket=self.bucket, Key=sentinel.NAME)
+
+    def sentinel(self):
+        return self._client.get_object(Bucket=self.bucket, Key=sentinel.NAME)["Body"].read()
 
     def write_sentinel(self, content):
-        self._client.put_object(Bucket=self._bucket, Key=sentinel.NAME, Body=content)
+        self._client.put_object(Bucket=self.bucket, Key=sentinel.NAME, Body=content)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +128,7 @@ def s3_client(moto):
 @pytest.fixture
 def empty_s3(moto, s3_client, tmp_path):
     """Return an S3 store without a sentinel."""
-    proxy = FaultyS3(moto)
+    proxy = FaultyS3(moto, S3.secret)
     yield S3(s3_client, f"b-{abs(hash(tmp_path)):x}", proxy)
     proxy.stop()
 
@@ -105,6 +138,17 @@ def s3(empty_s3):
     sentinel.Store("artifacts", empty_s3.url).create_sentinel(INSTALLATION)
     empty_s3.proxy.counts.clear()
     return empty_s3
+
+
+@pytest.fixture
+def machine_role(s3, monkeypatch, tmp_path):
+    """Let the store's client fetch its keys from the machine that it runs on."""
+    s3.url = s3.url.partition("&access_key_id")[0]
+    keys = {"AccessKeyId": "ROLE", "SecretAccessKey": s3.secret, "Token": "t", "Expiration": "2100-01-01T00:00:00Z"}
+    s3.proxy.answer_body(200, json.dumps(keys), kinds=["other"])
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{s3.proxy.url}/credentials")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
 
 
 @pytest.fixture

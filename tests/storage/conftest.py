@@ -1,9 +1,10 @@
 import pytest
 
+from tests.harness.clocks import jump
 from tests.harness.git_samples import Bare, put_root
-from tests.harness.stores import empty_s3, folder, moto, objects, s3, s3_client, store
+from tests.harness.stores import empty_s3, folder, machine_role, moto, objects, s3, s3_client, store
 
-__all__ = ["empty_s3", "folder", "moto", "objects", "s3", "s3_client", "store"]
+__all__ = ["empty_s3", "folder", "jump", "machine_role", "moto", "objects", "s3", "s3_client", "store"]
 
 
 @pytest.fixture

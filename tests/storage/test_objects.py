@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import DELETED, LOOKS, MISSING, Objects, Outcome, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import MAX_CONCURRENT_LOOKS, Objects, is_normal
 from forgekeeper.storage.opening import reason
+from forgekeeper.storage.outcomes import DELETED, MISSING, ObjectOutcome, StoreUnavailable
+from tests.harness.clocks import JUMP_SECONDS
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import examples
-from tests.harness.waiting import patient
 
 
 def numbered(count):
@@ -92,13 +93,23 @@ def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objec
     assert s3.keys() == set(paths[2_000::50])
 
 
-def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
+def test_what_was_known_when_the_time_is_up_is_told(s3, objects, jump):
     paths = numbered(2_500)
-    s3.proxy.before("bulk", 2, lambda: s3.proxy.hang("bulk"))
+    s3.proxy.before("bulk", 2, jump)
 
-    outcomes = objects(s3).delete(paths, until=time.monotonic() + patient(7))
+    outcomes = objects(s3).delete(paths, until=time.monotonic() + JUMP_SECONDS / 2)
 
     assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
+
+
+@pytest.mark.parametrize("in_bulk", [False, True])
+def test_a_process_that_was_stopped_until_its_time_was_up_asks_for_no_deletion(s3, objects, jump, monkeypatch, in_bulk):
+    s3.put("a", "b")
+    # The last step before the first deletion.
+    monkeypatch.setattr(Objects, "can_delete_in_bulk", lambda _objects: jump() or in_bulk)
+
+    assert objects(s3).delete(["a", "b"], until=time.monotonic() + JUMP_SECONDS / 2) == {}
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (0, 0)
 
 
 def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
@@ -156,7 +167,7 @@ def test_whatever_is_normal_means_one_object_alone(store, objects, path):
 def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
     outcomes = objects(s3).delete(NOT_NORMAL)
 
-    assert outcomes == dict.fromkeys(NOT_NORMAL, Outcome("failed", "invalid path"))
+    assert outcomes == dict.fromkeys(NOT_NORMAL, ObjectOutcome("failed", "invalid path"))
     assert s3.proxy.counts.total() == 0
 
 
@@ -351,7 +362,7 @@ def test_a_forked_child_is_told_instead_of_left_hanging(folder):
 
 
 def test_objects_that_are_there_are_told_from_those_that_are_not(store, objects):
-    paths = [f"a/{number}" for number in range(2 * LOOKS + 1)]
+    paths = [f"a/{number}" for number in range(2 * MAX_CONCURRENT_LOOKS + 1)]
     store.put(*paths[::2])
 
     assert objects(store).present(paths) == {path: number % 2 == 0 for number, path in enumerate(paths)}

@@ -11,8 +11,8 @@ from forgekeeper.database import database, now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.installation import INSTALLATION

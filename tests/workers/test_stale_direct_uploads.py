@@ -12,8 +12,8 @@ from forgekeeper.database import now as database_now
 from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.storage import sentinel, settled, stores
-from forgekeeper.storage.objects import OUTSIDE
 from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.outcomes import OUTSIDE
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from tests.harness.clocks import StandingClock

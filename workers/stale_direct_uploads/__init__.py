@@ -34,8 +34,9 @@ from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import run_number, settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable
+from forgekeeper.storage.objects import Objects
 from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.outcomes import StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
 from models import JobArtifact

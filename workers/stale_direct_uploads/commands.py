@@ -22,7 +22,7 @@ from forgekeeper.coordination.values import text
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
+from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, register, stale_direct_uploads
 from workers.stale_direct_uploads.entries import member

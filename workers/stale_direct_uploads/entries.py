@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
+from forgekeeper.storage.objects import is_below, is_normal
+from forgekeeper.storage.outcomes import OUTSIDE
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 

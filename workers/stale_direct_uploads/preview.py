@@ -10,7 +10,8 @@ from forgekeeper.connections import client
 from forgekeeper.database import exclusions
 from forgekeeper.declaring.shown import BUSY, Look, Part
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable
+from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.outcomes import StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, register

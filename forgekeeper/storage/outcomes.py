@@ -1,0 +1,36 @@
+"""What is said of an object that a run has tried to delete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ObjectOutcome:
+    """The result for one object; one that *failed* may still be there."""
+
+    state: Literal["deleted", "missing", "failed", "changed"]
+    reason: str = ""
+
+
+DELETED = ObjectOutcome("deleted")
+MISSING = ObjectOutcome("missing")
+CHANGED = ObjectOutcome("changed")
+"""Left alone: it was written since it was last looked at."""
+OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
+"""Why an object stays that is outside the folders in which objects may be deleted."""
+
+
+class StoreUnavailable(Exception):
+    """Nothing is to be believed about any object of this call that is not in *known*.
+
+    If it had not *begun*, nothing was asked for that could delete an object.
+    """
+
+    error_kind = "object_storage"
+    began = True
+
+    def __init__(self, message: str, known: dict[str, ObjectOutcome]) -> None:
+        super().__init__(message)
+        self.known = known

@@ -1,0 +1,88 @@
+"""Both batches that delete objects, at stores that are slow, or answer as the one in the manual does not."""
+
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+
+from forgekeeper.batches import Declared
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.runs.brakes import Deadline
+from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage.outbox import DeletedObject, parted
+from tests.harness.audited import lines
+from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import HERE, begin, numbered
+from workers.delete_objects import delete_objects
+from workers.stale_direct_uploads import keys, stale_direct_uploads
+
+SIZE = 60
+FEW = 12
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Kind(NamedTuple):
+    """A batch that deletes objects."""
+
+    batch: Declared
+    record: str
+    field: str
+
+    def fill(self, store, *paths):
+        if self.record == "stale_upload":
+            begin(store, *paths)
+            return
+        store.put(*paths)
+        for folder, file in map(parted, paths):
+            DeletedObject.create(project_id=7, store_dir=folder, file=file, pick_up_at=now() - timedelta(hours=1))
+
+    def run(self, store, number=1, **options):
+        """Run the batch, with a limit; return how many objects it says that it has deleted."""
+        name = self.batch.name
+        settings = settings_with(object_stores={HERE: store.url}, **{f"max_per_day_{name}": SIZE})
+        deadline = Deadline(timedelta(minutes=4), clock=lambda: time.monotonic())  # noqa: PLW0108, it may be replaced
+        run = Run(self.batch, settings, deadline=deadline, number=number, **options)
+        self.batch.work(run)
+        run.brakes.end()
+        return getattr(run.outcome, self.field)
+
+    def left(self):
+        """Count the rows or entries of objects that are not settled."""
+        return DeletedObject.select().count() + client.zcard(keys.PENDING) + client.zcard(keys.DELETING)
+
+
+@pytest.fixture(params=["delete_objects", "stale_direct_uploads"])
+def kind(request):
+    objects = Kind(delete_objects, "deleted_object", "deleted")
+    uploads = Kind(stale_direct_uploads, "stale_upload", "total_deleted_stale_entries")
+    return objects if request.param == "delete_objects" else uploads
+
+
+def totals():
+    """What counts against limits: deleted, and reserved."""
+    rows = list(RunTotal.select())
+    return sum(row.records for row in rows), sum(row.reserved for row in rows)
+
+
+def audited(kind):
+    """How often the audit says of each path that its object was deleted."""
+    return Counter(line["path"] for line in lines(kind.record) if line["state"] == "deleted")
+
+
+def test_without_bulk_deletion_everything_is_deleted(kind, s3):
+    kind.fill(s3, *numbered(FEW))
+    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
+
+    assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)
+
+
+def test_what_a_bulk_answer_does_not_name_is_not_forgotten(kind, s3):
+    kind.fill(s3, *numbered(FEW))
+    s3.proxy.name_in_bulk(5, delete=5)
+
+    assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)

@@ -58,12 +58,13 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
     Nothing is sent yet.  A request that got no answer within *request_timeout* has failed; one that may be tried again
     is, up to *retries* times, but not after *retry_timeout*.
 
-    The client's own bulk deletion at S3 is off: it counts an object as deleted unless the answer names it as failed.
+    Emptied folders of a local store stay: the forge may be about to write into one.  The client's own bulk deletion at
+    S3 is off: it counts an object as deleted unless the answer names it as failed.
     """
     check_process()
     address, options = split_url(url)
     if address.startswith("file:"):
-        return from_url(address, automatic_cleanup=True)
+        return from_url(address)
     if address.startswith("s3:"):
         options["disable_bulk_delete"] = "true"
     client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP & options.keys()}

@@ -162,6 +162,7 @@ def test_whatever_is_normal_means_one_object_alone(store, objects, path):
     assert outcomes == {path: DELETED}
     assert store.keys() == {twin}
     objects(store).delete([twin])
+    store.remove_folders()
 
 
 def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):

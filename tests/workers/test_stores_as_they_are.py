@@ -86,3 +86,9 @@ def test_what_a_bulk_answer_does_not_name_is_not_forgotten(kind, s3):
     s3.proxy.name_in_bulk(5, delete=5)
 
     assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)
+
+
+def test_an_emptied_folder_stays(kind, folder):
+    kind.fill(folder, "@final/ab/c")
+
+    assert (kind.run(folder), folder.keys(), (folder.root / "@final/ab").is_dir()) == (1, set(), True)

@@ -169,6 +169,10 @@ class _Outbox(Items[DeletedObject]):
             log.error("objects given up", objects=died)
         return Counter(became.state for became in states.values())
 
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        removed = DeletedObject.forget_paths({row["id"]: row["path"] for row in rows})
+        return [row["id"] in removed for row in rows]
+
     def put_back(self, items: Sequence[DeletedObject]) -> None:
         DeletedObject.put_back(items, now())
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from hashlib import md5
+from itertools import islice
 from json import dumps
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,7 +31,7 @@ COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1])
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 UNCLOSED = """
-    select id, ids, cardinality(hashes), detail from audit_deletions as intended
+    select id, ids, cardinality(hashes), detail, run from audit_deletions as intended
     where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it} and at > %(since)s
       and not exists (
         select from audit_deletions as closing where closing.intent = intended.id and closing.at > %(since)s
@@ -41,6 +42,8 @@ UNCLOSED = """
 Key = TypeVar("Key", bound=Hashable)
 MOVED = "moved"
 """What has become of a record that was recorded again since, because it had changed."""
+REPEATED = "repeated"
+"""State of a record that a later attempt has deleted, after one that could not say so: that attempt's line counts."""
 Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
 """Says of the details of records what has become of each; None where that is not known now."""
 # Of any age: an attempt may have died long ago, and none has looked since.
@@ -58,6 +61,25 @@ class Intent(NamedTuple):
     ids: Sequence[int]
     size: int
     detail: Mapping[str, Any]
+    run: int | None
+
+
+class EarlierIntent(NamedTuple):
+    """An intent that an attempt before ours left open: its records' details, and the state of each now."""
+
+    intent: Intent
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+    states: Sequence[str]
+
+    def found(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield each record's details and its state."""
+        return zip(self.rows, self.states, strict=True)
+
+    def close_as(self, states: Sequence[str]) -> Ended:
+        """Return its outcome if the records are in these states."""
+        intent, names = self.intent, [str(row[self.name]) for row in self.rows]
+        return Ended(intent.id, intent.ids, names, {**intent.detail, "state": _once(list(states))})
 
 
 class Ended(NamedTuple):
@@ -261,24 +283,25 @@ def at_work(record: str) -> set[int]:
     return {number for (number,) in database.execute_sql(AT_WORK, {"record": record}).fetchall()}
 
 
-def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> None:
-    """Close what attempts before ours have left open, as *look* finds it by details; what is not known now stays open.
+def find_earlier(
+    audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None
+) -> Iterator[list[EarlierIntent]]:
+    """Yield intents that attempts before ours have left open, as *look* finds their records by details.
 
-    *name* is the detail that records are looked for by.
+    The caller closes each list by `Audit.outcomes` before it asks for the next.  An intent of which anything is not
+    known now stays open.  *name* is the detail that records are looked for by.
     """
     while unclosed := audit.unclosed(record, scope=scope):
         rows = [list(each_of(intent.ids, intent.detail, intent.size)) for intent in unclosed]
         states = iter(look([row for each in rows for row in each]))
-        outcomes = []
+        found = []
         for intent, each in zip(unclosed, rows, strict=True):
-            become = [next(states) for _ in each]
-            if None not in become:
-                columns = {**intent.detail, "state": _once(become)}
-                outcomes.append(Ended(intent.id, intent.ids, [str(row[name]) for row in each], columns))
-        if not outcomes:
+            become = [state for state in islice(states, len(each)) if state is not None]
+            if len(become) == len(each):
+                found.append(EarlierIntent(intent, name, each, become))
+        if not found:
             return
-        with writing():
-            audit.outcomes(record, outcomes)
+        yield found
 
 
 def _columns(items: Iterable[Item]) -> dict[str, Any]:

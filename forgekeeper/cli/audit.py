@@ -29,6 +29,7 @@ STATES = {
     "missing": "was not there any more when it was to be deleted",
     "kept": "was about to be deleted, and was kept",
     "moved": "was about to be deleted, and had been changed",
+    "repeated": "was about to be deleted, and a later attempt recorded that it did so",
     "failed": "was about to be deleted, and could not be",
 }
 """What has become of something that was said to be about to go; else it has gone."""

@@ -95,8 +95,9 @@ class Items(Answer, ABC, Generic[One]):
     *gone* are the states that limits count, *stays* those in which nothing went, *waits* those that leave an item as
     it was.  Any other, as ``failed`` is, has used what was reserved for it.  Items that are not *keyed* are in no
     table: none is passed over as a bad record.  *objective* is how long a due item may wait.  `settle` returns the
-    fields *processed*, by which limits go, and *failed*.  Backlog and preview are the document's own.  Where *all_bad*
-    and none of a chunk can be settled, the run fails: it is not the records then.
+    fields *processed*, by which limits go, and *failed*; *deleted_field* grows by what `settle_earlier` closes.
+    Backlog and preview are the document's own.  Where *all_bad* and none of a chunk can be settled, the run fails: it
+    is not the records then.
     """
 
     record: str
@@ -113,6 +114,7 @@ class Items(Answer, ABC, Generic[One]):
     waits = frozenset({"locked"})
     objective = timedelta(hours=1)
     processed: tuple[str, ...] = ("deleted", "missing")
+    deleted_field = "deleted"
     failed: tuple[str, ...] = ("failed",)
     keyed = True
     all_bad = False
@@ -166,6 +168,14 @@ class Items(Answer, ABC, Generic[One]):
     @abstractmethod
     def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         """Say of items whose attempt died what became of each, by the details that the audit has; None: unknown yet."""
+
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[bool] | None:
+        """Close items that an attempt before ours has deleted, so that they are not claimed and counted once more.
+
+        *rows* are the details that the audit has; it is called in the transaction that closes their intent.  Return of
+        each whether it was closed now: others were closed meanwhile.  None: the items are claimed again.
+        """
+        return None
 
     @abstractmethod
     def claim(self, page: Page) -> Sequence[One]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import peewee as pw
 import structlog
 
-from forgekeeper.audit.deletions import Intended, Item, close_earlier
+from forgekeeper.audit.deletions import REPEATED, EarlierIntent, Intended, Item, find_earlier
 from forgekeeper.database import exclusions
 from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Fence, Items, One, Page, State
@@ -36,8 +36,7 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
             run.note(items.begin())
         until = time.monotonic() + run.deadline.left()
         for scope in items.scopes():
-            became = partial(items.became, scope, until)
-            close_earlier(run.audit, items.record, became, name=items.name, scope=scope)
+            _close_earlier(run, items, scope, until)
         # Where items are in no table, none is passed over: what fails, fails the run.
         with run.bad_records(items.record, items.due_of) if items.keyed else nullcontext() as bad:
             stopped = _Pass(run, items, bad).whole()
@@ -48,6 +47,34 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     if failure := items.failure():
         raise failure
     return stopped
+
+
+def _close_earlier(run: Run[Any], items: Items[Any], scope: str | None, until: float) -> None:
+    """Close what attempts before ours have left open; count here what they have deleted and could not count."""
+    became = partial(items.became, scope, until)
+    for found in find_earlier(run.audit, items.record, became, name=items.name, scope=scope):
+        ended, deleted, counted = [], 0, 0
+        with writing():
+            for earlier in found:
+                states, settled = _settle_earlier(items, earlier)
+                ended.append(earlier.close_as(states))
+                if settled is not None:
+                    deleted += settled
+                    counted += run.brakes.settle_earlier(earlier.intent.run, settled, of=len(states))
+            run.audit.outcomes(items.record, ended)
+        run.brakes.note_earlier(counted)
+        run.add(items.deleted_field, deleted)
+
+
+def _settle_earlier(items: Items[Any], earlier: EarlierIntent) -> tuple[Sequence[str], int | None]:
+    """Settle the items of an earlier intent; return their states, and how many were deleted by it and not counted."""
+    closed = items.settle_earlier([row for row, state in earlier.found() if state == "deleted"])
+    if closed is None:
+        return earlier.states, None
+    # What is not there any more was claimed, deleted and recorded once more since.
+    next_closed = iter(closed)
+    states = [REPEATED if state == "deleted" and not next(next_closed) else state for state in earlier.states]
+    return states, sum(closed)
 
 
 class _Lot(NamedTuple, Generic[One]):

@@ -180,6 +180,18 @@ class Brakes:
                 self.settle(NONE, of=of)
             self.went(NONE, of=of)
 
+    def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
+        """Count what an attempt of a *run* before ours deleted of so many records that it had reserved.
+
+        Call it in the transaction that closes these records.  Return how many were counted: none if that attempt had
+        reserved nothing, as it was not limited.  Once the transaction is committed call `note_earlier`.
+        """
+        return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of=of) else 0
+
+    def note_earlier(self, deleted: int) -> None:
+        """Note that so many records of the outcome count already."""
+        self._noted = Amount(self._noted.records + deleted, self._noted.bytes)
+
     def leave_used(self) -> None:
         """Leave what is reserved used up: it is unknown how much of it went, so nothing settles it any more."""
         self._reserved = NONE

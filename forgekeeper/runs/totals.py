@@ -24,6 +24,14 @@ ADD = f"""
         bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved,
         reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
 """
+# On the day on which it was reserved; what another attempt has settled, or nothing limited, has no such row.
+SETTLE_EARLIER = """
+    update run_totals set records = records + %(deleted)s, reserved = reserved - %(of)s
+    where (batch, run, day) = (
+        select batch, run, day from run_totals
+        where batch = %(batch)s and run = %(run)s and reserved >= %(of)s order by day desc limit 1
+    )
+"""
 # One at a time may reserve: the row of the batch is the lock.
 LOCK = "select name from batches where name = %s for no key update"
 USED_OF_RELEASE = """coalesce((
@@ -120,6 +128,12 @@ class RunTotal(Base):
         values = {"records": did.records, "bytes": did.bytes}
         values |= {"reserved": reserved.records, "reserved_bytes": reserved.bytes}
         database.execute_sql(ADD, values | {"batch": batch, "run": run, "day": day})
+
+    @classmethod
+    def settle_earlier(cls, batch: str, run: int, deleted: int, *, of: int) -> bool:
+        """Count *deleted* records of so many that an attempt of the run had reserved; return whether it had."""
+        values = {"batch": batch, "run": run, "deleted": deleted, "of": of}
+        return bool(database.execute_sql(SETTLE_EARLIER, values).rowcount)
 
     @classmethod
     def lock(cls, batch: str) -> None:

@@ -30,12 +30,14 @@ MAX_UNCONFIRMED_ANSWERS = 100
 """Limit of answers about single objects that wait for the sentinel."""
 MAX_CONCURRENT_DELETIONS = 50
 """Limit of deletions of single objects at a time."""
+LAST_CONFIRMATION_SECONDS = 2.0
+"""Time limit for reading the sentinel once more after the time of a deletion is up."""
 
 
 class Deletion:
     """One call: what is known for certain, and the answers that the sentinel has not confirmed yet.
 
-    Nothing is asked for after *until*, an instant of the monotonic clock.
+    Nothing is asked for after *until*, an instant of the monotonic clock, but whether the answers so far count.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Deletion:
 
     async def run(self, paths: Sequence[str]) -> None:
         """Delete the objects at *paths*; raise `StoreUnavailable`."""
-        await finish_until(self._until, self._delete_all(paths))
+        if await finish_until(self._until, self._delete_all(paths)) or not self._unconfirmed:
+            return
+        await finish_until(time.monotonic() + LAST_CONFIRMATION_SECONDS, self._confirm())
 
     async def _delete_all(self, paths: Sequence[str]) -> None:
         try:

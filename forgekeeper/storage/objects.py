@@ -93,10 +93,10 @@ class Objects:
 
         Those named in *unless_changed_since* are looked at first, just before they are deleted.
 
-        Stops at *until*, an instant of the monotonic clock, whatever the store does.  A path that is then not in the
-        result may have been deleted or not.  S3 reports missing objects as deleted.  Raises `StoreUnavailable` once the
-        sentinel cannot be read or is not this installation's, or nothing at all may be deleted, and RuntimeError in a
-        forked child.
+        Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
+        confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports
+        missing objects as deleted.  Raises `StoreUnavailable` once the sentinel cannot be read or is not this
+        installation's, or nothing at all may be deleted, and RuntimeError in a forked child.
         """
         insist(f"at the store {self.location}")
         check_process()

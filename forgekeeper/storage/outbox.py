@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -58,6 +58,12 @@ FAIL = f"""
 FORGET = """
     delete from deleted_objects
     where (id, store_dir, file) in (select * from unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]))
+"""
+FORGET_PATHS = """
+    delete from deleted_objects
+    where id = any(%(ids)s) and (id, concat_ws('/', nullif(store_dir, ''), file))
+        in (select * from unnest(%(ids)s::bigint[], %(paths)s::text[]))
+    returning id
 """
 # The last instant there is: no run ever finds it due.
 HOLD = """
@@ -194,6 +200,12 @@ class DeletedObject(Base):
         """
         values = {name: [getattr(row, name) for row in claimed] for name in ("id", "store_dir", "file")}
         return int(database.execute_sql(FORGET, values).rowcount)
+
+    @classmethod
+    def forget_paths(cls, paths: Mapping[int, str]) -> set[int]:
+        """Remove the rows of these ids that name these paths; return the ids of those that were there."""
+        values = {"ids": list(paths), "paths": list(paths.values())}
+        return {number for (number,) in database.execute_sql(FORGET_PATHS, values).fetchall()}
 
     @classmethod
     def still_ours(cls, claimed: Sequence[DeletedObject]) -> set[int]:

@@ -125,7 +125,8 @@ def test_an_object_held_after_it_was_claimed_stays_unless_a_run_is_at_it(main, s
         perform(delete_objects, settings=settings_with())
 
     assert main("objects", "hold", "--project", "7", "--json").json["too_late"] == too_late
-    assert a_day_later().deleted == 0
+    # The attempt that was interrupted could not count it.
+    assert a_day_later().deleted == too_late
     assert (store / "a").exists() != bool(too_late)
 
 

@@ -13,8 +13,9 @@ from forgekeeper.database import now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage import deletion
 from forgekeeper.storage.outbox import DeletedObject, parted
-from tests.harness.audited import lines
+from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, begin, numbered
 from workers.delete_objects import delete_objects
@@ -86,6 +87,46 @@ def test_what_a_bulk_answer_does_not_name_is_not_forgotten(kind, s3):
     s3.proxy.name_in_bulk(5, delete=5)
 
     assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)
+
+
+def test_a_run_that_ends_in_the_middle_of_a_chunk_says_what_is_known_and_the_next_counts_the_rest_once(
+    kind, s3, jump, monkeypatch
+):
+    monkeypatch.setattr(deletion, "MAX_CONCURRENT_DELETIONS", 10)
+    kind.fill(s3, *numbered(SIZE))
+    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
+    s3.proxy.before("single", 31, jump)
+
+    first = kind.run(s3)
+    second = kind.run(s3, number=2)
+
+    assert 30 <= first < SIZE
+    assert (first + second, s3.keys(), kind.left(), unclosed()) == (SIZE, set(), 0, 0)
+    assert audited(kind) == dict.fromkeys(numbered(SIZE), 1)
+    assert totals() == (SIZE, 0)
+
+
+def test_a_bulk_deletion_without_an_answer_is_counted_once_by_the_next_run(kind, s3, jump):
+    kind.fill(s3, *numbered(FEW))
+    s3.proxy.lose_answer("bulk", jump)
+
+    assert (kind.run(s3), s3.keys(), kind.left()) == (0, set(), FEW)
+    assert totals() == (0, FEW)
+
+    assert (kind.run(s3, number=2), kind.left(), unclosed()) == (FEW, 0, 0)
+    assert audited(kind) == dict.fromkeys(numbered(FEW), 1)
+    assert totals() == (FEW, 0)
+
+
+def test_what_a_later_attempt_has_deleted_is_not_counted_for_the_earlier_one(kind, s3, jump):
+    kind.fill(s3, *numbered(FEW))
+    s3.proxy.lose_answer("bulk", jump)
+    kind.run(s3)
+    DeletedObject.delete().execute()
+    client.delete(keys.DELETING)
+
+    assert (kind.run(s3, number=2), unclosed()) == (0, 0)
+    assert {line["state"] for line in lines(kind.record)} == {"repeated"}
 
 
 def test_an_emptied_folder_stays(kind, folder):

@@ -111,6 +111,7 @@ class _StaleUploads(Items[Entry]):
 
     record = "stale_upload"
     called = "member"
+    deleted_field = "total_deleted_stale_entries"
     chunk = CHUNK
     marked = LOCKED
     keyed = False
@@ -232,6 +233,10 @@ class _StaleUploads(Items[Entry]):
             log.warning("upload not deleted", **why, given_up=last)
         gone = register.forget(client, self._claim, by["deleted"] + by["missing"])
         return {"total_deleted_stale_entries": gone, "failed_entries": put_aside + len(failed)}
+
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        members = [f"{row['location']}:{row['path']}" for row in rows]
+        return [bool(dropped) for dropped in register.settle(client, "found_deleted", members)]
 
     def put_back(self, items: Sequence[Entry]) -> None:
         register.put_back(client, self._claim, items)

@@ -1,9 +1,11 @@
--- Settle entries: those that a claim still holds, or, by a person, those that have failed or were adopted.
+-- Settle entries: those that a claim still holds; by a person, those that have failed or were adopted; by the next run,
+-- those whose objects an attempt has deleted that ended before it could settle them.
 --
 -- KEYS       pending, deleting, failed, attempts, claims, adopted: as `keys.py` has them
 -- ARGV[1]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt;
 --            'retry': one that has failed is due at once, with all its attempts; 'withdraw': drop an adopted one
--- ARGV[2]    token of the claim; '' for 'retry' and 'withdraw', which leave to a claim what it holds
+--            'found_deleted': drop one whose object the attempt deleted that held it and has ended
+-- ARGV[2]    token of the claim; '' for those by a person and 'found_deleted'; a person leaves to a claim what it holds
 -- ARGV[3]    of 'fail': after how many attempts the entry moves to failed
 -- ARGV[4]    of 'fail': how long to wait after the first attempt, in seconds; doubled after each further one
 -- ARGV[5..]  members
@@ -44,7 +46,11 @@ local of_claim = {
     return 1
   end,
 }
-local of_person = {
+local without_token = {
+  found_deleted = function(member)
+    -- One that is pending was registered anew.
+    return redis.call('zscore', deleting, member) and drop(member) or 0
+  end,
   retry = function(member, held)
     local waits = not held and redis.call('hexists', attempts, member) == 1 and redis.call('zscore', deleting, member)
     if redis.call('zrem', failed, member) == 0 and not waits then
@@ -69,8 +75,8 @@ local answers = {}
 for i = 5, #ARGV do
   local member = ARGV[i]
   local holder = redis.call('hget', claims, member)
-  if of_person[what] then
-    table.insert(answers, of_person[what](member, holder))
+  if without_token[what] then
+    table.insert(answers, without_token[what](member, holder))
   elseif holder == token then
     redis.call('hdel', claims, member)
     table.insert(answers, of_claim[what](member))

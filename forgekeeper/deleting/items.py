@@ -301,11 +301,16 @@ def deleted_at(
     until: float,
     *,
     unless_changed_since: Mapping[str, datetime] | None = None,
+    uploads_begun_before: Mapping[str, datetime] | None = None,
 ) -> Deleted[One]:
-    """Delete the objects at the *paths* of items; say what is known of each, also where the store does not answer."""
+    """Delete the objects at the *paths* of items; return what is known of each, also if the store does not answer.
+
+    See `Objects.delete`.
+    """
     error: StoreUnavailable | None = None
+    conditions = {"unless_changed_since": unless_changed_since, "uploads_begun_before": uploads_begun_before}
     try:
-        known = store.delete(list(paths.values()), until=until, unless_changed_since=unless_changed_since)
+        known = store.delete(list(paths.values()), until=until, **conditions)
     except StoreUnavailable as unavailable:
         known, error = unavailable.known, unavailable
     outside = [path for path, outcome in known.items() if OUTSIDE in outcome.reason]

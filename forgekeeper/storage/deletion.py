@@ -45,11 +45,13 @@ class Deletion:
         objects: Objects,
         until: float | None,
         unless_changed_since: Mapping[str, datetime],
+        uploads_begun_before: Mapping[str, datetime],
     ) -> None:
         self.known: dict[str, ObjectOutcome] = {}
         self._objects = objects
         self._until = until
         self._unless_changed_since = unless_changed_since
+        self._uploads_begun_before = uploads_begun_before
         self._unconfirmed: dict[str, ObjectOutcome] = {}
         self._lets_us_delete = False
         store = objects.store
@@ -69,6 +71,8 @@ class Deletion:
             raise
         for start in range(0, len(paths), MAX_KEYS_PER_REQUEST):
             chunk = await self._leave_changed(paths[start : start + MAX_KEYS_PER_REQUEST])
+            uploads = {path: self._uploads_begun_before[path] for path in chunk if path in self._uploads_begun_before}
+            await self._objects.abort_uploads(uploads)
             refusal = await self._delete_chunk(chunk)
             await self._confirm()
             # If no object could be deleted by itself either, the store refuses more than bulk deletion.

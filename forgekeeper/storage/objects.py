@@ -22,6 +22,7 @@ from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process,
 from forgekeeper.storage.outcomes import OUTSIDE, ObjectOutcome, StoreUnavailable
 from forgekeeper.storage.s3_requests import is_refusal, requests_to
 from forgekeeper.storage.sentinel import NAME, PROBE, objection, owner
+from forgekeeper.storage.unfinished_uploads import UnfinishedUploads
 
 MAX_CONCURRENT_LOOKS = 50
 """Limit of looks at single objects at a time."""
@@ -29,6 +30,8 @@ SUSPENSION_SECONDS = 3_600.0
 """How long requests of a kind are left out after the store has refused one; a new process asks again."""
 SHORT_SUSPENSION_SECONDS = 60.0
 """How long requests of a kind are left out after one had no answer, while others had."""
+ABORT_LIMIT_SECONDS = 20.0
+"""Time limit for aborting the unfinished uploads of a chunk: the deletion of its objects comes next."""
 RETRIES = 2
 RETRY_TIMEOUT = timedelta(seconds=10)
 """After that long no request is repeated."""
@@ -80,6 +83,8 @@ class Objects:
             self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
             self._requests = requests_to(self.store, url, timeout=request_timeout)
         self._timeout = request_timeout.total_seconds() if isinstance(self.store, LocalStore) else None
+        self._uploads = None if self._requests is None else UnfinishedUploads(self._requests)
+        self._no_aborts_until = 0.0
         self._no_bulk_until = 0.0 if split_url(url)[1].get("disable_bulk_delete", "").lower() in NO else math.inf
 
     def delete(
@@ -88,10 +93,13 @@ class Objects:
         *,
         until: float | None = None,
         unless_changed_since: Mapping[str, datetime] | None = None,
+        uploads_begun_before: Mapping[str, datetime] | None = None,
     ) -> dict[str, ObjectOutcome]:
         """Delete the objects at *paths*; return the outcome of each.
 
-        Those named in *unless_changed_since* are looked at first, just before they are deleted.
+        Those named in *unless_changed_since* are looked at first, just before they are deleted.  Unfinished uploads to
+        the paths in *uploads_begun_before* are aborted if they were begun before an instant of each and the store can;
+        if it cannot, that is logged and nothing else changes.
 
         Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
         confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports
@@ -100,7 +108,7 @@ class Objects:
         """
         insist(f"at the store {self.location}")
         check_process()
-        deletion = Deletion(self, until, unless_changed_since or {})
+        deletion = Deletion(self, until, unless_changed_since or {}, uploads_begun_before or {})
         for path in paths:
             if not is_normal(path):
                 deletion.known[path] = ObjectOutcome("failed", "invalid path")
@@ -176,6 +184,22 @@ class Objects:
         self._no_bulk_until = time.monotonic() + seconds
         said = "bulk deletion refused, objects are deleted one by one"
         log.warning(said, location=self.location, reason=reason(error), seconds=seconds)
+
+    async def abort_uploads(self, begun_before: Mapping[str, datetime]) -> None:
+        """Abort the unfinished uploads to these paths; if the store cannot, log that and leave them for a while."""
+        uploads = self._uploads
+        if uploads is None or not begun_before or time.monotonic() < self._no_aborts_until:
+            return
+        try:
+            async with asyncio.timeout(ABORT_LIMIT_SECONDS):
+                aborted = await self.asked("abort_uploads", lambda _store: uploads.abort(begun_before))
+        except FAILURES as error:
+            seconds = _suspension_after(error)
+            self._no_aborts_until = time.monotonic() + seconds
+            log.warning("unfinished uploads stay", location=self.location, reason=reason(error), seconds=seconds)
+        else:
+            if aborted:
+                log.info("unfinished uploads aborted", location=self.location, uploads=aborted)
 
     async def confirm(self, known: dict[str, ObjectOutcome]) -> None:
         """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""

@@ -30,7 +30,7 @@ HOLDS = ("breaker", "new")
 """Why a batch may be held: a run would have been out of proportion, or nobody has looked at what it would do yet."""
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
-OPERATIONS = ("get", "head", "delete", "delete_many")
+OPERATIONS = ("get", "head", "delete", "delete_many", "abort_uploads")
 COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "quarantine", "clocks")
 """What the exporter asks, beside what batches bring."""
 CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))

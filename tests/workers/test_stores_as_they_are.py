@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +15,10 @@ from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import deletion
 from forgekeeper.storage.outbox import DeletedObject, parted
+from models import JobArtifact
 from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import HERE, begin, numbered
+from tests.harness.stale_uploads import HERE, begin, numbered, run
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import keys, stale_direct_uploads
 
@@ -133,3 +134,31 @@ def test_an_emptied_folder_stays(kind, folder):
     kind.fill(folder, "@final/ab/c")
 
     assert (kind.run(folder), folder.keys(), (folder.root / "@final/ab").is_dir()) == (1, set(), True)
+
+
+# Unfinished uploads
+
+
+def test_with_a_stale_upload_its_unfinished_parts_are_deleted(s3):
+    for path in ("a/stale", "a/kept"):
+        begin(s3, path)
+        s3.begin_upload(path)
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/kept")
+
+    assert (run(artifacts=s3.url).total_deleted_stale_entries, s3.keys()) == (1, {"a/kept"})
+    assert {path for path, _ in s3.uploads()} == {"a/kept"}
+
+
+def test_parts_of_an_upload_that_began_after_its_path_was_stale_are_left_alone(s3):
+    long_before_moto = client.time()[0] - datetime(2000, 1, 1, tzinfo=UTC).timestamp()
+    begin(s3, "a/stale", age=long_before_moto)
+    s3.begin_upload("a/stale")
+
+    assert (run(artifacts=s3.url).total_deleted_stale_entries, len(s3.uploads())) == (1, 1)
+
+
+def test_a_store_that_refuses_to_list_uploads_keeps_no_object(s3):
+    begin(s3, "a/stale")
+    s3.proxy.answer(403, "AccessDenied", kinds=["uploads"])
+
+    assert (run(artifacts=s3.url).total_deleted_stale_entries, s3.keys()) == (1, set())

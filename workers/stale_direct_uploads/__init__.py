@@ -194,8 +194,12 @@ class _StaleUploads(Items[Entry]):
     def delete(self, items: Sequence[Entry], fence: Fence[Entry]) -> Deleted[Entry]:
         store = _store(items[0].location)
         assert store is not None, "its entries were kept"
+        paths = {entry: entry.path for entry in items}
         seen = {entry.path: register.last_seen(entry.adopted) for entry in items if entry.adopted is not None}
-        return deleted_at(store, {entry: entry.path for entry in items}, fence.until, unless_changed_since=seen)
+        # The parts of an upload that was never completed.  What was registered long ago is claimed again by now.
+        latest = moment(client.time()[0]) - MAX_UPLOAD_DURATION
+        begun = {entry.path: _stale_at(entry) or latest for entry in items} | seen
+        return deleted_at(store, paths, fence.until, unless_changed_since=seen, uploads_begun_before=begun)
 
     def unanswered(self, scope: str | None) -> None:
         self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
@@ -246,9 +250,12 @@ def _store(location: str | None) -> Objects | None:
     return None if location is None else stores.at(location, settings())
 
 
+def _stale_at(entry: Entry) -> datetime | None:
+    return None if entry.registered is None else moment(entry.registered) + MAX_UPLOAD_DURATION
+
+
 def _item(entry: Entry) -> Item:
-    due = None if entry.registered is None else moment(entry.registered) + MAX_UPLOAD_DURATION
-    return Item(None, entry.path, {"location": entry.location, "path": entry.path, "due": due})
+    return Item(None, entry.path, {"location": entry.location, "path": entry.path, "due": _stale_at(entry)})
 
 
 @stale_direct_uploads.backlog("pending_upload")

@@ -16,9 +16,10 @@ from redis.exceptions import NoPermissionError
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
+from forgekeeper.cli.check_buckets import stores
 from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_others import others
-from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
+from forgekeeper.cli.check_places import Finding, error, ok, repositories, warning
 from forgekeeper.cli.connection import configured, recorded, sentence
 from forgekeeper.cli.holding import FIRST
 from forgekeeper.cli.migrate import FORBIDDEN, OURS

@@ -67,16 +67,8 @@ def _refused(root: Path) -> Iterator[Finding]:
             continue
 
 
-def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
-    """Look at each object store."""
-    if not settings.object_stores:
-        yield warning("object stores", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
-    for location, url in settings.object_stores.items():
-        yield store(location, url, ours, init=init)
-
-
 def store(location: str, url: SecretStr, ours: str | None, *, init: bool) -> Finding:
-    """Look at one of them."""
+    """Look at whose an object store is."""
     try:
         place = sentinel.Store(location, url.get_secret_value())
         return _sentinel("object store", place, ours, init=init, named=partial(_objects_named, location))

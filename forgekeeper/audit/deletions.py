@@ -43,7 +43,7 @@ Key = TypeVar("Key", bound=Hashable)
 MOVED = "moved"
 """What has become of a record that was recorded again since, because it had changed."""
 REPEATED = "repeated"
-"""State of a record that a later attempt has deleted, after one that could not say so: that attempt's line counts."""
+"""State of a record that a later attempt deleted and recorded, after an attempt that had no time to."""
 Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
 """Says of the details of records what has become of each; None where that is not known now."""
 # Of any age: an attempt may have died long ago, and none has looked since.
@@ -288,8 +288,8 @@ def find_earlier(
 ) -> Iterator[list[EarlierIntent]]:
     """Yield intents that attempts before ours have left open, as *look* finds their records by details.
 
-    The caller closes each list by `Audit.outcomes` before it asks for the next.  An intent of which anything is not
-    known now stays open.  *name* is the detail that records are looked for by.
+    The caller closes each list by `Audit.outcomes` before it asks for the next.  An intent stays open while the state
+    of any of its records is unknown.  *name* is the detail that records are looked for by.
     """
     while unclosed := audit.unclosed(record, scope=scope):
         rows = [list(each_of(intent.ids, intent.detail, intent.size)) for intent in unclosed]

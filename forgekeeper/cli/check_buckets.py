@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from forgekeeper.cli.check_places import Finding, error, ok, store, warning
 from forgekeeper.settings import Settings
-from forgekeeper.storage.bucket import ABORT_UPLOADS, EXPIRE_VERSIONS, Bucket
+from forgekeeper.storage.bucket import ABORT_UPLOADS, EXPIRE_VERSIONS, BucketInspection
 from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
 from forgekeeper.storage.deletion import MAX_CONCURRENT_DELETIONS
 from forgekeeper.storage.opening import FAILURES, reason
@@ -14,7 +14,7 @@ from metrics.logs import clean
 
 SUBJECT = "object store"
 SINGLY = f"objects are deleted one by one, {MAX_CONCURRENT_DELETIONS} at a time"
-PAGE = "docs/installation.md"
+DOCS_PAGE = "docs/installation.md"
 
 
 def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
@@ -30,14 +30,14 @@ def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Find
 
 def _deletions(location: str, url: str, prefixes: Sequence[str]) -> Iterator[Finding]:
     try:
-        bucket = Bucket(url, prefixes)
+        bucket = BucketInspection(url, prefixes)
         if not bucket.is_folder:
             yield from _findings(location, bucket)
     except FAILURES as failure:
         yield error(SUBJECT, clean(f"{location}: {reason(failure)}"))
 
 
-def _findings(location: str, bucket: Bucket) -> Iterator[Finding]:
+def _findings(location: str, bucket: BucketInspection) -> Iterator[Finding]:
     actions = bucket.lifecycle_actions() if bucket.is_signed_here else None
     if bucket.keeps_versions():
         yield _versions(location, actions)
@@ -49,28 +49,28 @@ def _findings(location: str, bucket: Bucket) -> Iterator[Finding]:
         yield _unfinished_uploads(location, bucket, actions)
 
 
-def _bulk_deletion(location: str, bucket: Bucket) -> Finding:
+def _bulk_deletion(location: str, bucket: BucketInspection) -> Finding:
     if (refusal := bucket.why_no_bulk_deletion()) is not None:
-        return ok(SUBJECT, clean(f"{location} has no bulk deletion ({refusal}): {SINGLY}"))
+        return ok(SUBJECT, clean(f"{location} does not delete in bulk ({refusal}): {SINGLY}"))
     return ok(SUBJECT, f"{location} deletes up to {MAX_KEYS_PER_REQUEST:,} objects by one request")
 
 
 def _versions(location: str, actions: set[str] | None) -> Finding:
     if actions is not None and EXPIRE_VERSIONS in actions:
-        return ok(SUBJECT, f"{location} keeps versions, and a lifecycle rule expires those that are not the newest")
+        return ok(SUBJECT, f"{location} keeps versions, and a lifecycle rule expires noncurrent ones")
     seen = "no lifecycle rule expires" if actions is not None else "it is not seen whether a lifecycle rule expires"
-    said = f"{location} keeps versions, and {seen} those that are not the newest"
-    return warning(SUBJECT, f"{said}: without one a deletion frees no byte ({PAGE})")
+    said = f"{location} keeps versions, and {seen} noncurrent ones"
+    return warning(SUBJECT, f"{said}: without one a deletion frees no byte ({DOCS_PAGE})")
 
 
-def _unfinished_uploads(location: str, bucket: Bucket, actions: set[str] | None) -> Finding:
+def _unfinished_uploads(location: str, bucket: BucketInspection, actions: set[str] | None) -> Finding:
     if not bucket.is_signed_here:
         keys = "its keys are not in the URL or the environment"
-        return ok(SUBJECT, f"{location}: {keys}: {SINGLY}, unfinished uploads stay; set a lifecycle rule ({PAGE})")
+        return ok(SUBJECT, f"{location}: {keys}: {SINGLY}, unfinished uploads stay; set a lifecycle rule ({DOCS_PAGE})")
     if (refusal := bucket.why_no_uploads()) is not None:
         grant = "grant s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
         return warning(SUBJECT, clean(f"{location} lists no unfinished uploads ({refusal}), so they stay: {grant}"))
     if actions is not None and ABORT_UPLOADS in actions:
         return ok(SUBJECT, f"{location} has a lifecycle rule that aborts unfinished uploads")
     seen = "no lifecycle rule is seen that aborts unfinished uploads which nobody registered"
-    return ok(SUBJECT, f"{location}: {seen}; one is recommended ({PAGE})")
+    return ok(SUBJECT, f"{location}: {seen}; one is recommended ({DOCS_PAGE})")

@@ -68,7 +68,7 @@ def _refused(root: Path) -> Iterator[Finding]:
 
 
 def store(location: str, url: SecretStr, ours: str | None, *, init: bool) -> Finding:
-    """Look at whose an object store is."""
+    """Report which installation an object store belongs to."""
     try:
         place = sentinel.Store(location, url.get_secret_value())
         return _sentinel("object store", place, ours, init=init, named=partial(_objects_named, location))

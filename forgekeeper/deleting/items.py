@@ -50,7 +50,7 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
 
 
 def _close_earlier(run: Run[Any], items: Items[Any], scope: str | None, until: float) -> None:
-    """Close what attempts before ours have left open; count here what they have deleted and could not count."""
+    """Close intents that earlier attempts left open; count the items that they deleted and did not count."""
     became = partial(items.became, scope, until)
     for found in find_earlier(run.audit, items.record, became, name=items.name, scope=scope):
         ended, deleted, counted = [], 0, 0
@@ -71,7 +71,7 @@ def _settle_earlier(items: Items[Any], earlier: EarlierIntent) -> tuple[Sequence
     closed = items.settle_earlier([row for row, state in earlier.found() if state == "deleted"])
     if closed is None:
         return earlier.states, None
-    # What is not there any more was claimed, deleted and recorded once more since.
+    # An item that is not there any more was claimed, deleted and recorded again since.
     next_closed = iter(closed)
     states = [REPEATED if state == "deleted" and not next(next_closed) else state for state in earlier.states]
     return states, sum(closed)
@@ -303,7 +303,7 @@ def deleted_at(
     unless_changed_since: Mapping[str, datetime] | None = None,
     uploads_begun_before: Mapping[str, datetime] | None = None,
 ) -> Deleted[One]:
-    """Delete the objects at the *paths* of items; return what is known of each, also if the store does not answer.
+    """Delete the objects at the *paths* of items; return the known outcomes, also if the store does not answer.
 
     See `Objects.delete`.
     """

@@ -181,7 +181,7 @@ class Brakes:
             self.went(NONE, of=of)
 
     def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
-        """Count what an attempt of a *run* before ours deleted of so many records that it had reserved.
+        """Count the records that an earlier attempt at a *run* deleted, *of* those that it had reserved.
 
         Call it in the transaction that closes these records.  Return how many were counted: none if that attempt had
         reserved nothing, as it was not limited.  Once the transaction is committed call `note_earlier`.
@@ -189,7 +189,7 @@ class Brakes:
         return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of=of) else 0
 
     def note_earlier(self, deleted: int) -> None:
-        """Note that so many records of the outcome count already."""
+        """Note that *deleted* records of the outcome are counted already."""
         self._noted = Amount(self._noted.records + deleted, self._noted.bytes)
 
     def leave_used(self) -> None:

@@ -24,7 +24,7 @@ ADD = f"""
         bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved,
         reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
 """
-# On the day on which it was reserved; what another attempt has settled, or nothing limited, has no such row.
+# Charged to the day of the reservation.  An attempt without limits has reserved nothing.
 SETTLE_EARLIER = """
     update run_totals set records = records + %(deleted)s, reserved = reserved - %(of)s
     where (batch, run, day) = (
@@ -131,7 +131,7 @@ class RunTotal(Base):
 
     @classmethod
     def settle_earlier(cls, batch: str, run: int, deleted: int, *, of: int) -> bool:
-        """Count *deleted* records of so many that an attempt of the run had reserved; return whether it had."""
+        """Count *deleted* records *of* those that an attempt at the run had reserved; return whether it had."""
         values = {"batch": batch, "run": run, "deleted": deleted, "of": of}
         return bool(database.execute_sql(SETTLE_EARLIER, values).rowcount)
 

@@ -1,4 +1,4 @@
-"""Look at a store from which objects are deleted: whether it deletes, and what its own rules do with what is left."""
+"""Inspect an object store: whether it deletes, and which bytes it keeps after a deletion by its own rules."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ABORT_UPLOADS = "AbortIncompleteMultipartUpload"
 """Action of a lifecycle rule: abort multipart uploads that are unfinished for some days."""
 EXPIRE_VERSIONS = "NoncurrentVersionExpiration"
 """Action of a lifecycle rule: delete versions that are not the newest for some days."""
-NOT_FOUND, FORBIDDEN = 404, 403
+NOT_FOUND_STATUS, FORBIDDEN_STATUS = 404, 403
 
 Found = TypeVar("Found")
 
 
-class Bucket:
+class BucketInspection:
     """The store behind a URL; its methods raise one of `FAILURES` if it does not answer, unless they say otherwise.
 
     Nothing there is changed.  Whether it deletes is asked by a name that no object has, in the first of *prefixes*.
@@ -39,7 +39,7 @@ class Bucket:
 
     @property
     def is_signed_here(self) -> bool:
-        """Whether requests can be sent for which the client of object stores has no call."""
+        """Whether the keys are known here, so that requests can be signed."""
         return self._requests is not None
 
     def why_no_deletion(self) -> str | None:
@@ -60,7 +60,7 @@ class Bucket:
         return None if deleted else "the answer names no object"
 
     def keeps_versions(self) -> bool:
-        """Return whether what is deleted stays as a version."""
+        """Return whether a deleted object stays as a version."""
         if self._requests is not None:
             with suppress(*FAILURES):
                 found = self._ask(lambda requests: requests.send("GET", {"versioning": None}))
@@ -71,12 +71,12 @@ class Bucket:
         return says_so and obstore.head(self._store, NAME)["version"] is not None
 
     def lifecycle_actions(self) -> set[str] | None:
-        """Return what lifecycle rules do with everything in the store; None if they cannot be seen."""
+        """Return the actions of lifecycle rules that apply to the whole store; None if rules cannot be seen."""
         try:
             found = self._ask(lambda requests: requests.send("GET", {"lifecycle": None}))
             rules = parse_xml(found.body, "LifecycleConfiguration").findall("Rule")
         except FAILURES as error:
-            return set() if isinstance(error, S3Refused) and error.status == NOT_FOUND else None
+            return set() if isinstance(error, S3Refused) and error.status == NOT_FOUND_STATUS else None
         return {action.tag for rule in rules if self._is_in_force(rule) for action in rule}
 
     def _is_in_force(self, rule: Element) -> bool:
@@ -87,11 +87,11 @@ class Bucket:
         return rule.findtext("Status") == "Enabled" and is_whole and covers
 
     def why_no_uploads(self) -> str | None:
-        """Return why the store does not let us list unfinished uploads; None if it does, or has no such thing."""
+        """Return why unfinished uploads may not be listed; None if they may, or if the store does not know them."""
         try:
             self._ask(lambda requests: requests.send("GET", {"uploads": None, "max-uploads": "1"}))
         except S3Refused as refused:
-            return reason(refused) if refused.status == FORBIDDEN else None
+            return reason(refused) if refused.status == FORBIDDEN_STATUS else None
         return None
 
     def _ask(self, ask: Callable[[S3Requests], Awaitable[Found]]) -> Found:

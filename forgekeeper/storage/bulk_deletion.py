@@ -12,10 +12,10 @@ MAX_KEYS_PER_REQUEST = 1_000
 
 
 async def delete_in_bulk(requests: S3Requests, paths: Sequence[str]) -> set[str]:
-    """Ask for the deletion of the objects at *paths*; return those that the answer names as deleted.
+    """Ask for the deletion of the objects at *paths*; return the paths that the answer names as deleted.
 
     Of the others nothing is known.  Some stores name only a part of the keys, or none as if `Quiet` had been asked for.
-    Raises OSError or ValueError if there is no such answer; then objects may have been deleted all the same.
+    Raises OSError or ValueError if the answer is an error or cannot be read; objects may be deleted all the same.
     """
     keys = {f"{requests.prefix}{path}": path for path in paths}
     objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)

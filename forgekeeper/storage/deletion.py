@@ -1,4 +1,4 @@
-"""Delete objects, in bulk if the store can, and believe only what is certain.
+"""Delete objects, in bulk if the store can, and count only certain deletions.
 
 An object counts as deleted once an answer names it, and only after the sentinel was read after that answer: an object
 that is missing may be on a disk that has just been unmounted.  An object that the answer to a bulk deletion does not
@@ -34,8 +34,8 @@ LAST_CONFIRMATION_SECONDS = 2.0
 """Time limit for reading the sentinel once more after the time of a deletion is up."""
 
 
-class Deletion:
-    """One call: what is known for certain, and the answers that the sentinel has not confirmed yet.
+class ObjectDeletion:
+    """One call: the outcomes that are certain, and the answers that the sentinel has not confirmed yet.
 
     Nothing is asked for after *until*, an instant of the monotonic clock, but whether the answers so far count.
     """
@@ -80,7 +80,7 @@ class Deletion:
                 self._objects.suspend_bulk_deletion(refusal)
 
     async def _leave_changed(self, chunk: Sequence[str]) -> list[str]:
-        """Return those that may be deleted: not those that have changed, nor those of which that is unknown."""
+        """Return the paths that may be deleted; leave objects that have changed, or may have."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
         spared: dict[str, ObjectOutcome] = {}
         async for found in self._objects.last_modified(doubtful):
@@ -119,7 +119,7 @@ class Deletion:
                 await self._confirm()
 
     async def _delete_one(self, path: str) -> None:
-        # A process that was stopped may go on here before anything else notices that its time is up.
+        # A process that was stopped may resume here before the time limit is noticed.
         if self._has_time():
             self._unconfirmed[path] = await self._outcome_of(path)
 

@@ -39,7 +39,7 @@ class HttpServer:
     is_verified: bool = True
 
     async def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
-        """Send a request and return its answer; raise OSError or ValueError if there is none that can be read."""
+        """Send a request and return its answer; raise OSError or ValueError if no answer can be read."""
         reader, writer = await self._connect()
         if self._proxy and self.url.scheme == "http":
             target, headers = f"http://{self.url.netloc}{target}", {**headers, **self._credentials}

@@ -17,7 +17,7 @@ from obstore.store import LocalStore
 from forgekeeper.database.sessions import insist
 from forgekeeper.settings.addresses import NO
 from forgekeeper.storage.bulk_deletion import delete_in_bulk
-from forgekeeper.storage.deletion import Deletion, finish_until
+from forgekeeper.storage.deletion import ObjectDeletion, finish_until
 from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process, open_store, reason, split_url
 from forgekeeper.storage.outcomes import OUTSIDE, ObjectOutcome, StoreUnavailable
 from forgekeeper.storage.s3_requests import is_refusal, requests_to
@@ -108,7 +108,7 @@ class Objects:
         """
         insist(f"at the store {self.location}")
         check_process()
-        deletion = Deletion(self, until, unless_changed_since or {}, uploads_begun_before or {})
+        deletion = ObjectDeletion(self, until, unless_changed_since or {}, uploads_begun_before or {})
         for path in paths:
             if not is_normal(path):
                 deletion.known[path] = ObjectOutcome("failed", "invalid path")

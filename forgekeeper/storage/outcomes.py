@@ -1,4 +1,4 @@
-"""What is said of an object that a run has tried to delete."""
+"""Outcomes of deleting objects, and the error of a store that cannot be believed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ObjectOutcome:
-    """The result for one object; one that *failed* may still be there."""
+    """The result for one object; if it *failed*, the object may still be there."""
 
     state: Literal["deleted", "missing", "failed", "changed"]
     reason: str = ""
@@ -19,7 +19,7 @@ MISSING = ObjectOutcome("missing")
 CHANGED = ObjectOutcome("changed")
 """Left alone: it was written since it was last looked at."""
 OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
-"""Why an object stays that is outside the folders in which objects may be deleted."""
+"""Why an object stays: deletion is limited to some folders."""
 
 
 class StoreUnavailable(Exception):

@@ -1,4 +1,4 @@
-"""Send S3 requests for which the client of object stores has no call, or whose answer it does not hand on.
+"""Send S3 requests that the client of object stores cannot send, or whose answer it does not hand on.
 
 They are signed here (AWS Signature Version 4) with the keys of the store's URL or of the environment.  Credentials that
 the client fetches from the machine it runs on are known to the client alone: such a store gets no request from here.
@@ -69,7 +69,7 @@ class S3Requests:
     ) -> HttpAnswer:
         """Send a request to the bucket, or to the object of that *key*; return an answer of success.
 
-        Raises `S3Refused` for an error, and OSError or ValueError if there is no answer that can be read.
+        Raises `S3Refused` for an error, and OSError or ValueError if no answer can be read.
         """
         path = f"{self._bucket}/{quote(key, safe='/-_.~')}" if key or not self._bucket else self._bucket
         pairs = (name if value is None else f"{name}={quote(value, safe='-_.~')}" for name, value in query.items())
@@ -122,7 +122,7 @@ class S3Requests:
 
 
 def requests_to(store: object, url: str, *, timeout: timedelta) -> S3Requests | None:
-    """Return what sends requests to the bucket behind *url*, opened as *store*; None if they cannot be signed."""
+    """Return a sender of requests to the bucket behind *url*, opened as *store*; None if it cannot sign them."""
     _address, options = split_url(url)
     key_id, secret = s3_option(options, "access_key_id"), s3_option(options, "secret_access_key")
     is_signed = s3_option(options, "skip_signature").lower() in NO
@@ -144,16 +144,16 @@ def parse_xml(body: bytes, root: str) -> Element:
     try:
         found = ET.fromstring(body)  # noqa: S314, nothing can expand without a declaration
     except ET.ParseError:
-        raise ValueError(f"the answer is no XML, but begins {body[:40]!r}") from None
+        raise ValueError(f"the answer is not XML, but begins {body[:40]!r}") from None
     for element in found.iter():
         element.tag = element.tag.rpartition("}")[2]
     if found.tag != root:
-        raise ValueError(f"the answer is no {root}, but {found.tag} {found.findtext('Code', '')}".strip())
+        raise ValueError(f"the answer is not a {root}, but {found.tag} {found.findtext('Code', '')}".strip())
     return found
 
 
 def _signature_of(url: SplitResult) -> dict[str, str]:
-    """Return the keys, the region and the time by which a URL is signed."""
+    """Return the query of a signed URL: its keys, region and time."""
     return {name: values[0] for name, values in parse_qs(url.query).items()}
 
 

@@ -14,7 +14,7 @@ MAX_PAGES = 10
 """Limit of pages of a listing, of up to 1,000 uploads each."""
 MAX_CONCURRENT_REQUESTS = 50
 """Limit of requests about single keys at a time."""
-NOT_FOUND = 404
+NOT_FOUND_STATUS = 404
 
 Value = TypeVar("Value")
 
@@ -28,7 +28,7 @@ class UnfinishedUpload(NamedTuple):
 
 
 class UnfinishedUploads:
-    """The unfinished uploads of the bucket to which *requests* go.
+    """The unfinished uploads of one bucket.
 
     All methods raise OSError or ValueError if the store refuses, or gives no answer that can be read.
     """
@@ -59,7 +59,7 @@ class UnfinishedUploads:
     async def _can_list_by_prefix(self) -> bool:
         """Find out, by an upload of our own, whether a listing shows keys that only begin with a prefix.
 
-        MinIO shows those of exactly that key.  A role that may begin no upload is told nothing.
+        MinIO shows only uploads to exactly that key.  A role that may not begin uploads cannot find out.
         """
         if self._lists_by_prefix is None:
             key = f"{self._requests.prefix}{PROBE}"
@@ -94,7 +94,7 @@ class UnfinishedUploads:
         try:
             await self._requests.send("DELETE", {"uploadId": number}, key=key)
         except S3Refused as refused:
-            if refused.status != NOT_FOUND:
+            if refused.status != NOT_FOUND_STATUS:
                 raise
 
 

@@ -38,13 +38,13 @@ def test_a_folder_is_asked_nothing_more(folder):
 def test_that_a_store_has_no_bulk_deletion_is_said(s3, status, code):
     s3.proxy.answer(status, code, kinds=["bulk"])
 
-    assert found(s3)[0] == ("ok", f"artifacts has no bulk deletion ({status} {code}): {SINGLY}")
+    assert found(s3)[0] == ("ok", f"artifacts does not delete in bulk ({status} {code}): {SINGLY}")
 
 
 def test_that_answers_name_no_object_is_said(s3):
     s3.proxy.name_in_bulk(0)
 
-    assert found(s3)[0] == ("ok", f"artifacts has no bulk deletion (the answer names no object): {SINGLY}")
+    assert found(s3)[0] == ("ok", f"artifacts does not delete in bulk (the answer names no object): {SINGLY}")
 
 
 def test_a_key_that_may_not_delete_is_an_error(s3):
@@ -83,7 +83,7 @@ def test_lifecycle_rules_that_apply_are_recognised(s3):
     s3.expire(**EXPIRE, **ABORT)
 
     assert found(s3) == [
-        ("ok", "artifacts keeps versions, and a lifecycle rule expires those that are not the newest"),
+        ("ok", "artifacts keeps versions, and a lifecycle rule expires noncurrent ones"),
         ("ok", "artifacts has a lifecycle rule that aborts unfinished uploads"),
     ]
 

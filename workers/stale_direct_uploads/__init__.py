@@ -196,7 +196,7 @@ class _StaleUploads(Items[Entry]):
         assert store is not None, "its entries were kept"
         paths = {entry: entry.path for entry in items}
         seen = {entry.path: register.last_seen(entry.adopted) for entry in items if entry.adopted is not None}
-        # The parts of an upload that was never completed.  What was registered long ago is claimed again by now.
+        # An entry whose time of registration is gone was claimed before: it has been stale for some time.
         latest = moment(client.time()[0]) - MAX_UPLOAD_DURATION
         begun = {entry.path: _stale_at(entry) or latest for entry in items} | seen
         return deleted_at(store, paths, fence.until, unless_changed_since=seen, uploads_begun_before=begun)

@@ -159,9 +159,15 @@ class _Outbox(Items[DeletedObject]):
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
     def delete(self, items: Sequence[DeletedObject], fence: Fence[DeletedObject]) -> Deleted[DeletedObject]:
-        return deleted_at(self._stores[str(items[0].lies_at)], {row: row.path for row in items}, fence.until)
+        return deleted_at(self._stores[str(items[0].lies_at)], {row: row.path for row in items}, fence)
+
+    def find_lost(self, items: Sequence[DeletedObject]) -> list[DeletedObject]:
+        claimed = DeletedObject.still_claimed(items)
+        return [row for row in items if row.id not in claimed]
 
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
+        for row in (row for row, became in states.items() if became.state == "changed"):
+            log.error("object kept, it was written again", path=row.path)
         failed = [row for row, became in states.items() if became.state == "failed"]
         if not failed:
             DeletedObject.forget(list(states))

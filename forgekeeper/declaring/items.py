@@ -69,13 +69,13 @@ class Fence(Generic[One]):
 
     *until* is an instant of the monotonic clock: the claim or the budget ends.  *announce* commits the audit's intent
     for items of which `Items.mark` could not say it.  *find_lost* is called as late as the target allows, right before
-    a deletion, and returns the items that must stay because another worker has claimed or settled them; it raises
-    `LeaseLost` if the lease is not ours any more.
+    some items are deleted, and returns those that must stay because another worker has claimed or settled them; it
+    raises `LeaseLost` if the lease is not ours any more.
     """
 
     until: float
     announce: Callable[[Mapping[One, Item]], None]
-    find_lost: Callable[[], Collection[One]]
+    find_lost: Callable[[Sequence[One]], Collection[One]]
 
 
 class Items(Answer, ABC, Generic[One]):

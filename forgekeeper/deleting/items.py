@@ -190,7 +190,7 @@ class _Pass(Generic[One]):
             self._run.step("announced")
 
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        return Fence(until, announce, partial(self._find_lost, lot.going))
+        return Fence(until, announce, self._find_lost)
 
     def _record_look(self, items: Mapping[One, Item]) -> None:
         try:
@@ -298,7 +298,7 @@ class _Pass(Generic[One]):
 def deleted_at(
     store: Objects,
     paths: Mapping[One, str],
-    until: float,
+    fence: Fence[One],
     *,
     unless_changed_since: Mapping[str, datetime] | None = None,
     uploads_begun_before: Mapping[str, datetime] | None = None,
@@ -307,10 +307,18 @@ def deleted_at(
 
     See `Objects.delete`.
     """
+    of_path = defaultdict[str, list[One]](list)
+    for one, path in paths.items():
+        of_path[path].append(one)
+
+    def find_lost(some: Sequence[str]) -> list[str]:
+        lost = set(fence.find_lost([one for path in some for one in of_path[path]]))
+        return [path for path in some if lost.issuperset(of_path[path])]
+
     error: StoreUnavailable | None = None
     conditions = {"unless_changed_since": unless_changed_since, "uploads_begun_before": uploads_begun_before}
     try:
-        known = store.delete(list(paths.values()), until=until, **conditions)
+        known = store.delete(list(of_path), until=fence.until, find_lost=find_lost, **conditions)
     except StoreUnavailable as unavailable:
         known, error = unavailable.known, unavailable
     outside = [path for path, outcome in known.items() if OUTSIDE in outcome.reason]

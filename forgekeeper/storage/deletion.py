@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from obstore.store import LocalStore
 
 from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
 from forgekeeper.storage.opening import FAILURES, reason
-from forgekeeper.storage.outcomes import CHANGED, DELETED, MISSING, OUTSIDE, ObjectOutcome, StoreUnavailable
+from forgekeeper.storage.outcomes import CHANGED, DELETED, LOST, MISSING, OUTSIDE, ObjectOutcome, StoreUnavailable
 from forgekeeper.storage.sentinel import PROBE
 
 if TYPE_CHECKING:
@@ -34,22 +34,28 @@ LAST_CONFIRMATION_SECONDS = 2.0
 """Time limit for reading the sentinel once more after the time of a deletion is up."""
 
 
+FindLost = Callable[[Sequence[str]], Collection[str]]
+
+
 class ObjectDeletion:
     """One call: the outcomes that are certain, and the answers that the sentinel has not confirmed yet.
 
-    Nothing is asked for after *until*, an instant of the monotonic clock, but whether the answers so far count.
+    Nothing is asked for after *until*, an instant of the monotonic clock, but whether the answers so far count.  Before
+    each request that deletes, *find_lost* returns the paths of it that another worker has taken over.
     """
 
     def __init__(
         self,
         objects: Objects,
         until: float | None,
+        find_lost: FindLost,
         unless_changed_since: Mapping[str, datetime],
         uploads_begun_before: Mapping[str, datetime],
     ) -> None:
         self.known: dict[str, ObjectOutcome] = {}
         self._objects = objects
         self._until = until
+        self._find_lost = find_lost
         self._unless_changed_since = unless_changed_since
         self._uploads_begun_before = uploads_begun_before
         self._unconfirmed: dict[str, ObjectOutcome] = {}
@@ -98,6 +104,7 @@ class ObjectDeletion:
         """Delete objects, in bulk first; return why that was of no use, if it was not."""
         deleted: set[str] = set()
         refusal: Exception | None = None
+        chunk = self._leave_lost(chunk)
         if len(chunk) > 1 and self._objects.can_delete_in_bulk():
             try:
                 deleted = await self._objects.delete_in_bulk(chunk)
@@ -111,17 +118,32 @@ class ObjectDeletion:
 
     async def _delete_singly(self, paths: Sequence[str]) -> None:
         for start in range(0, len(paths), MAX_CONCURRENT_DELETIONS):
-            await asyncio.gather(*map(self._delete_one, paths[start : start + MAX_CONCURRENT_DELETIONS]))
+            files = {path: self._identify_file(path) for path in paths[start : start + MAX_CONCURRENT_DELETIONS]}
+            ours = self._leave_lost(list(files))
+            await asyncio.gather(*(self._delete_one(path, files[path]) for path in ours))
             self._check_time()
             # After a failure at once: a store that is away is not asked a thousand times.
             has_failed = any(outcome.state == "failed" for outcome in self._unconfirmed.values())
             if has_failed or len(self._unconfirmed) >= MAX_UNCONFIRMED_ANSWERS:
                 await self._confirm()
 
-    async def _delete_one(self, path: str) -> None:
+    def _leave_lost(self, paths: Sequence[str]) -> list[str]:
+        lost = self._find_lost(paths)
+        self.known |= dict.fromkeys(lost, LOST)
+        return [path for path in paths if path not in lost]
+
+    async def _delete_one(self, path: str, file: tuple[int, int] | None) -> None:
         # A process that was stopped may resume here before the time limit is noticed.
         if self._has_time():
-            self._unconfirmed[path] = await self._outcome_of(path)
+            is_another = self._identify_file(path) not in (file, None)
+            self._unconfirmed[path] = CHANGED if is_another else await self._outcome_of(path)
+
+    def _identify_file(self, path: str) -> tuple[int, int] | None:
+        """Return which file of a local store is at *path*, and when it was written; None for none."""
+        with suppress(OSError, ValueError):
+            found = (self._root / path).stat() if self._root else None
+            return found and (found.st_ino, found.st_mtime_ns)
+        return None
 
     async def _outcome_of(self, path: str) -> ObjectOutcome:
         if self._root is not None and (said := self._leads_elsewhere(self._root, path)):

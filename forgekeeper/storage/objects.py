@@ -17,7 +17,7 @@ from obstore.store import LocalStore
 from forgekeeper.database.sessions import insist
 from forgekeeper.settings.addresses import NO
 from forgekeeper.storage.bulk_deletion import delete_in_bulk
-from forgekeeper.storage.deletion import ObjectDeletion, finish_until
+from forgekeeper.storage.deletion import FindLost, ObjectDeletion, finish_until
 from forgekeeper.storage.opening import FAILURES, Answer, answer, check_process, open_store, reason, split_url
 from forgekeeper.storage.outcomes import OUTSIDE, ObjectOutcome, StoreUnavailable
 from forgekeeper.storage.s3_requests import is_refusal, requests_to
@@ -92,14 +92,17 @@ class Objects:
         paths: Sequence[str],
         *,
         until: float | None = None,
+        find_lost: FindLost = lambda _paths: (),
         unless_changed_since: Mapping[str, datetime] | None = None,
         uploads_begun_before: Mapping[str, datetime] | None = None,
     ) -> dict[str, ObjectOutcome]:
         """Delete the objects at *paths*; return the outcome of each.
 
-        Those named in *unless_changed_since* are looked at first, just before they are deleted.  Unfinished uploads to
-        the paths in *uploads_begun_before* are aborted if they were begun before an instant of each and the store can;
-        if it cannot, that is logged and nothing else changes.
+        Before each request that deletes, *find_lost* is called with its paths; those that it returns are left alone, as
+        another worker has taken them over.  A file of a local store that was written again since then is
+        left alone, too.  Paths in *unless_changed_since* are looked at first, just before they are deleted.  Unfinished
+        uploads to the paths in *uploads_begun_before* are aborted if they were begun before an instant of each and the
+        store can; if it cannot, that is logged and nothing else changes.
 
         Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
         confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports
@@ -108,7 +111,7 @@ class Objects:
         """
         insist(f"at the store {self.location}")
         check_process()
-        deletion = ObjectDeletion(self, until, unless_changed_since or {}, uploads_begun_before or {})
+        deletion = ObjectDeletion(self, until, find_lost, unless_changed_since or {}, uploads_begun_before or {})
         for path in paths:
             if not is_normal(path):
                 deletion.known[path] = ObjectOutcome("failed", "invalid path")

@@ -48,6 +48,7 @@ RECOVERABLE = f"""
         (select pick_up_at {WAITING} order by pick_up_at limit 1),
         (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
 """
+STILL_CLAIMED = f"select id from deleted_objects where {OURS}"
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
 STILL_OURS = f"select id from deleted_objects where {OURS} for no key update skip locked"
 FAIL = f"""
@@ -211,6 +212,11 @@ class DeletedObject(Base):
     def still_ours(cls, claimed: Sequence[DeletedObject]) -> set[int]:
         """Return the ids of those that no other has claimed or locked since, locked until the transaction ends."""
         return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
+
+    @classmethod
+    def still_claimed(cls, claimed: Sequence[DeletedObject]) -> set[int]:
+        """Return the ids of those that no other has claimed since; nothing is locked."""
+        return {number for (number,) in database.execute_sql(STILL_CLAIMED, _claims(claimed)).fetchall()}
 
     @classmethod
     def put_back(cls, claimed: Sequence[DeletedObject], now: datetime) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 class ObjectOutcome:
     """The result for one object; if it *failed*, the object may still be there."""
 
-    state: Literal["deleted", "missing", "failed", "changed"]
+    state: Literal["deleted", "missing", "failed", "changed", "locked"]
     reason: str = ""
 
 
@@ -18,6 +18,7 @@ DELETED = ObjectOutcome("deleted")
 MISSING = ObjectOutcome("missing")
 CHANGED = ObjectOutcome("changed")
 """Left alone: it was written since it was last looked at."""
+LOST = ObjectOutcome("locked", "another worker has claimed it")
 OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
 """Why an object stays: deletion is limited to some folders."""
 

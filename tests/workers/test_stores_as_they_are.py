@@ -9,7 +9,7 @@ import pytest
 
 from forgekeeper.batches import Declared
 from forgekeeper.connections import client
-from forgekeeper.database import now
+from forgekeeper.database import database, now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
@@ -18,7 +18,7 @@ from forgekeeper.storage.outbox import DeletedObject, parted
 from models import JobArtifact
 from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import HERE, begin, numbered, run
+from tests.harness.stale_uploads import HERE, begin, numbered, run, time_passes
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import keys, stale_direct_uploads
 
@@ -134,6 +134,46 @@ def test_an_emptied_folder_stays(kind, folder):
     kind.fill(folder, "@final/ab/c")
 
     assert (kind.run(folder), folder.keys(), (folder.root / "@final/ab").is_dir()) == (1, set(), True)
+
+
+# A run that was suspended, as when a virtual machine is moved, before it asked the store to delete
+
+
+def take_over(kind, store):
+    """Let the claims of a run expire, another do its work, and the forge write the objects again."""
+    with database.connection_context():
+        DeletedObject.update(pick_up_at=now() - timedelta(hours=1)).execute()
+        time_passes(timedelta(hours=1))
+        kind.run(store, number=2)
+        store.put(*numbered(FEW))
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["in bulk", "singly"])
+def test_it_deletes_no_object_that_another_run_has_deleted_and_the_forge_has_written_again(kind, s3, bulk):
+    kind.fill(s3, *numbered(FEW))
+    if not bulk:
+        s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
+    # The last request before the first that deletes is for the sentinel.
+    s3.proxy.before("head", 1, lambda: take_over(kind, s3))
+
+    assert (kind.run(s3), s3.keys()) == (0, set(numbered(FEW)))
+    assert (kind.left(), unclosed(), audited(kind)) == (0, 0, dict.fromkeys(numbered(FEW), 1))
+
+
+def test_a_file_that_was_written_again_since_it_was_ours_stays(kind, folder, monkeypatch):
+    again, *others = numbered(FEW)
+    kind.fill(folder, again, *others)
+    leave_lost = deletion.ObjectDeletion._leave_lost
+
+    def suspended(self, paths):
+        ours = leave_lost(self, paths)
+        (folder.root / again).unlink()
+        folder.put(again)
+        return ours
+
+    monkeypatch.setattr(deletion.ObjectDeletion, "_leave_lost", suspended)
+
+    assert (kind.run(folder), folder.keys()) == (len(others), {again})
 
 
 # Unfinished uploads

@@ -222,7 +222,7 @@ class _ProjectRefs(Items[Pending]):
             fence.announce({row: _item(row, values[one]) for row, one in doomed.items() if one in values})
 
         def find_lost() -> list[git_refs.Doomed]:
-            return [doomed[row] for row in fence.find_lost()]
+            return [doomed[row] for row in fence.find_lost(items)]
 
         try:
             outcomes = git_refs.delete(

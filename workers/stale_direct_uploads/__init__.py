@@ -199,7 +199,10 @@ class _StaleUploads(Items[Entry]):
         # An entry whose time of registration is gone was claimed before: it has been stale for some time.
         latest = moment(client.time()[0]) - MAX_UPLOAD_DURATION
         begun = {entry.path: _stale_at(entry) or latest for entry in items} | seen
-        return deleted_at(store, paths, fence.until, unless_changed_since=seen, uploads_begun_before=begun)
+        return deleted_at(store, paths, fence, unless_changed_since=seen, uploads_begun_before=begun)
+
+    def find_lost(self, items: Sequence[Entry]) -> list[Entry]:
+        return register.find_lost(client, self._claim, items)
 
     def unanswered(self, scope: str | None) -> None:
         self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))

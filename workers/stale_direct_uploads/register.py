@@ -225,6 +225,15 @@ def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> i
     return sum(_settle(client, claim, entries, "put_back"))
 
 
+def find_lost(client: redis.Redis, claim: Claim, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that the claim does not hold any more: they were settled, or claimed by another run."""
+    if not entries:
+        return []
+    holders: Any = client.hmget(CLAIMS, [raw(entry.member) for entry in entries])
+    token = claim.token.encode()
+    return [entry for entry, holder in zip(entries, holders, strict=True) if holder != token]
+
+
 def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta) -> bool:
     """Count a failed attempt; return True when it was the last, and the entry is in `failed`.
 

@@ -65,7 +65,7 @@ class Proxy:
         """End the proxy and all its connections."""
         if self._thread.is_alive():
             self.refuse()
-            self.cut()
+            self._order(self._end_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(LIMIT)
             self._loop.close()
@@ -112,6 +112,15 @@ class Proxy:
                 connection.cut()
             await asyncio.sleep(0)
 
+    async def _end_tasks(self):
+        await self._cut()
+        # Connections whose target has not answered yet are in no list.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
     async def _accept(self, from_client, client):
         self.connections += 1
         try:
@@ -119,7 +128,7 @@ class Proxy:
                 from_server, server = await asyncio.open_unix_connection(self._target)
             else:
                 from_server, server = await asyncio.open_connection(*self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             client.transport.abort()
             return
         connection = Connection(client, server)

@@ -27,6 +27,7 @@ from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, definers, relations, release, schema, sqlstate
+from forgekeeper.database.naming import relation_name
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
@@ -168,7 +169,7 @@ def _postgresql(settings: Settings) -> Iterator[Finding]:
         yield from (error("privileges", said) for said in hidden)
         return
     wanted = {schema.MIGRATIONS: ["select"]} | {model: relations.needs(model) for model in OURS}
-    tables = relations.look([schema.MIGRATIONS, *(model._meta.table_name for model in OURS)])
+    tables = relations.look([schema.MIGRATIONS, *map(relation_name, OURS)])
     lacking = list(relations.lacking(wanted, tables))
     yield from (error("privileges", said) for said in lacking)
     if any(schema.MIGRATIONS in said for said in lacking):

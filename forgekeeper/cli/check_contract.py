@@ -52,9 +52,9 @@ def contract(settings: Settings) -> Iterator[Finding]:
 
 
 def _of(batch: BatchSpec) -> Iterator[Finding]:
-    tables = look([one.name for one in batch.relations])
+    tables = look([one.sql for one in batch.relations])
     # The forge may lack what is optional.
-    relations = [one for one in batch.relations if one.name in tables]
+    relations = [one for one in batch.relations if one.sql in tables]
     wrong = [*preconditions.unfit(batch, rights=False), *lacking({one.model: one.needs() for one in relations}, tables)]
     if wrong := wrong or [*preconditions.overlooked(batch)]:
         yield from (error(SUBJECT, sentence) for sentence in wrong)
@@ -62,8 +62,8 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
     below = preconditions.below([one.model for one in relations])
     errors = False
     for relation in relations:
-        parts = [one for one in below if one.name == relation.name]
-        looks = _rows(relation, tables[relation.name]), _walks(relation, parts), _triggers(relation, parts)
+        parts = [one for one in below if one.name == relation.sql]
+        looks = _rows(relation, tables[relation.sql]), _walks(relation, parts), _triggers(relation, parts)
         for finding in chain(*looks, _find_unused_indexes(parts)):
             errors |= finding.level == "error"
             yield finding
@@ -74,9 +74,9 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
 def _shown(relation: Relation, below: Sequence[Below]) -> str:
     """Name a relation, the tables that it shows if it is a view, and whether its rows go by ctid."""
     said = []
-    if tables := [one.called for one in below if one.name == relation.name and not one.itself and one.kind != "v"]:
+    if tables := [one.called for one in below if one.name == relation.sql and not one.itself and one.kind != "v"]:
         said.append(f"a view of {', '.join(tables)}")
-    if "delete" in relation.operations() and is_ordinary(relation.name):
+    if "delete" in relation.operations() and is_ordinary(relation.model):
         said.append("rows go by ctid")
     return f"{relation.name} ({', '.join(said)})" if said else relation.name
 
@@ -92,7 +92,7 @@ def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding
         asked[twice] = f"count(*) > count(distinct ({key}))"
     if asked:
         names = ", ".join(f'"{one.name}"' for one in relation.fields)
-        statement = LOOK.format(asked=", ".join(asked.values()), columns=names, relation=f'"{where}"', limit=LOOKED_AT)
+        statement = LOOK.format(asked=", ".join(asked.values()), columns=names, relation=relation.sql, limit=LOOKED_AT)
         for sentence, found in zip(asked, database.execute_sql(statement).fetchone(), strict=True):
             if found:
                 yield error(SUBJECT, sentence)
@@ -101,7 +101,7 @@ def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding
 def _walks(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
     """Ask for the plan of each walk; where nothing serves it, say what does."""
     for index in (Index(relation.key, None), *relation.indexes):
-        if not plans.is_walked(relation.name, index):
+        if not plans.is_walked(relation, index):
             yield warning(
                 SUBJECT, f"statements will be slow, as no index serves {relation.name} {_way(relation, index, parts)}"
             )
@@ -111,7 +111,7 @@ def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
     """Say in which order rows are wanted, and how an index on the tables below gives it."""
     order = f"in the order of {index.columns}{index.condition}"
     tables = [one for one in parts if one.kind in {"r", "p"}]
-    wanted = index if any(one.itself for one in tables) else plans.below(relation.name, index)
+    wanted = index if any(one.itself for one in tables) else plans.below(relation, index)
     if len(tables) != 1 or wanted is None or len(f"{wanted.columns}{wanted.where}") > LONGEST:
         of = ", ".join(one.called for one in tables)
         return f"{order}: create one of what the view has in place of these, below it ({of})"

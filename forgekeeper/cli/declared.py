@@ -13,6 +13,7 @@ from forgekeeper.boot import load
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.terminal import Done, Json, Problem, answer, emit, group, out, table, wrong_use
 from forgekeeper.database import database
+from forgekeeper.database.naming import shown_name
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import describe
 from metrics import catalogue
@@ -73,7 +74,7 @@ def _batch(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
         "team": batch.team,
         "schedule": str(settings.cron(batch.name) or "off"),
         "flag": batch.flag,
-        "tables": [table._meta.table_name for table in (*batch.tables, *batch.reads)],
+        "tables": [shown_name(table) for table in (*batch.tables, *batch.reads)],
         "deletes_from": batch.deletes_from,
         "writes": batch.writes,
         "settings": [f"{PREFIX}{kind}_{batch.name.upper()}" for kind in ("CRON", "CATCH_UP", "PACE")],

@@ -18,6 +18,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database.naming import quote_name, relation_name, shown_name, write_expression
 from forgekeeper.database.survey import literal
 from metrics.logs import one_line
 
@@ -136,7 +137,7 @@ class Groups(NamedTuple):
     @property
     def said(self) -> str:
         """The relation as SQL calls it, with its columns."""
-        return f"{self.model._meta.table_name} ({self.project.column_name}, {self.group.column_name})"
+        return f"{shown_name(self.model)} ({self.project.column_name}, {self.group.column_name})"
 
 
 _groups: list[Groups] = []
@@ -149,7 +150,7 @@ def groups(project: pw.Field[Any], group: pw.Field[Any]) -> None:
 
 def visible(model: type[Base]) -> bool:
     """Say whether the database has the relation, where sessions look for it."""
-    return bool(database.execute_sql(VISIBLE, (model._meta.table_name,)).fetchone()[0])
+    return bool(database.execute_sql(VISIBLE, (relation_name(model),)).fetchone()[0])
 
 
 def no_groups() -> str | None:
@@ -187,10 +188,7 @@ def but(condition: pw.Node) -> pw.Node:
 
 def written(model: type[Base], condition: pw.Node) -> str:
     """Return the condition in SQL, its values in it, over the columns of the model's table by that table's name."""
-    context = database.get_sql_context()
-    context.alias_manager[model._meta.table] = model._meta.table_name
-    with context.scope_normal():
-        return literal(*context.sql(condition).query())
+    return literal(*write_expression(model, condition))
 
 
 def among(batch: str, those: Callable[[], Iterable[tuple[int | None, str | None]]]) -> set[int]:
@@ -224,9 +222,10 @@ def _of_group(batch: str | None, project: pw.Node) -> pw.Node:
     asked = f"{OF_BATCH} and kind = 'group'"
     if no_groups():
         return pw.SQL(f"exists (select {asked})", [batch])
-    relation, of, group = _groups[0].model._meta.table_name, _groups[0].project, _groups[0].group
-    owned = f"exists (select from {relation} as owned where owned.{of.column_name} = "
-    in_group = f" and owned.{group.column_name} = any(array(select number {asked})))"
+    relation = relation_name(_groups[0].model)
+    of, group = (quote_name(field.column_name) for field in _groups[0])
+    owned = f"exists (select from {relation} as owned where owned.{of} = "
+    in_group = f" and owned.{group} = any(array(select number {asked})))"
     # Where no group is excluded, which is asked once a statement, the relation is not looked into.
     begin = pw.SQL(f"(exists (select {asked}) and {owned}", [batch])
     return pw.NodeList((begin, project, pw.SQL(f"{in_group})", [batch])))

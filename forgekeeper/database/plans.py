@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forgekeeper.database import database
-from forgekeeper.database.relations import Index
+from forgekeeper.database.relations import Index, Relation
 
 OFF = "".join(f"set local enable_{what} = off; " for what in ("seqscan", "bitmapscan", "sort", "incremental_sort"))
 # So the plan names everything that an index would have to have.
@@ -18,12 +18,12 @@ WALK = "explain (verbose, format json) select 1 from {relation}{where} order by 
 READS_ALL = {"Seq Scan", "Bitmap Heap Scan", "Sort", "Incremental Sort", "Foreign Scan"}
 
 
-def is_walked(relation: str, index: Index) -> bool:
+def is_walked(relation: Relation, index: Index) -> bool:
     """Say whether an index gives the rows in the order of *index*, none of the others read."""
     return READS_ALL.isdisjoint(node["Node Type"] for node in _plan(OFF, relation, index))
 
 
-def below(relation: str, index: Index) -> Index | None:
+def below(relation: Relation, index: Index) -> Index | None:
     """Return the index as the table below the view *relation* would have it, None where it is more than one table."""
     nodes = list(_plan(READ_ALL, relation, index))
     scans = [node for node in nodes if "Alias" in node]
@@ -37,8 +37,8 @@ def below(relation: str, index: Index) -> Index | None:
     return Index(columns, where)
 
 
-def _plan(settings: str, relation: str, index: Index) -> Iterator[dict[str, Any]]:
-    explain = WALK.format(relation=f'"{relation}"', where=index.condition, columns=index.columns)
+def _plan(settings: str, relation: Relation, index: Index) -> Iterator[dict[str, Any]]:
+    explain = WALK.format(relation=relation.sql, where=index.condition, columns=index.columns)
     with database.atomic() as transaction:
         ((plans,),) = database.execute_sql((settings + explain).replace("%", "%%")).fetchall()
         transaction.rollback()

@@ -11,6 +11,7 @@ import peewee as pw
 import psycopg2
 
 from forgekeeper.database import Base, database
+from forgekeeper.database.naming import relation_name
 
 BOUND = 100_001
 """What is more is shown as a hundred thousand and more: it is asked every few seconds."""
@@ -74,11 +75,12 @@ def _rows_of(model: type[Base], bound: int) -> int:
 
     A large table is judged by some of its pages, and a view is counted up to the bound.
     """
-    (pages,) = database.execute_sql(SIZE, (model._meta.table_name,)).fetchone() or (None,)
+    table = relation_name(model)
+    (pages,) = database.execute_sql(SIZE, (table,)).fetchone() or (None,)
     if pages is None:
         return _count((model.select(),), bound)
     share: float = PAGES / max(pages, PAGES)
-    rows: int = database.execute_sql(SAMPLED.format(model._meta.table_name), (100 * share,)).fetchone()[0]
+    rows: int = database.execute_sql(SAMPLED.format(table), (100 * share,)).fetchone()[0]
     return round(rows / share)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, database
+from forgekeeper.database.naming import relation_name, shown_name
 
 # Whether a column can be NULL is known of tables alone; a valid check says it as well.
 COLUMNS = """
@@ -114,8 +115,13 @@ class Relation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it has to be called."""
-        return str(self.model._meta.table_name)
+        """Its name as people write it."""
+        return shown_name(self.model)
+
+    @property
+    def sql(self) -> str:
+        """Its name in statements, by which `look` knows it."""
+        return relation_name(self.model)
 
     @property
     def key(self) -> str:
@@ -152,7 +158,7 @@ class Relation(NamedTuple):
 
 
 def look(names: Sequence[str]) -> Tables:
-    """Return what there is of the tables and views of these names, by their columns, in one statement."""
+    """Return the columns of the tables and views of these names, which are written as SQL writes them."""
     tables: dict[str, dict[str, Column]] = defaultdict(dict)
     for table, column, *facts in database.execute_sql(COLUMNS, (list(names),)).fetchall():
         tables[table][column] = Column(*facts)
@@ -161,12 +167,12 @@ def look(names: Sequence[str]) -> Tables:
 
 def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
     """Yield what *tables* lack for the model: all of it, columns, or the right types."""
-    table = model._meta.table_name
-    if table not in tables:
+    table, columns = shown_name(model), tables.get(relation_name(model))
+    if columns is None:
         yield from () if model.optional else (f"table {table} is missing",)
         return
     for field in columns_of(model):
-        wanted, found = type_of(field), tables[table].get(field.column_name)
+        wanted, found = type_of(field), columns.get(field.column_name)
         if found is None:
             yield f"column {table}.{field.column_name} is missing"
         elif wanted.removesuffix("[]") in TYPES.values() and not any(
@@ -204,14 +210,15 @@ def needs(model: type[Base], process: str | None = None) -> list[str]:
 def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) -> Iterator[str]:
     """Yield a sentence for each table of *tables* on which this role lacks what is *wanted*, and what to grant."""
     for model, needed in wanted.items():
-        table = model if isinstance(model, str) else model._meta.table_name
+        table = model if isinstance(model, str) else relation_name(model)
         there = tables.get(table, {})
         known = there if isinstance(model, str) else [field.column_name for field in columns_of(model)]
         if lacks := [need for need in needed if _lacks(need, there, known)]:
             (role,) = database.execute_sql("select quote_ident(current_user)").fetchone()
             refused = " or ".join(need.split()[0] for need in lacks)
-            (called,) = database.execute_sql(CALLED, (table,)).fetchone() or (table,)
-            yield f"{role} may not {refused} {table}: `grant {', '.join(lacks)} on {called} to {role}`"
+            shown = model if isinstance(model, str) else shown_name(model)
+            (called,) = database.execute_sql(CALLED, (table,)).fetchone() or (shown,)
+            yield f"{role} may not {refused} {shown}: `grant {', '.join(lacks)} on {called} to {role}`"
 
 
 def _lacks(need: str, there: Mapping[str, Column], known: Iterable[str]) -> bool:

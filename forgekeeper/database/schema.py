@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import Base, database
+from forgekeeper.database.naming import name_parts, relation_name
 from forgekeeper.database.relations import index_statements, look, misfits
 
 INDEXES = """
@@ -37,7 +38,7 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
 
 
 def _names(models: Sequence[type[Base]]) -> list[str]:
-    return [model._meta.table_name for model in models]
+    return [relation_name(model) for model in models]
 
 
 def _indexes(model: type[Base], present: set[str]) -> Iterator[Difference]:
@@ -52,7 +53,7 @@ def _indexes(model: type[Base], present: set[str]) -> Iterator[Difference]:
 def _shape(statement: str) -> str:
     """Reduce an index to its table and keys: names, spelling and conditions differ too easily."""
     match = re.search(
-        r" on (?:only )?(?:\w+\.)?\"?(\w+)\"?\s*(?:using \w+ )?(.*)", statement, re.IGNORECASE | re.DOTALL
+        r" on (?:only )?(?:\"?\w+\"?\.)?\"?(\w+)\"?\s*(?:using \w+ )?(.*)", statement, re.IGNORECASE | re.DOTALL
     )
     assert match, f"not an index: {statement}"
     keys = re.split(r"\bwhere\b", match[2], flags=re.IGNORECASE)[0]
@@ -66,14 +67,16 @@ MIGRATIONS = "forgekeeper_migrations"
 # A schema that one may not use hides its tables: they look as if they were missing.
 CLOSED = """
     select distinct quote_ident(n.nspname), quote_ident(current_user)
-    from unnest(%s::text[]) as name
+    from unnest(%s::text[], %s::text[]) as wanted (name, schema)
         join pg_class as c on c.relname = name
         join pg_namespace as n on n.oid = c.relnamespace
-    where to_regclass(name) is null and not has_schema_privilege(n.oid, 'usage')
+    where not has_schema_privilege(n.oid, 'usage')
+        and case when schema is null then to_regclass(quote_ident(name)) is null else n.nspname = schema end
 """
 
 
 def closed(models: Sequence[type[Base]]) -> Iterator[str]:
     """Yield a sentence for each schema whose tables are hidden, because this role may not use it."""
-    for schema, role in database.execute_sql(CLOSED, ([MIGRATIONS, *_names(models)],)).fetchall():
+    schemas, names = zip((None, MIGRATIONS), *map(name_parts, models), strict=True)
+    for schema, role in database.execute_sql(CLOSED, (list(names), list(schemas))).fetchall():
         yield f"{role} may not use schema {schema}: `grant usage on schema {schema} to {role}`"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import peewee as pw
 
 from forgekeeper.database import database, sqlstate
+from forgekeeper.database.naming import column_name, relation_name
 from forgekeeper.database.queries import chosen
 
 SNAPSHOT = "repeatable read, read only"
@@ -131,9 +132,9 @@ class Rows:
 def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
     """Return the rows that *query* selects."""
     model = query.model
-    key = model._meta.primary_key
-    where = f"{key.column_name} in ({literal(*query.select(key).sql())})"
-    return Rows(model._meta.table_name, where, {}, due=due.column_name, key=key.column_name)
+    key = column_name(model._meta.primary_key)
+    where = f"{key} in ({literal(*query.select(model._meta.primary_key).sql())})"
+    return Rows(relation_name(model), where, {}, due=column_name(due), key=key)
 
 
 def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:

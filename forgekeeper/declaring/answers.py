@@ -15,6 +15,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, database, exclusions, queries
+from forgekeeper.database.naming import quote_name, relation_name
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -49,12 +50,12 @@ class Total(NamedTuple):
     @property
     def table(self) -> str:
         """The other table, in SQL."""
-        return f'"{self.kept.model._meta.table_name}"'
+        return relation_name(self.kept.model)
 
     @property
     def key(self) -> str:
         """The column of its key, in SQL."""
-        return f'"{self.kept.model._meta.primary_key.column_name}"'
+        return quote_name(self.kept.model._meta.primary_key.column_name)
 
 
 class Spared(NamedTuple):

@@ -14,11 +14,12 @@ import structlog
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import batch_of
 from forgekeeper.database import database, exclusions, sqlstate, survey
+from forgekeeper.database.naming import column_name, relation_name, shown_name
 from forgekeeper.database.queries import IN_ORDER, START, Position, positions
 from forgekeeper.database.sessions import execute_prepared, write_first
 from forgekeeper.declaring.answers import Changes, Rows
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.statement import NO_ARRAY, Composed, column, condition
+from forgekeeper.deleting.statement import NO_ARRAY, Composed, condition
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import NONE, Amount
@@ -83,7 +84,7 @@ class Sweep:
         if not hasattr(self._run.outcome, self._rows.counted) and self.deleted:
             log.info("old records removed", record=self._rows.record, records=self.deleted)
         if self._rows.total is not None and self._held_up:
-            table = self._rows.total.table.strip('"')
+            table = shown_name(self._rows.total.kept.model)
             log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
@@ -218,12 +219,12 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
     """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
     rows = rows.of(batch_of(look.batch))
     columns = {"name": rows.name, "project": rows.project}
-    named: dict[str, Any] = {name: column(found) for name, found in columns.items() if found is not None}
+    named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
-        named["size"] = f"coalesce({column(rows.size)}, 0)"
+        named["size"] = f"coalesce({column_name(rows.size)}, 0)"
     if rows.total is not None:
         table, key = rows.total.table, rows.total.key
-        named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
+        named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
     part = look.part(rows.record, verb=rows.verb)
     look.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
     _keep(rows, look, part)
@@ -232,8 +233,8 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
 
 def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:
     text, values = condition(rows.model, due)
-    since, key = column(rows.since), column(rows.model._meta.primary_key)
-    return survey.Rows(rows.model._meta.table_name, f"{text} and {since} is not null", values, due=since, key=key)
+    since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
+    return survey.Rows(relation_name(rows.model), f"{text} and {since} is not null", values, due=since, key=key)
 
 
 def _keep(rows: Rows[Any], look: Look, part: Part) -> None:

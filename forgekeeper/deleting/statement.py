@@ -31,17 +31,18 @@ from typing import Any
 import peewee as pw
 
 from forgekeeper.database import Base, database
+from forgekeeper.database.naming import column_name, quote_name, relation_name, table_alias, write_expression
 from forgekeeper.declaring.answers import Rows, Total
 
 CHUNK = """
     with {first} as materialized (
-        select {row} as row, {since} as since, {key} as key{more} from "{table}"
+        select {row} as row, {since} as since, {key} as key{more} from {table}
         where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
         order by {since}, {key}
         limit {limit}
         for update skip locked
     ){within}{locked_first}, deleted as (
-        delete from "{table}"
+        delete from {table}
         where {row} = any(array(select row from claimed{free})){pruned} and ({due}) is true
         returning {since} as _since, {key} as _key{columns}
     ), reached as (
@@ -60,7 +61,7 @@ WITHIN = """, claimed as materialized (
     )"""
 # What could be claimed next, as far as it is not locked; nothing stays locked.
 SIZES = """
-    select {size} from "{table}"
+    select {size} from {table}
     where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
     order by {since}, {key}
     limit {limit}
@@ -111,11 +112,7 @@ PLACE = re.compile(r"%s|%%")
 
 def condition(model: type[Base], expression: pw.Node) -> tuple[str, dict[str, Any]]:
     """Return *expression* over the model's columns in SQL, with its values by name: all runs prepare one statement."""
-    context = database.get_sql_context()
-    context.alias_manager[model._meta.table] = model._meta.table_name
-    with context.scope_normal():
-        text, values = context.sql(expression).query()
-    return named(text, values, name="due")
+    return named(*write_expression(model, expression), name="due")
 
 
 def named(text: str, values: Sequence[Any], *, name: str) -> tuple[str, dict[str, Any]]:
@@ -126,11 +123,6 @@ def named(text: str, values: Sequence[Any], *, name: str) -> tuple[str, dict[str
         return found[0] if found[0] == "%%" else f"%({name}_{next(numbers)})s"
 
     return PLACE.sub(call, text), {f"{name}_{number}": value for number, value in enumerate(values)}
-
-
-def column(field: pw.Field[Any]) -> str:
-    """Return the column with its table's name: no alias of a statement is taken for it."""
-    return f'"{field.model._meta.table_name}"."{field.column_name}"'
 
 
 class Composed:
@@ -144,13 +136,13 @@ class Composed:
             name = f"also_{number}"
             self._also[name], values = named(each.sql, each.params or (), name=name)
             self.values |= values
-        self._key = column(rows.model._meta.primary_key)
+        self._key = column_name(rows.model._meta.primary_key)
         row, partition = row_of(rows), rows.model.partition
-        self._part = column(getattr(rows.model, partition)) if partition and row == self._key else None
+        self._part = column_name(getattr(rows.model, partition)) if partition and row == self._key else None
         self._names = {
-            "since": column(rows.since),
+            "since": column_name(rows.since),
             "key": self._key,
-            "table": rows.model._meta.table_name,
+            "table": relation_name(rows.model),
             "due": due,
             "row": row,
         }
@@ -172,12 +164,12 @@ class Composed:
         totals are known to be locked.
         """
         rows = self.rows
-        measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
+        measured = {} if rows.size is None else {"size": f"coalesce({column_name(rows.size)}, 0)"}
         measured |= {} if rows.total is None else {"owner": owner(rows.total)}
         part = {} if self._part is None else {"part": self._part}
         columns = {f"_{name}": value for name, value in measured.items()}
-        columns |= {f'"{one.column_name}"': column(one) for one in rows.model._meta.sorted_fields if self._also}
-        columns |= {} if rows.name is None else {"_named": column(rows.name)}
+        columns |= {f'"{one.column_name}"': column_name(one) for one in rows.model._meta.sorted_fields if self._also}
+        columns |= {} if rows.name is None else {"_named": column_name(rows.name)}
         columns |= {f"_audit_{name}": value for name, value in rows.audit.items()}
         return CHUNK.format(
             first="candidates" if room else "claimed",
@@ -198,7 +190,7 @@ class Composed:
         """Return the statement that says how large the next rows are."""
         size = self.rows.size
         return SIZES.format(
-            size="0" if size is None else f"greatest(coalesce({column(size)}, 0), 0)::bigint",
+            size="0" if size is None else f"greatest(coalesce({column_name(size)}, 0), 0)::bigint",
             limit=limit,
             chosen=self._chosen(without=without, held_up=held_up),
             **self._names,
@@ -218,19 +210,19 @@ def _as(columns: Mapping[str, str]) -> str:
 
 def row_of(rows: Rows[Any]) -> str:
     """Return what identifies the rows of a statement: ctid in an ordinary table, else the key."""
-    table = rows.model._meta.table_name
-    return f'"{table}".ctid' if is_ordinary(table) else column(rows.model._meta.primary_key)
+    model = rows.model
+    return f"{table_alias(model)}.ctid" if is_ordinary(model) else column_name(model._meta.primary_key)
 
 
-def is_ordinary(table: str) -> bool:
+def is_ordinary(model: type[Base]) -> bool:
     """Say whether it is proved to be one table, in which a row is found by its ctid."""
-    row = database.execute_sql(ORDINARY, (table,)).fetchone()
+    row = database.execute_sql(ORDINARY, (relation_name(model),)).fetchone()
     return bool(row and row[0])
 
 
 def owner(total: Total) -> str:
     """Return what a row's total is kept of, in SQL."""
-    return f"{column(total.of)}::bigint"
+    return f"{column_name(total.of)}::bigint"
 
 
 def parts(total: Total | None, *, first: bool, behind: Sequence[str]) -> dict[str, str]:
@@ -240,7 +232,7 @@ def parts(total: Total | None, *, first: bool, behind: Sequence[str]) -> dict[st
     """
     if total is None:
         return {"locked_first": "", "free": "", "locked_last": "", "held_up": "array[]::bigint[]"}
-    names = {"table": total.table, "key": total.key, "kept": total.kept.column_name}
+    names = {"table": total.table, "key": total.key, "kept": quote_name(total.kept.column_name)}
     reduced = REDUCED.format(**names)
     if first:
         locked = LOCKED.format(turns=TURNS, after="", **names)

@@ -22,9 +22,10 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, exclusions, now, relations, signs
+from forgekeeper.database import Base, exclusions, now, relations, schema, signs
 from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.database.integrity import reasons_to_miss_rows
+from forgekeeper.database.naming import name_parts, relation_name, shown_name
 from forgekeeper.database.sessions import execute_prepared
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -221,7 +222,12 @@ def fits(batch: BatchSpec) -> bool:
 def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     """Yield why the batch cannot work on the forge's relations as they are; with *rights*, as this role."""
     expected = batch.relations
-    tables = relations.look([one.name for one in expected])
+    # A schema that the role may not use is an error to PostgreSQL when a statement names it.
+    in_schemas = [one.model for one in expected if name_parts(one.model)[0]]
+    if in_schemas and (hidden := list(schema.closed(in_schemas))):
+        yield from hidden
+        return
+    tables = relations.look([one.sql for one in expected])
     if found := [said for one in expected for said in relations.misfits(one.model, tables)]:
         yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
     yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
@@ -239,7 +245,7 @@ def overlooked(batch: BatchSpec) -> Iterator[str]:
         if missed := sorted(model.overlooked()):
             tables = ", ".join(one.called for one in below([model]) if one.kind in ("r", "p"))
             yield (
-                f"lookups miss rows of {model._meta.table_name} that exist, {missed[0]} for one: an index is damaged;"
+                f"lookups miss rows of {shown_name(model)} that exist, {missed[0]} for one: an index is damaged;"
                 f" `reindex table concurrently` of {tables} rebuilds it"
             )
 
@@ -260,22 +266,22 @@ class Below(NamedTuple):
 
 def below(models: Sequence[type[Base]]) -> list[Below]:
     """Return what the relation of each of the models is made of, in one statement."""
-    names = [model._meta.table_name for model in models]
+    names = [relation_name(model) for model in models]
     return [Below(*row) for row in execute_prepared("relations", RELATIONS, {"names": names}).fetchall()]
 
 
 def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
     """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
-    found = below(models)
+    found, shown = below(models), {relation_name(model): shown_name(model) for model in models}
     yield from reasons_to_miss_rows({one.oid for one in found})
     for one in found:
         reached = {other.oid for other in found if other.name == one.name}
-        if said := _objection(one, reached):
+        if said := _objection(one._replace(name=shown[one.name]), reached):
             yield said
     for model in models:
-        table = model._meta.table_name
+        table, columns = shown_name(model), tables.get(relation_name(model), {})
         for key in model.found_by:
-            if (column := tables.get(table, {}).get(key)) is not None and column.filled is False:
+            if (column := columns.get(key)) is not None and column.filled is False:
                 yield (
                     f"column {table}.{key} may be NULL, and rows in which it is are never found: "
                     f"`alter table {table} alter column {key} set not null`"

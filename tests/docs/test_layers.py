@@ -145,6 +145,14 @@ def test_the_engine_names_no_batch_table_or_key_of_a_forge(path):
     assert {name for name in NAMES if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", path.read_text())} == set()
 
 
+@every_module
+def test_one_module_of_the_engine_writes_the_names_of_models_relations(module):
+    names = {ast.unparse(node) for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)}
+
+    written = {name for name in names if name.endswith(("_meta.table_name", "_meta.schema"))}
+    assert written == set() or module == "forgekeeper.database.naming" or not within(module, {"forgekeeper"})
+
+
 @every("batch", BATCHES)
 def test_no_batch_imports_another(batch):
     modules = {name: other.module for name, other in BATCHES.items()}

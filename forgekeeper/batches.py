@@ -18,7 +18,8 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.queries import AtStake
+from forgekeeper.database.looking import as_look
+from forgekeeper.database.queries import AtStake, stake_as_look
 from forgekeeper.database.relations import Relation, is_ours
 from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows
 from forgekeeper.declaring.shown import Shown
@@ -172,12 +173,12 @@ class BatchSpec(Declared):
 
     def repositories(self, look: Repositories) -> Repositories:
         """Let `check` ask the function where some repositories should be, below the root."""
-        self.known_repositories.append(look)
+        self.known_repositories.append(as_look(self.name, look))
         return look
 
     def objects(self, look: Objects) -> Objects:
         """Let `check` ask the function for some objects that should be at a location."""
-        self.known_objects.append(look)
+        self.known_objects.append(as_look(self.name, look))
         return look
 
     def audited(self, subject: Subject) -> None:
@@ -206,7 +207,7 @@ class BatchSpec(Declared):
 
     def at_stake(self, look: AtStake) -> AtStake:
         """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
-        self.stake = self.stake or look
+        self.stake = self.stake or stake_as_look(self.name, look)
         return look
 
     def due(self, now: datetime) -> Backlog | None:

@@ -27,6 +27,7 @@ from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag, all_declared, queue
 from forgekeeper.connections import Limits, client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
+from forgekeeper.database.looking import looking
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.runs import holds, preconditions, quarantine, reconcile
@@ -129,7 +130,7 @@ def registry(settings: Settings) -> CollectorRegistry:
 
 
 def _ask(collector: Collector, settings: Settings) -> list[Reading]:
-    with _connected() if collector.database else nullcontext():
+    with _connected() if collector.database else nullcontext(), looking():
         return list(collector.look(settings))
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
 from forgekeeper.database import database, plans, signs
+from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
 from forgekeeper.deleting.statement import is_ordinary
 from forgekeeper.runs import preconditions
@@ -42,13 +43,22 @@ def contract(settings: Settings) -> Iterator[Finding]:
     """
     said = defaultdict[Finding, list[str]](list)
     for batch in BATCHES.values():
-        for finding in _of(batch):
+        for finding in _looked_at(batch):
             off = settings.cron(batch.name) is None and finding.level == "error"
             said[finding._replace(level="warning") if off else finding].append(batch.name)
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
     yield from (warning("forge", sentence) for sentence in signs.advice())
     yield from (error("forge", sentence) for sentence in signs.objections(settings.forge_schema))
+
+
+def _looked_at(batch: BatchSpec) -> list[Finding]:
+    """Look at the batch's tables in a transaction that only reads."""
+    try:
+        with looking("a view or function that it reads"):
+            return list(_of(batch))
+    except WritesInLook as refused:
+        return [error(SUBJECT, str(refused))]
 
 
 def _of(batch: BatchSpec) -> Iterator[Finding]:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.check_places import Finding, ok, warning
-from forgekeeper.database import database, now
+from forgekeeper.database import now
+from forgekeeper.database.looking import looking
 from forgekeeper.database.queries import BOUND
-from forgekeeper.database.survey import SNAPSHOT
 from forgekeeper.runs.totals import RunTotal
 
 TAKEN = (
@@ -50,7 +50,7 @@ def _look(instant: datetime) -> dict[str, _Seen]:
     """Say of each batch how much was due at that instant and is there yet, and how much its runs have deleted."""
     found = {}
     for name, batch in BATCHES.items():
-        with database.atomic(SNAPSHOT):
+        with looking(name):
             if batch.deletes and (due := batch.due(instant)) is not None:
                 found[name] = _Seen(due.records, RunTotal.of_batch(name))
     return found

@@ -16,6 +16,7 @@ from forgekeeper.boot import load
 from forgekeeper.cli.terminal import HELD, Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
+from forgekeeper.database.looking import WritesInLook
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.settings import Settings
@@ -166,6 +167,8 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, redis.RedisError):
         line = PREAMBLE.sub("", _line(error))
         return f"cannot use Redis: {line}; {_by_words(line, REDIS_WORDS) or f'check {REDIS}'}"
+    if isinstance(error, WritesInLook):
+        return str(error)
     if isinstance(error, PortTaken):
         return f"{error}; stop what is there, or choose another port"
     if isinstance(error, OSError):

@@ -17,6 +17,7 @@ from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
 from forgekeeper.connections import Limits, asked, client
 from forgekeeper.database import now
+from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
 from forgekeeper.delivery.queues import depth, due_since
@@ -45,7 +46,7 @@ def status(json: Json = False) -> None:
     When a batch is due is what the living schedulers say.  What is wrong comes first.  Where Redis does not answer,
     is full or is another installation's, PostgreSQL alone is asked.
     """
-    with connected("status", limits=_limits) as settings:
+    with connected("status", limits=_limits) as settings, looking():
         found = gather(settings)
     if json:
         emit(found)
@@ -59,13 +60,16 @@ def _limits(settings: Settings) -> Limits:
 
 
 class Looks:
-    """Looks into Redis; *trouble* says what is wrong with it, None as long as nothing is.
+    """Looks into Redis and at batches; *trouble* says what is wrong with Redis, None as long as nothing is.
+
+    *refused* has a sentence for each look that would have written.
 
     Once Redis does not answer, or is another installation's, this thread asks it nothing more within.
     """
 
     def __init__(self) -> None:
         self.trouble: str | None = None
+        self.refused: list[str] = []
 
     def __enter__(self) -> Self:
         """Ask whether Redis answers, is this installation's, and takes writes."""
@@ -85,9 +89,12 @@ class Looks:
             claim_by_writing(client, theirs)
 
     def ask(self, look: Callable[[], Answer]) -> Answer | None:
-        """Return what *look* finds; None where that needs Redis, and Redis fails."""
+        """Return what *look* finds; None if it needs Redis and Redis fails, or if it would write."""
         try:
             return look()
+        except WritesInLook as error:
+            self.refused.append(str(error))
+            return None
         except redis.RedisError as error:
             self.trouble = self.trouble or sentence(error)
             if isinstance(error, redis.ConnectionError | redis.TimeoutError):
@@ -119,6 +126,7 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     deleted, waiting = amounts.amounts(instant, least=settings.breaker_least), list(not_deleted.not_deleted(found))
     warnings = [
         *([looks.trouble] if looks.trouble else []),
+        *looks.refused,
         *(said for name, one in batches.items() for said in ticks.of_children(name, one["children_failing"])),
         *process_list.warnings(known, instant),
         *holds.warnings(),

@@ -12,6 +12,7 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now, release
+from forgekeeper.database.looking import WritesInLook
 from metrics.logs import describe
 from metrics.threads import Rounds
 
@@ -40,7 +41,7 @@ class Backlogs:
             for name, batch in BATCHES.items():
                 try:
                     due = batch.due(instant)
-                except redis.RedisError:
+                except (redis.RedisError, WritesInLook):
                     due = None
                 self._known[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:

@@ -23,6 +23,7 @@ from playhouse.pool import MaxConnectionsExceeded
 from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.database import database, release
+from forgekeeper.database.looking import looking
 from metrics.logs import clean, describe
 
 FRESH = 0.5  # seconds
@@ -34,7 +35,7 @@ KEPT = 200  # answers, those that were asked for last
 THREADS = 4  # questions at once, each on a connection of its own
 SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
 AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
-"""What a server raises that is away, or that refuses."""
+"""Errors of a server that is away, or that refuses."""
 
 
 def trouble(error: Exception) -> str:
@@ -116,7 +117,9 @@ def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
     """Ask on a connection of this thread; what fails leaves the value as it was *before*."""
     try:
         database.connect(reuse_if_open=True)
-        known = Known(look(), at=time.monotonic())
+        with looking():
+            found = look()
+        known = Known(found, at=time.monotonic())
     except Problem as problem:
         known = Known(problem=problem)
     except AWAY as error:

@@ -11,6 +11,7 @@ import peewee as pw
 import psycopg2
 
 from forgekeeper.database import Base, database
+from forgekeeper.database.looking import as_look
 from forgekeeper.database.naming import relation_name
 
 BOUND = 100_001
@@ -60,6 +61,17 @@ class Stake(NamedTuple):
 
 
 AtStake: TypeAlias = Callable[[datetime], Stake]
+
+
+def stake_as_look(whose: str, ask: AtStake) -> AtStake:
+    """Return *ask* as a look, and the counts that it returns as looks of their own."""
+    asked = as_look(whose, ask)
+
+    def look(instant: datetime) -> Stake:
+        stake = asked(instant)
+        return Stake(as_look(whose, stake.due), as_look(whose, stake.of))
+
+    return look
 
 
 def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:

@@ -1,7 +1,6 @@
-"""A look at rows that changes nothing: how many there are, whose, since when, and some of them by name.
+"""Counts rows for a look: how many there are, whose, since when, and some of them by name.
 
-All statements of a look see one snapshot, in a transaction that PostgreSQL itself lets only read.  Where there is no
-time to count all, it asks what PostgreSQL expects.
+If there is no time to count all, it asks for PostgreSQL's estimate.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import peewee as pw
 
 from forgekeeper.database import database, sqlstate
+from forgekeeper.database.looking import looking
 from forgekeeper.database.naming import column_name, relation_name
 from forgekeeper.database.queries import chosen
 
-SNAPSHOT = "repeatable read, read only"
-"""How a transaction begins in which all statements see one snapshot, and PostgreSQL refuses whatever would write."""
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05
 """Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
@@ -163,7 +161,7 @@ def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
     """Ask; return None where PostgreSQL has not answered by *until*.  The look goes on after it."""
     left = max(SHORTEST, until - time.monotonic())
     try:
-        with database.atomic():
+        with looking():
             database.execute_sql("set local statement_timeout = %s", [round(left * 1_000)])
             return ask()
     except pw.OperationalError as error:

@@ -1,5 +1,7 @@
 """What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, and a preview.
 
+Each of these functions is registered as a look: whoever calls it, PostgreSQL lets it only read.
+
 A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
 """
 
@@ -13,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from forgekeeper.database import now, survey
+from forgekeeper.database.looking import as_look
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.settings import Settings
 from metrics.catalogue import Gauge, Reading, at
@@ -200,7 +203,7 @@ class Shown:
         """Let the function say how much of *record* is due at an instant, and since when."""
 
         def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
-            self.backlogs[record] = look
+            self.backlogs[record] = as_look(self.name, look)
             self.collectors.setdefault(self.collected_as, Collector(self._readings))
             return look
 
@@ -208,7 +211,8 @@ class Shown:
 
     def quarantines(self, refused: Refused) -> None:
         """Let what the document itself keeps of what was refused lie in quarantine."""
-        self.refused.append(refused)
+        count, entries = as_look(self.name, refused.count), as_look(self.name, refused.entries)
+        self.refused.append(replace(refused, count=count, entries=entries))
         self.collectors.setdefault(self.collected_as, Collector(self._readings))
 
     def collector(
@@ -217,18 +221,18 @@ class Shown:
         """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
 
         def declare(look: Readings) -> Readings:
-            self.collectors[name] = Collector(look, tuple(gauges), database)
+            self.collectors[name] = Collector(as_look(self.name, look), tuple(gauges), database)
             return look
 
         return declare
 
     def status(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
         """Let `status` show what *look* finds, as *name* in `--json`, as *sentence* to people."""
-        self.statuses[name] = Status(look, sentence)
+        self.statuses[name] = Status(as_look(self.name, look), sentence)
 
     def preview(self, look: Preview) -> Preview:
         """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""
-        self.previews.append(look)
+        self.previews.append(as_look(self.name, look))
         return look
 
     def _readings(self, _settings: Settings) -> Iterator[Reading]:

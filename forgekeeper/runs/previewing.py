@@ -11,8 +11,8 @@ from typing import Any
 import redis
 
 from forgekeeper.batches import BatchSpec, Declared, FeatureFlag
-from forgekeeper.database import database, exclusions, now
-from forgekeeper.database.survey import SNAPSHOT
+from forgekeeper.database import exclusions, now
+from forgekeeper.database.looking import looking
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.runs import breaker, holds, preconditions, quarantine
 from forgekeeper.runs.preconditions import Blocked
@@ -66,7 +66,7 @@ def preview(
     Needs a connection, and no transaction.  Raises what the servers raise when they are away.
     """
     notes = [*_disagreement(batch, settings)]
-    with database.atomic(SNAPSHOT):
+    with looking(batch.name):
         instant = at or now()
         notes += states(batch, settings)
         due = breaker.amount(batch, instant)
@@ -107,7 +107,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
 def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Say for which reason a run would be blocked before it began."""
     try:
-        with database.atomic(SNAPSHOT):
+        with looking(batch.name):
             preconditions.require(batch, settings, claims=False)
     except redis.RedisError as error:
         yield f"Redis is away, and a run may need it: {error}"

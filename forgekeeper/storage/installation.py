@@ -18,6 +18,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import DECLARED
 from forgekeeper.database import Base, database, default, sqlstate
+from forgekeeper.database.looking import looking
 
 INSTALLATION = "forgekeeper:installation"
 """String, the id of the one installation that keeps its messages here."""
@@ -120,7 +121,9 @@ def objection() -> str | None:
 def look() -> Situation | None:
     """Return where the database is and should be, None where there is no installation; raise `Unknown`."""
     try:
-        row = database.execute_sql(FOUND).fetchone()
+        # What is refused here must not end a transaction in which this is one look of several.
+        with looking():
+            row = database.execute_sql(FOUND).fetchone()
     except pw.ProgrammingError as error:
         if sqlstate(error) == FORBIDDEN and "pg_control_system" in str(error):
             raise Unknown(ASK) from error

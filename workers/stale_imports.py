@@ -162,17 +162,14 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
     time_limit=timedelta(minutes=12),
     team="log-monitoring",
     outcome=Outcome,
-    due=lambda now: [imports(now), entities(now)],
     tables=[BulkImportTracker, Notice],
-    records=[
+    more_records=[
         Record(
             "bulk_import_or_entity",
             examined=("imports", "entities", "skipped", "failed"),
             # The outcome's `failed`, which the document names, counts them.
             errors={"state_transition": ("failed",)},
         ),
-        Record("bulk_import", processed=("imports",), objective=timedelta(hours=8)),
-        Record("entity", processed=("entities",), objective=timedelta(hours=8), excluded_by=("pattern",)),
         Record("tracker", processed=("trackers",)),
     ],
     collector="imports",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
-from forgekeeper.declaring.answers import Answer, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of
+from forgekeeper.declaring.answers import Answer, Changes, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import part_of
@@ -32,7 +32,7 @@ Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """At which a batch is asked what it would delete, for the shape of its answer alone."""
-DERIVED = {"time_limit", "outcome", "due", "records", "collector"}
+DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
 """Options that are no field of a declaration: others have their place, or say what is left out."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
@@ -43,8 +43,8 @@ class Options(TypedDict, total=False):
 
     time_limit: timedelta
     outcome: type[DataclassInstance]
-    due: Due
     records: Sequence[Record]
+    more_records: Sequence[Record]
     thresholds: Sequence[Threshold]
     counters: Sequence[Counter]
     collector: str
@@ -70,6 +70,7 @@ class OfBatch(Options, total=False):
 class OfChild(Options, total=False):
     """What children alone may declare."""
 
+    due: Due
     enqueued_as: str
     continues: Sequence[str]
     lease: bool
@@ -90,10 +91,11 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     last line of a run calls the whole result, besides its fields.  *commands* is a module, imported by the command line
     alone, whose `COMMANDS` maps names to commands or groups.
 
-    What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *due* says
-    what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say
-    which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond which alerts
-    fire, *counters* are of its own.  *collector* is the exporter's label for what reads its backlogs, if not its name.
+    What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
+    is a dataclass for the result, *records* say which of its fields count what: both follow from `Rows` and `Items`.
+    *more_records* come after those.  A function with *records* of its own is not asked before a run.  *thresholds* are
+    numbers beyond which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its
+    backlogs, if not its name.
 
     Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
     """
@@ -118,6 +120,8 @@ def _declared(
 ) -> Spec:
     """Make the declaration, and derive from what the function answers with what its facts do not say."""
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
+    if due is not None and kind is BatchSpec:
+        raise Mistake(f"{name}: due= is for children; what a batch returns is what its preview and breaker see")
     asked = due is not None or (records is None and facts.get("writes") is None)
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
@@ -129,7 +133,7 @@ def _declared(
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
         outcome=facts.get("outcome") or _outcome(name, rows, items),
-        records=(*map(_record, rows), *map(_items, items)) if records is None else tuple(records),
+        records=(*(_records(rows, items) if records is None else records), *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
         **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
@@ -152,7 +156,7 @@ def _shape_of(name: str, due: Due) -> list[Answer]:
     except Exception as error:
         raise Mistake(
             f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
-            " build the expression alone, or name what is due with due=, or declare records=, tables= and outcome="
+            " build the expression alone, or declare records=, tables= and outcome="
         ) from error
 
 
@@ -165,10 +169,17 @@ def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) 
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
 
 
+def _records(rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> tuple[Record, ...]:
+    """Say how all that the batch deletes is counted."""
+    return (*map(_record, rows), *map(_items, items))
+
+
 def _record(rows: Rows[Any]) -> Record:
-    """Say how rows are counted."""
+    """Say how rows are counted; the outcome of those that are changed has fields of its own for bad ones."""
     counted, size = (rows.counted,), (rows.counted_bytes,) if rows.counted_bytes else ()
     by = _excluded_by(project=rows.project, pattern=rows.name)
+    if isinstance(rows, Changes):
+        return Record(rows.record, processed=counted, objective=rows.objective, excluded_by=by)
     return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size, excluded_by=by)
 
 

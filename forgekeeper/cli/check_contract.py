@@ -11,7 +11,7 @@ from forgekeeper.cli.check_places import Finding, error, ok, warning
 from forgekeeper.database import database, plans, signs
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
-from forgekeeper.deleting.statement import is_ordinary
+from forgekeeper.database.targets import Target
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Below
 from forgekeeper.settings import Settings
@@ -86,7 +86,7 @@ def _shown(relation: Relation, below: Sequence[Below]) -> str:
     said = []
     if tables := [one.called for one in below if one.name == relation.sql and not one.itself and one.kind != "v"]:
         said.append(f"a view of {', '.join(tables)}")
-    if "delete" in relation.operations() and is_ordinary(relation.model):
+    if "delete" in relation.operations() and Target.find(relation.model).by_ctid:
         said.append("rows go by ctid")
     return f"{relation.name} ({', '.join(said)})" if said else relation.name
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import md5
@@ -275,6 +275,33 @@ def writing() -> Iterator[None]:
         yield
 
 
+@dataclass
+class Unit:
+    """A transaction of the engine's in few requests: *first* begins it, *last* is sent together with its commit."""
+
+    first: str = "begin isolation level read committed, read write; "
+    last: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def committing() -> Iterator[Unit]:
+    """Commit, after it, a transaction that the request of a first statement has begun; roll back for an exception.
+
+    That statement may be a prepared one, which cannot be prepared within a transaction.  If *last* fails, nothing is
+    committed.
+    """
+    unit = Unit()
+    try:
+        yield unit
+        database.execute_sql(f"{unit.last}commit", unit.values)
+    except BaseException:
+        if reachable():
+            with suppress(pw.PeeweeException):
+                database.execute_sql("rollback")
+        raise
+
+
 def insist(how: str) -> None:
     """Raise `WritesByItself` where a batch that is asked what goes would write, delete or lock *how*."""
     if (batch := _guarded.get()) is not None and not _engine.get():
@@ -307,6 +334,8 @@ def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, fi
             if connection.closed or (full in known and sqlstate(error) not in GONE):
                 raise
             connection.prepared = None
+            if not _is_idle(connection):
+                database.execute_sql("rollback")
     return database.execute_sql(first + statement, values)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import peewee as pw
 import structlog
@@ -15,12 +16,14 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import batch_of
 from forgekeeper.database import database, exclusions, sqlstate, survey
 from forgekeeper.database.naming import column_name, relation_name, shown_name
-from forgekeeper.database.queries import IN_ORDER, START, Position, positions
-from forgekeeper.database.sessions import execute_prepared, write_first
+from forgekeeper.database.queries import IN_ORDER, START, Position, among, positions
+from forgekeeper.database.sessions import Unit, committing, execute_prepared, write_first, writing
+from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import Changes, Rows
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.statement import NO_ARRAY, Composed, condition
+from forgekeeper.deleting.statement import NO_ARRAY, NOT_UNIQUE, Composed, condition, limited
 from forgekeeper.runs.brakes import Brakes
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import NONE, Amount
 
@@ -49,6 +52,13 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     return "deadline"
 
 
+class RowSize(NamedTuple):
+    """A row by its *key*, and the bytes that its deletion counts against limits."""
+
+    key: int
+    bytes: int
+
+
 class Sweep:
     """One pass over the rows, from the oldest on."""
 
@@ -66,17 +76,24 @@ class Sweep:
         self.deleted = 0
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
-        """Delete the next chunk, but bad records; return False where nothing was found, or nothing may go."""
+        """Delete the next chunk, but bad records; return False if nothing was found, or limits leave nothing.
+
+        Raises `Blocked` if the relation reports deletions that it did not make; then nothing of the chunk is deleted.
+        """
         while granted := self._reserve(bad, limit):
             following = partial(self._following, limit=granted, without=bad.keys)
-            reached = bad.chunk(partial(self._take, bad, granted), following)
+            try:
+                reached = bad.chunk(partial(self._take, bad, granted), following)
+            except Blocked:
+                self._run.brakes.give_back()
+                raise
             self._run.brakes.give_back()
             if reached is not None:
                 self._position = reached
                 return True
             if self._run.brakes.room is None:
                 return False
-            # What was reserved for went elsewhere, or is locked by now; what comes behind it may be larger.
+            # The rows are deleted or locked by now; those behind them may be larger.
         return False
 
     def say(self) -> None:
@@ -89,13 +106,24 @@ class Sweep:
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
         """Reserve what the next chunk needs and no more; return how many rows that is."""
-        brakes, held_up = self._run.brakes, bool(self._held_up)
+        brakes = self._run.brakes
         if not brakes.limited:
             return limit
-        next_ = self._composed.sizes(limit, without=bool(bad.keys), held_up=held_up)
-        rows = database.execute_sql(write_first() + IN_ORDER + next_, self._values(bad, None)).fetchall()
-        sizes = [size for (size,) in rows]
-        return brakes.reserve(len(sizes), sum(sizes), least=sizes[0]).records if sizes else 0
+        while rows := self._next_sizes(bad, limit):
+            refused = {one.key: refusal for one in rows if (refusal := brakes.refuse(Amount(1, one.bytes)))}
+            if not refused:
+                return brakes.reserve(len(rows), sum(one.bytes for one in rows), least=rows[0].bytes).records
+            for key, refusal in refused.items():
+                if not bad.set_aside(key, refusal.sentence):
+                    brakes.reason = refusal.why
+                    return 0
+        return 0
+
+    def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
+        """Return the rows that a chunk would claim now."""
+        text = self._composed.sizes(limit, without=bool(bad.keys), held_up=bool(self._held_up))
+        found = database.execute_sql(write_first() + IN_ORDER + text, self._values(bad, None)).fetchall()
+        return [RowSize(*row) for row in found]
 
     def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
         """Return the positions of what a chunk would take, locked or not."""
@@ -115,7 +143,7 @@ class Sweep:
         size = "_size" if self._rows.size is not None else "0"
         text = partial(
             self._composed.text,
-            limit,
+            limit if of is None else min(of, limit),
             recorded=self._audited + brakes.settled("deleted", size=size, part=of is not None),
             only=only is not None,
             without=bool(bad.keys),
@@ -126,12 +154,12 @@ class Sweep:
         by_itself = only is not None or limit != self._rows.chunk
         try:
             # Where a total is locked, more rows of it may be in the next chunk.
-            row = self._send(text(totals_first=held_up), values, by_itself=by_itself)
+            row = self._delete(text(totals_first=held_up), values, by_itself=by_itself)
         except pw.DataError as error:
             if self._rows.total is None or held_up or sqlstate(error) != NO_ARRAY:
                 raise
             # Whatever else of that kind it may have been, this statement says it again.
-            row = self._send(text(totals_first=True), values, by_itself=by_itself)
+            row = self._delete(text(totals_first=True), values, by_itself=by_itself)
         went = Amount(*row[:2]) if row else NONE
         brakes.went(went, of=of)
         if row is None:
@@ -148,9 +176,27 @@ class Sweep:
         chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up)}
         return self._composed.values | chosen | self._position._asdict()
 
-    def _send(self, text: str, values: dict[str, Any], *, by_itself: bool) -> tuple[Any, ...] | None:
+    def _delete(self, text: str, values: dict[str, Any], *, by_itself: bool) -> tuple[Any, ...] | None:
+        """Execute the statement, and look whether its answer is true; raise, and delete nothing, if it is not.
+
+        A view may have several rows of one key; what acts in place of PostgreSQL may leave rows that it reports as
+        deleted: raises `Blocked`.
+        """
+        target = self._composed.target
+        try:
+            with committing() if target.instead else nullcontext(Unit(write_first())) as unit:
+                row = self._send(text, values, first=unit.first, by_itself=by_itself)
+                if target.instead and row and (left := among(self._rows.model.select(), row[5])):
+                    raise _not_done(target, left)
+        except pw.DataError as error:
+            if target.has_places or sqlstate(error) != NOT_UNIQUE:
+                raise
+            raise _not_unique(target) from error
+        return row
+
+    def _send(self, text: str, values: dict[str, Any], *, first: str, by_itself: bool) -> tuple[Any, ...] | None:
         """Execute the statement: prepared, unless it is one by itself."""
-        first = write_first() + IN_ORDER
+        first += IN_ORDER
         if by_itself:
             sent = database.execute_sql(first + text, values)
         else:
@@ -159,9 +205,28 @@ class Sweep:
         return row
 
 
+def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", still: str = "there") -> Blocked:
+    """Return what blocks a batch whose relation reports rows as done that are *left*."""
+    sentence = (
+        f"rows of {target.shown} were reported as {done} and are still {still}, one has the key {min(left)}: mend"
+        f" {' or '.join(target.instead)}, which acts in place of PostgreSQL; nothing was {done}"
+    )
+    return Blocked("schema", sentence)
+
+
+def _not_unique(target: Target, *, done: str = "deleted") -> Blocked:
+    """Return what blocks a batch whose statement would take rows that it has not claimed."""
+    (key,) = (field.column_name for field in target.model._meta.get_primary_keys())
+    sentence = (
+        f"several rows of {target.shown} have one {key}, so a statement that takes one takes all: make {key} unique;"
+        f" nothing was {done}"
+    )
+    return Blocked("schema", sentence)
+
+
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why it ended before all were, None where none is left."""
-    position = START
+    position, target = START, Target.find(changes.model, "update")
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
         while limit := run.brakes.free(changes.chunk):
             found = positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
@@ -171,19 +236,22 @@ def change(run: Run[Any], changes: Changes[Any]) -> str | None:
             if not found:
                 break
             position = found[-1]
-            done = _page(run, changes, bad, [each.key for each in found])
+            done = _page(run, changes, bad, target, [each.key for each in found])
             run.step("changed")
             if run.deadline.passed(done):
                 break
     return "deadline"
 
 
-def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, keys: Sequence[int]) -> int:
+def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target, keys: Sequence[int]) -> int:
     """Change the rows of these keys, those aside that cannot be; return how many were changed."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
-        bad.each(partial(_change, run, changes, len(keys)), keys)
+        bad.each(partial(_change, run, changes, target, len(keys)), keys)
         run.brakes.give_back()
+    except Blocked:
+        run.brakes.give_back()
+        raise
     finally:
         run.add("failed", bad.failed - failed)
     done: int = getattr(run.outcome, changes.counted) - before
@@ -191,10 +259,10 @@ def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, keys: Sequence[
     return done
 
 
-def _change(run: Run[Any], changes: Changes[Any], whole: int, ids: Sequence[int]) -> None:
+def _change(run: Run[Any], changes: Changes[Any], target: Target, whole: int, ids: Sequence[int]) -> None:
     """Change some, in one statement with what the audit says; then let the document say so of each."""
     of = None if len(ids) == whole else len(ids)
-    rows = execute(changes, run.now, ids, run.audit, run.brakes, of=of)
+    rows = execute(changes, run.now, ids, run.audit, run.brakes, of=of, target=target)
     run.brakes.went(Amount(len(rows)), of=of)
     run.add(changes.counted, len(rows))
     for row in rows:
@@ -203,15 +271,32 @@ def _change(run: Run[Any], changes: Changes[Any], whole: int, ids: Sequence[int]
 
 
 def execute(
-    changes: Changes[Any], now: datetime, ids: Sequence[int], audit: Audit, brakes: Brakes, *, of: int | None = None
+    changes: Changes[Any],
+    now: datetime,
+    ids: Sequence[int],
+    audit: Audit,
+    brakes: Brakes,
+    *,
+    target: Target | None = None,
+    of: int | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Change the rows of these keys that are due still; return a row for each."""
+    """Change the rows of these keys that are due still; return a row for each.
+
+    Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that were reported as
+    changed by what acts in place of PostgreSQL.
+    """
+    target = target or Target.find(changes.model, "update")
     due, named = condition(changes.model, changes.due)
     audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
     recorded = audited + brakes.settled("changed", part=of is not None)
     values = {"ids": list(ids), "now": now} | named | brakes.values(of) | audit.values
     text = write_first() + changes.statement.format(due=due, recorded=recorded)
-    rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
+    with writing():
+        rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
+        if len(rows) > len(set(ids)):
+            raise _not_unique(target, done="changed")
+        if target.instead and len(left := among(changes.select(), ids)) > len(ids) - len(rows):
+            raise _not_done(target, left, done="changed", still="due")
     return rows
 
 
@@ -221,7 +306,7 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
     columns = {"name": rows.name, "project": rows.project}
     named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
-        named["size"] = f"coalesce({column_name(rows.size)}, 0)"
+        named["size"] = limited(rows.size)
     if rows.total is not None:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"

@@ -4,8 +4,8 @@
 subquery, finds other unlocked rows each time, and deletes them all.
 
 A row that changes between our snapshot and our lock is locked as it is then; the condition is repeated where rows are
-deleted, so that one which is not due any more stays.  By ctid it is a third faster, but only in one ordinary table is
-that a key: rows of two partitions have the same, and a view has none (`ORDINARY`).
+deleted, so that one which is not due any more stays.  Tables are deleted from by place (`Target`), which no two rows
+share.  A view has no places: its rows are deleted by key, and if that takes more rows than keys the statement fails.
 
 Statistics may be stale: where few were due when the table was analyzed, PostgreSQL would read all that are due for
 each chunk; by a plan that was made while the table was tiny it would read the table.  So the claim takes the index in
@@ -30,8 +30,9 @@ from typing import Any
 
 import peewee as pw
 
-from forgekeeper.database import Base, database
-from forgekeeper.database.naming import column_name, quote_name, relation_name, table_alias, write_expression
+from forgekeeper.database import Base
+from forgekeeper.database.naming import column_name, quote_name, relation_name, write_expression
+from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import Rows, Total
 
 CHUNK = """
@@ -43,14 +44,14 @@ CHUNK = """
         for update skip locked
     ){within}{locked_first}, deleted as (
         delete from {table}
-        where {row} = any(array(select row from claimed{free})){pruned} and ({due}) is true
+        where {row} = any(array(select row from claimed{free})){in_table}{pruned} and ({due}) is true
         returning {since} as _since, {key} as _key{columns}
     ), reached as (
         select _since as since, _key as key from deleted
         union all
         select since, key from claimed where not exists (select from deleted)
     ){also}{recorded}{locked_last}
-    select (select count(*) from deleted), {bytes}, since::text, key, {held_up} from reached
+    select {count}, {bytes}, since::text, key, {held_up}, {keys} from reached
     order by reached.since desc, reached.key desc limit 1
 """
 # Where bytes are limited, of what was claimed the first that keep within what is left.
@@ -61,7 +62,7 @@ WITHIN = """, claimed as materialized (
     )"""
 # What could be claimed next, as far as it is not locked; nothing stays locked.
 SIZES = """
-    select {size} from {table}
+    select {key}, {size} from {table}
     where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
     order by {since}, {key}
     limit {limit}
@@ -70,12 +71,18 @@ SIZES = """
 # Rows that are locked stay in their partition.  By an array of values PostgreSQL leaves no partition out; by bounds it
 # does, and what becomes due one after another lies side by side.
 PRUNED = " and {part} between (select min(part) from claimed) and (select max(part) from claimed)"
-# The table is proved to be an ordinary one.
-ORDINARY = """
-    select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')
-        and not exists (select from pg_inherits where inhparent = oid)
-    from pg_class where oid = to_regclass(%s)
-"""
+# Compared with "is true" the subquery is not turned into a join: PostgreSQL hashes it once.
+IN_TABLE = " and (({tableoid}, {ctid}) in (select place, row from claimed{free})) is true"
+COUNT_ROWS = "(select count(*) from deleted)"
+# A text that is no date is an error with a code of its own.
+COUNT_OF_KEYS = """(
+            select case when count(*) > count(distinct _key)
+                then extract(epoch from (count(*) || ' rows of ' || count(distinct _key) || ' keys')::date)::bigint
+                else count(*) end
+            from deleted
+        )"""
+NOT_UNIQUE = "22007"
+"""How a statement fails that would delete more rows of a view than it has claimed keys."""
 TURNS = 0x6B656570
 """The advisory locks by which our children wait for one another: the letters ``keep``."""
 LOCKED = """, present as materialized (
@@ -95,7 +102,7 @@ LOCKED = """, present as materialized (
     )"""
 REDUCED = """, reduced as (
         update {table} as total set {kept} = total.{kept} - gone.size
-        from (select _owner, sum(_size) as size from deleted group by _owner) as gone
+        from (select _owner, sum(_summed) as size from deleted group by _owner) as gone
         where total.{key} = gone._owner
     )"""
 FREE = " where (owner <> all(array(select owner from held_up))) is not false"
@@ -130,6 +137,7 @@ class Composed:
 
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
+        self.target = Target.find(rows.model)
         due, self.values = condition(rows.model, rows.due)
         self._also = dict[str, str]()
         for number, each in enumerate(rows.also):
@@ -137,14 +145,14 @@ class Composed:
             self._also[name], values = named(each.sql, each.params or (), name=name)
             self.values |= values
         self._key = column_name(rows.model._meta.primary_key)
-        row, partition = row_of(rows), rows.model.partition
-        self._part = column_name(getattr(rows.model, partition)) if partition and row == self._key else None
+        partition = None if self.target.by_ctid else rows.model.partition
+        self._part = column_name(getattr(rows.model, partition)) if partition else None
         self._names = {
             "since": column_name(rows.since),
             "key": self._key,
             "table": relation_name(rows.model),
             "due": due,
-            "row": row,
+            "row": row_of(self.target),
         }
 
     def text(
@@ -163,34 +171,40 @@ class Composed:
         *only* says that keys are named, *without* that some are left out, *room* that bytes are limited, *held_up* that
         totals are known to be locked.
         """
-        rows = self.rows
-        measured = {} if rows.size is None else {"size": f"coalesce({column_name(rows.size)}, 0)"}
+        rows, target = self.rows, self.target
+        measured = {} if rows.size is None else {"size": limited(rows.size)}
         measured |= {} if rows.total is None else {"owner": owner(rows.total)}
-        part = {} if self._part is None else {"part": self._part}
+        claimed = measured | ({} if self._part is None else {"part": self._part})
+        in_table = IN_TABLE if target.has_places and not target.is_single else ""
+        claimed |= {"place": target.tableoid} if in_table else {}
         columns = {f"_{name}": value for name, value in measured.items()}
+        columns |= {} if rows.total is None or rows.size is None else {"_summed": summed(rows.size)}
         columns |= {f'"{one.column_name}"': column_name(one) for one in rows.model._meta.sorted_fields if self._also}
         columns |= {} if rows.name is None else {"_named": column_name(rows.name)}
         columns |= {f"_audit_{name}": value for name, value in rows.audit.items()}
+        totals = parts(rows.total, first=totals_first, behind=list(self._also))
         return CHUNK.format(
             first="candidates" if room else "claimed",
             within=WITHIN if room else "",
-            more=_as(measured | part),
-            pruned=PRUNED.format(**part) if part else "",
+            more=_as(claimed),
+            in_table=in_table.format(tableoid=target.tableoid, ctid=target.ctid, **totals),
+            pruned=PRUNED.format(part=self._part) if self._part else "",
             chosen=self._chosen(only=only, without=without, held_up=held_up),
             limit=limit,
             columns=_as(columns),
             also="".join(f", {name} as ({text}\n        returning 1)" for name, text in self._also.items()),
             recorded=recorded,
+            count=COUNT_ROWS if target.has_places else COUNT_OF_KEYS,
+            keys="array(select _key from deleted)" if target.instead else "null",
             bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
-            **parts(rows.total, first=totals_first, behind=list(self._also)),
+            **totals,
             **self._names,
         )
 
     def sizes(self, limit: int, *, without: bool, held_up: bool) -> str:
-        """Return the statement that says how large the next rows are."""
-        size = self.rows.size
+        """Return the statement that has the keys of the next rows, and their sizes."""
         return SIZES.format(
-            size="0" if size is None else f"greatest(coalesce({column_name(size)}, 0), 0)::bigint",
+            size="0" if self.rows.size is None else limited(self.rows.size),
             limit=limit,
             chosen=self._chosen(without=without, held_up=held_up),
             **self._names,
@@ -204,20 +218,24 @@ class Composed:
         return of
 
 
+def row_of(target: Target) -> str:
+    """Return how the deletion finds a row, in SQL: by its ctid in a table, by its key in a view."""
+    (key,) = target.model._meta.get_primary_keys()
+    return target.ctid if target.has_places else column_name(key)
+
+
 def _as(columns: Mapping[str, str]) -> str:
     return "".join(f", {value} as {name}" for name, value in columns.items())
 
 
-def row_of(rows: Rows[Any]) -> str:
-    """Return what identifies the rows of a statement: ctid in an ordinary table, else the key."""
-    model = rows.model
-    return f"{table_alias(model)}.ctid" if is_ordinary(model) else column_name(model._meta.primary_key)
+def limited(size: pw.Field[Any]) -> str:
+    """Return a row's bytes for limits, results and previews, in SQL: a negative size is 0, it gives no bytes back."""
+    return f"greatest({summed(size)}, 0)::bigint"
 
 
-def is_ordinary(model: type[Base]) -> bool:
-    """Say whether it is proved to be one table, in which a row is found by its ctid."""
-    row = database.execute_sql(ORDINARY, (relation_name(model),)).fetchone()
-    return bool(row and row[0])
+def summed(size: pw.Field[Any]) -> str:
+    """Return a row's bytes for a `Total`, in SQL: its size as it is, since the forge has added it as it is."""
+    return f"coalesce({column_name(size)}, 0)"
 
 
 def owner(total: Total) -> str:

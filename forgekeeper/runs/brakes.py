@@ -16,15 +16,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.sessions import writing
 from forgekeeper.runs.holds import ENDS, WHY
-from forgekeeper.runs.totals import NONE, Amount, Limits, RunTotal, Why
-from forgekeeper.settings import Settings
+from forgekeeper.runs.totals import NONE, UNUSED, Amount, Limits, RunTotal, Why
+from forgekeeper.settings import PREFIX, Settings
 
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
@@ -53,6 +53,13 @@ ASK = f"""
         coalesce(run, %(run)s), released_at is not null, released_at is not null and released_expect is not null
     from force left join batches on name = %(batch)s
 """
+
+
+class Refusal(NamedTuple):
+    """The limit that never lets a record through, and a sentence for people."""
+
+    why: Why
+    sentence: str
 
 
 class Brakes:
@@ -109,6 +116,19 @@ class Brakes:
         if not left.amount:
             self.reason = left.why
         return min(wanted, left.amount)
+
+    def refuse(self, wanted: Amount) -> Refusal | None:
+        """Return the limit that refuses so much even to a run before which nothing was deleted; None if none does.
+
+        A limit of 0 refuses no record: it ends the run.
+        """
+        records, size = self._limits.records(UNUSED), self._limits.bytes(UNUSED)
+        for much, left, kind in ((wanted.records, records, ""), (wanted.bytes, size, "bytes_")):
+            if left.why is not None and much > left.amount > 0:
+                setting = f"{PREFIX}{left.why}_{self._batch}".upper().replace("MAX_", f"MAX_{kind.upper()}", 1)
+                what = "bytes" if kind else "records"
+                return Refusal(left.why, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it")
+        return None
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
         """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.

@@ -123,6 +123,7 @@ class BadRecords:
     def __init__(self, run: Run[Any], record: str, still: Still) -> None:
         self.failed = 0
         self.error: Exception | None = None
+        self._refused = 0
         self._batch, self._record = run.batch, record
         self._deadline = run.deadline
         self._counted = any(one.name == record and "database" in one.errors for one in run.declared.records)
@@ -176,6 +177,20 @@ class BadRecords:
             self.each(work, [key])
             if self._deadline.passed() and (self._deadline.halted() or time.monotonic() >= ends):
                 return
+
+    def set_aside(self, key: int, sentence: str) -> bool:
+        """Put a record into quarantine that a limit refuses; return False, and do nothing, if there are too many.
+
+        The run goes on behind it: such a record is not failing, so it does not count as one of too many bad records.
+        """
+        self._refused += 1
+        if self._refused > MOST_IN_RUN or len(self._known) >= MOST_KNOWN:
+            return False
+        log.warning("record exceeds a limit", record=self._record, id=key, reason=sentence)
+        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
+        self.keys.add(key)
+        self._known.add(key)
+        return True
 
     def _pass_over(self, key: int, error: Exception) -> None:
         sentence = describe(error)

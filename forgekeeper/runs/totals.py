@@ -173,6 +173,10 @@ class RunTotal(Base):
         return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit, "keep": LAST}).rowcount)
 
 
+UNUSED = Used(date.min, 0, 0, 0, 0, None)
+"""Before anything was deleted: limits leave all that they ever do."""
+
+
 class Left(NamedTuple):
     """How much limits leave, and which of them is the nearest; None where nothing is limited."""
 

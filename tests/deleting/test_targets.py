@@ -1,4 +1,4 @@
-"""Which rows a batch deletes: those of the relation that its model names."""
+"""Which rows a batch deletes: those of the relation that its model names, no more than it claims, and none in word only."""
 
 from datetime import timedelta
 
@@ -7,12 +7,16 @@ from peewee import BigIntegerField
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
+from forgekeeper.audit.deletions import Deletion
 from forgekeeper.cli.check import findings
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs.previewing import preview
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
+from tests.harness.tables import before_each
 from tests.harness.toys import declaring
 
 NAME, DAY = "sweep_events", timedelta(days=1)
@@ -125,3 +129,126 @@ def test_a_schema_that_the_role_may_not_use_blocks_the_batch_and_says_what_to_gr
         execute("reset role; drop owned by stranger; drop role stranger")
 
     assert result["blocked"] == "stranger may not use schema archive: `grant usage on schema archive to stranger`"
+
+
+# No more than is claimed
+
+PARTED = """
+    create table events (id bigint, at timestamptz not null, size bigint, part int, primary key (id, part))
+        partition by list (part);
+    create table events_1 partition of events for values in (1);
+    create table events_2 partition of events for values in (2);
+    create table events_3 partition of events for values in (3);
+    insert into events select n, now() - interval '2 days', 1, part from generate_series(1, 20) as n, generate_series(1, 3) as part;
+"""
+VIEW = "create view events as select * from kept, generate_series(1, 3) as part"
+DELETES = """
+    create or replace function act() returns trigger language plpgsql as $$
+        begin {} return old; end $$;
+    create trigger act instead of delete on events for each row execute function act()
+"""
+
+
+@pytest.mark.parametrize("tries", [0, 1], ids=["in one chunk", "one by one"])
+def test_a_key_of_several_partitions_takes_the_claimed_rows_alone(execute, tries):
+    execute(PARTED, "create sequence tries")
+
+    with before_each("delete", "events", f"if nextval('toys.tries') <= {tries} then raise 'not yet'; end if"):
+        result = run(declare(), max_per_run=10)
+
+    assert (result["deleted"], count("events")) == (10, 50)
+
+
+def test_a_view_with_several_rows_of_one_key_loses_none_and_its_batch_is_blocked(execute):
+    execute(
+        TABLE.format("kept"), ADD.format("kept", "1, 20"), VIEW, DELETES.format("delete from kept where id = old.id;")
+    )
+
+    result = run(declare(), max_per_run=10)
+
+    assert (result["skipped"], count("kept")) == ("schema", 20)
+    assert result["blocked"].startswith("several rows of events have one id, so a statement that takes one takes all")
+    assert [(total.records, total.reserved) for total in RunTotal.select()] == [(0, 0)]
+
+
+# What is reported as deleted is gone
+
+
+def test_a_trigger_that_deletes_nothing_is_named_and_nothing_is_counted_or_audited(execute):
+    execute(TABLE.format("kept"), ADD.format("kept", "1, 20"), "create view events as select * from kept")
+    execute(DELETES.format("if old.id < 20 then delete from kept where id = old.id; end if;"))
+
+    result = run(declare(), max_per_run=100)
+
+    assert (result["skipped"], result["deleted"], count("kept"), Deletion.select().count()) == ("schema", 0, 20, 0)
+    assert "one has the key 20: mend trigger act of events, which acts in place of PostgreSQL" in result["blocked"]
+    assert [(total.records, total.reserved) for total in RunTotal.select()] == [(0, 0)]
+
+
+def test_a_rule_that_keeps_the_rows_is_named(execute):
+    execute(TABLE.format("kept"), ADD.format("kept", "1, 20"), "create view events as select * from kept")
+    execute(
+        "create rule keep as on delete to events do instead update kept set size = 0 where id = old.id returning kept.*"
+    )
+
+    result = run(declare())
+
+    assert (result["skipped"], count("kept where size is null")) == ("schema", 20)
+    assert "mend rule keep of events" in result["blocked"]
+
+
+def test_a_trigger_that_deletes_is_believed_once_the_rows_are_gone(execute):
+    execute(TABLE.format("kept"), ADD.format("kept", "1, 250"), "create view events as select * from kept")
+    execute(DELETES.format("delete from kept where id = old.id;"))
+
+    assert (run(declare())["deleted"], count("kept"), sum(len(one.ids) for one in Deletion.select())) == (250, 0, 250)
+
+
+# Sizes
+
+
+@pytest.fixture
+def sized(execute):
+    """Twenty rows: one of minus 90,000 bytes first, and one of 5,000 behind it, the others of 100."""
+    execute(TABLE.format("events"), ADD.format("events", "1, 20"), "update events set size = 100")
+    execute("update events set size = case id when 1 then -90000 else 5000 end where id in (1, 2)")
+
+
+@pytest.mark.usefixtures("sized")
+def test_a_negative_size_gives_no_bytes_back():
+    spec = declare(size=Event.size, counted_bytes="bytes")
+
+    result = run(spec, max_bytes_per_day=6_000)
+
+    # The first has 0 bytes, and ten of a hundred fit beside the large one.
+    assert (result["deleted"], result["bytes"], count("events")) == (12, 6_000, 8)
+    assert [total.bytes for total in RunTotal.select()] == [6_000]
+
+
+@pytest.mark.usefixtures("sized")
+def test_a_preview_counts_a_negative_size_as_nothing():
+    (part,) = preview(declare(size=Event.size, counted_bytes="bytes"), settings_with()).parts
+
+    assert part.bytes == 5_000 + 18 * 100
+
+
+@pytest.mark.usefixtures("sized")
+def test_a_row_beyond_the_limit_of_bytes_goes_into_quarantine_and_the_run_goes_on_behind_it():
+    spec = declare(size=Event.size, counted_bytes="bytes")
+
+    results = [run(spec, max_bytes_per_run=1_000) for _ in range(2)]
+
+    assert [(one["deleted"], one["bytes"]) for one in results] == [(11, 1_000), (8, 800)]
+    (row,) = Quarantined.select()
+    assert (row.key, row.failures) == ("2", 2)
+    assert row.error == "it takes 5,000 bytes, and FORGEKEEPER_MAX_BYTES_PER_RUN_SWEEP_EVENTS is 1,000: raise it"
+
+
+@pytest.mark.usefixtures("sized")
+def test_a_row_that_was_too_large_is_deleted_once_the_limit_allows_it():
+    spec = declare(size=Event.size, counted_bytes="bytes")
+    run(spec, max_bytes_per_run=2_000)
+
+    run(spec, max_bytes_per_run=10_000)
+
+    assert (count("events"), Quarantined.select().count()) == (0, 0)

@@ -373,6 +373,53 @@ class JobLock(Base):
         return condition
 
 
+class ArtifactState(Base):
+    """How far a copy of an artifact was checked: a row that the forge deletes with the artifact, if it has one."""
+
+    optional = True
+    grants = "worker: select"
+
+    job_artifact_id = pw.BigIntegerField()
+    partition_id = pw.BigIntegerField()
+
+    class Meta:
+        table_name = "ci_job_artifact_states"
+        primary_key = pw.CompositeKey("job_artifact_id", "partition_id")
+
+
+class ArtifactReport(Base):
+    """What was read from an artifact that is a report; the forge deletes it with the artifact."""
+
+    optional = True
+    grants = "worker: select"
+
+    job_artifact_id = pw.BigIntegerField()
+    partition_id = pw.BigIntegerField()
+
+    class Meta:
+        table_name = "p_ci_job_artifact_reports"
+        primary_key = pw.CompositeKey("job_artifact_id", "partition_id")
+
+
+class TraceMetadata(Base):
+    """How a trace is archived.  It leads to the artifact that is the trace, and no trace is deleted."""
+
+    optional = True
+    grants = "worker: select"
+
+    build_id = pw.BigIntegerField()
+    partition_id = pw.BigIntegerField()
+    trace_artifact_id = pw.BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "p_ci_build_trace_metadata"
+        primary_key = pw.CompositeKey("build_id", "partition_id")
+
+
+FOLLOWERS: tuple[type[Base], ...] = (ArtifactState, ArtifactReport, TraceMetadata)
+"""Relations that a forge may have, whose rows it deletes with an artifact."""
+
+
 class ProjectGroup(Base):
     """A project and a group that it is in, itself or by way of another group.
 

@@ -22,7 +22,7 @@ from forgekeeper.batches import all_declared
 from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.declaring.answers import Removal
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.rows import part_of
+from forgekeeper.deleting.rows import parts_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
@@ -118,5 +118,5 @@ def _keep_up(now: datetime) -> int:
 def previewed(look: Look) -> Iterator[Part]:
     """Count what is old, kind by kind."""
     for one in old_rows(look.now):
-        yield part_of(one, look.within_share(0.5))
+        yield from parts_of(one, look.within_share(0.5))
     yield look.count(look.part("settled_upload"), SettledUpload.old(look.now - KEEP_UPLOADS), after=KEEP_UPLOADS)

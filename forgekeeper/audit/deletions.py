@@ -128,8 +128,17 @@ class Audit:
         self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
         self.values = {f"audit_{name}": value for name, value in self._facts.items()} if on else {}
 
-    def clause(self, record: str, source: str, *, id: str, name: str | None = None, **columns: str) -> str:  # noqa: A002
-        """Return a further part of a statement's ``with``: it records what the part *source* returns.
+    def clause(
+        self,
+        record: str,
+        source: str,
+        *,
+        id: str,  # noqa: A002
+        name: str | None = None,
+        part: str = "audited",
+        **columns: str,
+    ) -> str:
+        """Return a further *part* of a statement's ``with``: it records the rows that the part *source* returns.
 
         *id*, *name* and *columns* are expressions of SQL over *source*; the name is what a record is looked for by
         besides its id.  Empty where the audit is off.
@@ -140,7 +149,7 @@ class Audit:
         arrays = "".join(f", array_agg({value}) as {column}" for column, value in columns.items())
         detail = ", ".join(f"'{column}', {COLUMN.format(key=column)}" for column in columns)
         return f"""
-    , audited as (
+    , {part} as (
         insert into audit_deletions (batch, record, run, tick, child, phase, ids, hashes, detail)
         select %(audit_batch)s, '{record}', %(audit_run)s, %(audit_tick)s, %(audit_child)s, 'done', ids, hashes,
             jsonb_build_object({detail})

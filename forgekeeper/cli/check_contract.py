@@ -12,7 +12,7 @@ from forgekeeper.database import database, plans, signs
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
 from forgekeeper.database.targets import Target
-from forgekeeper.runs import preconditions
+from forgekeeper.runs import following, preconditions
 from forgekeeper.runs.preconditions import Below
 from forgekeeper.settings import Settings
 
@@ -77,6 +77,8 @@ def _of(batch: BatchSpec) -> Iterator[Finding]:
         for finding in chain(*looks, _find_unused_indexes(parts)):
             errors |= finding.level == "error"
             yield finding
+    for forbids, sentence in following.described(batch, tables):
+        yield (warning if forbids else ok)(SUBJECT, sentence)
     if relations and not errors:
         yield ok(SUBJECT, f"as expected: {', '.join(_shown(relation, below) for relation in relations)}")
 

@@ -56,7 +56,7 @@ class Stake(NamedTuple):
         models = (*(query.model for query in queries), *of)
         return cls(
             lambda bound: _count(queries, bound),
-            lambda bound: sum(_rows_of(model, bound) for model in models),
+            lambda bound: count_rows(models, bound),
         )
 
 
@@ -80,6 +80,11 @@ def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
         key = query.model._meta.primary_key
         found += query.select(key).limit(bound - found).count() if found < bound else 0
     return found
+
+
+def count_rows(models: Sequence[type[Base]], bound: int) -> int:
+    """Say how many rows the tables of the models have together."""
+    return sum(_rows_of(model, bound) for model in models)
 
 
 def _rows_of(model: type[Base], bound: int) -> int:

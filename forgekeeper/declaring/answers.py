@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from json import dumps
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -15,7 +15,9 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, database, exclusions, queries
-from forgekeeper.database.naming import quote_name, relation_name
+from forgekeeper.database.cascades import Cascades
+from forgekeeper.database.naming import column_name, quote_name, relation_name
+from forgekeeper.database.targets import Target
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -90,6 +92,10 @@ class Rows(Answer, Generic[Row]):
     Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
     and patterns by *name*; the engine says which *batch* that is of.
 
+    Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
+    models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
+    table, the batch is blocked.
+
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
     ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
 
@@ -112,6 +118,7 @@ class Rows(Answer, Generic[Row]):
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
     share: pw.Node | None = None
+    cascades_to: Sequence[type[Base]] = ()
     also: Sequence[pw.SQL] = ()
     total: Total | None = None
     until: Callable[[], str | None] | None = None
@@ -133,7 +140,7 @@ class Rows(Answer, Generic[Row]):
         if self.total is not None and self.size is None:
             raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
         if not self.record:
-            object.__setattr__(self, "record", WORD.sub("_", name).lower())
+            object.__setattr__(self, "record", record_of(self.model))
 
     def within(self, whole: Rows[Any]) -> Self:
         """Return those that are among the *whole*, too: a share of it."""
@@ -174,6 +181,25 @@ class Rows(Answer, Generic[Row]):
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
         return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    @cached_property
+    def cascades(self) -> Cascades:
+        """The rows that foreign keys delete or change with these.  Asks the database."""
+        return Cascades.find(Target.find(self.model), self.cascades_to)
+
+    @property
+    def followers(self) -> list[type[Base]]:
+        """The models, other than this one, of the rows that are counted with these.  Asks the database."""
+        return [self.cascades.models[place] for place in self.cascades.followers if place] if self.cascades_to else []
+
+    def count(self, bound: int) -> dict[int, int]:
+        """Count them, and what follows by foreign keys, up to *bound* in all: by the places of ``cascades.models``."""
+        (key,) = self.model._meta.get_primary_keys()
+        if not self.cascades_to or not self.cascades.links:
+            return {0: self.select(key).limit(bound).count()}
+        where = exclusions.written(self.model, pw.Expression(self.due, "AND", self.since.is_null(False)))
+        statement = self.cascades.counting(column_name(key), where, limit="%(bound)s")
+        return dict(database.execute_sql(statement, {"bound": bound}).fetchall())
 
     def select_of_all_shares(self) -> pw.ModelSelect[Row]:
         """Select them, and those of the other shares."""
@@ -312,5 +338,19 @@ def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
 
 
 def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
-    """Return what the breaker weighs: the rows that are due, of all in their tables."""
-    return queries.Stake.rows(*(rows.select() for rows in rows_of(batch, due, now)))
+    """Return what the breaker weighs: the rows that are due and what follows them, of all in their tables."""
+    found = rows_of(batch, due, now)
+    models = [model for rows in found for model in (rows.model, *rows.followers)]
+    return queries.Stake(partial(_count_all, found), partial(queries.count_rows, models))
+
+
+def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
+    found = 0
+    for one in rows:
+        found += sum(one.count(bound - found).values()) if found < bound else 0
+    return found
+
+
+def record_of(model: type[Base]) -> str:
+    """Return what a row of *model* is called in metrics, audit and previews, unless its batch says otherwise."""
+    return WORD.sub("_", model.__name__).lower()

@@ -14,10 +14,21 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 from forgekeeper.audit.lookup import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
-from forgekeeper.declaring.answers import Answer, Changes, Due, Mistake, Rows, answers_of, backlog_of, rows_of, stake_of
+from forgekeeper.declaring.answers import (
+    Answer,
+    Changes,
+    Due,
+    Mistake,
+    Rows,
+    answers_of,
+    backlog_of,
+    record_of,
+    rows_of,
+    stake_of,
+)
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.rows import part_of
+from forgekeeper.deleting.rows import parts_of
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter
@@ -30,6 +41,9 @@ Spec = TypeVar("Spec", bound=Declared)
 Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+CASCADED = "cascaded"
+"""The field of a result that counts rows which foreign keys deleted or changed, and the record of that metric."""
+FOLLOWED = "was deleted or changed by a foreign key"
 ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """At which a batch is asked what it would delete, for the shape of its answer alone."""
 DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
@@ -141,6 +155,8 @@ def _declared(
     if isinstance(declared, BatchSpec):
         declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
         declared.walks = {one.model: one.since.column_name for one in rows}
+        followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
+        declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
     register(declared)
     if rows:
         _derive(declared, rows, due or function)
@@ -165,13 +181,16 @@ def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) 
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
     fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
+    if any(one.cascades_to for one in rows):
+        fields.append((CASCADED, int, field(default=0)))
     stopped = ("stopped", str, field(default="drained"))
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
 
 
 def _records(rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> tuple[Record, ...]:
     """Say how all that the batch deletes is counted."""
-    return (*map(_record, rows), *map(_items, items))
+    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
+    return (*map(_record, rows), *followers, *map(_items, items))
 
 
 def _record(rows: Rows[Any]) -> Record:
@@ -200,6 +219,9 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
         if one.objective is not None:
             declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
         declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
+        for model in (model for model in one.cascades_to if model is not one.model):
+            record = record_of(model)
+            declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
     declared.preview(partial(_previewed, declared.batch.name, due))
     if any(one.objective for one in rows):
         declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
@@ -208,4 +230,4 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
 def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:
     all_rows = rows_of(name, due, look.now)
     for number, rows in enumerate(all_rows):
-        yield part_of(rows, look.within_share(1 / (len(all_rows) - number)))
+        yield from parts_of(rows, look.within_share(1 / (len(all_rows) - number)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,17 +15,18 @@ import structlog
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import batch_of
 from forgekeeper.database import database, exclusions, sqlstate, survey
+from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.naming import column_name, relation_name, shown_name
 from forgekeeper.database.queries import IN_ORDER, START, Position, among, positions
 from forgekeeper.database.sessions import Unit, committing, execute_prepared, write_first, writing
 from forgekeeper.database.targets import Target
-from forgekeeper.declaring.answers import Changes, Rows
+from forgekeeper.declaring.answers import WHOLE_NUMBERS, Changes, Rows, record_of
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.statement import NO_ARRAY, NOT_UNIQUE, Composed, condition, limited
+from forgekeeper.deleting.statement import INSIST, NO_ARRAY, NOT_UNIQUE, UNCOUNTED, Composed, condition, limited
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
-from forgekeeper.runs.totals import NONE, Amount
+from forgekeeper.runs.totals import MOST, NONE, Amount
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +41,12 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     of_all = rows.select_of_all_shares()
     with run.bad_records(rows.record, of_all) as bad:
         while limit := run.brakes.free(rows.chunk):
-            before = sweep.deleted
+            before = sweep.done
             if not sweep.chunk(bad, limit):
                 sweep.say()
                 return None
             run.step("deleted")
-            if run.deadline.passed(sweep.deleted - before):
+            if run.deadline.passed(sweep.done - before):
                 return "deadline"
             if rows.until is not None and (stopped := rows.until()) is not None:
                 return stopped
@@ -53,10 +54,11 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
 
 
 class RowSize(NamedTuple):
-    """A row by its *key*, and the bytes that its deletion counts against limits."""
+    """A row by its *key*, and what its deletion counts against limits: *records* is 1 and the rows that follow it."""
 
     key: int
     bytes: int
+    records: int
 
 
 class Sweep:
@@ -71,9 +73,16 @@ class Sweep:
         columns = {"due": due} | {name: f"_audit_{name}" for name in rows.audit}
         name = None if rows.name is None else "_named"
         self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
+        self._audited += "".join(self._audit_of(place) for place in self._composed.cascades.followers)
         self._position = START
         self._held_up = set[int]()
         self.deleted = 0
+        self.followed = 0
+
+    @property
+    def done(self) -> int:
+        """How many rows were deleted, or changed because others were deleted."""
+        return self.deleted + self.followed
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
         """Delete the next chunk, but bad records; return False if nothing was found, or limits leave nothing.
@@ -91,9 +100,10 @@ class Sweep:
             if reached is not None:
                 self._position = reached
                 return True
-            if self._run.brakes.room is None:
+            brakes = self._run.brakes
+            if brakes.room is None and not (brakes.limited and self._composed.follows):
                 return False
-            # The rows are deleted or locked by now; those behind them may be larger.
+            # The rows are deleted or locked by now, or more rows follow them; those behind them may need more, too.
         return False
 
     def say(self) -> None:
@@ -110,9 +120,12 @@ class Sweep:
         if not brakes.limited:
             return limit
         while rows := self._next_sizes(bad, limit):
-            refused = {one.key: refusal for one in rows if (refusal := brakes.refuse(Amount(1, one.bytes)))}
+            refused = {one.key: refusal for one in rows if (refusal := brakes.refuse(Amount(one.records, one.bytes)))}
             if not refused:
-                return brakes.reserve(len(rows), sum(one.bytes for one in rows), least=rows[0].bytes).records
+                records, size, first = sum(one.records for one in rows), sum(one.bytes for one in rows), rows[0]
+                granted = brakes.reserve(records, size, least=first.bytes, least_records=first.records)
+                # If no rows follow, each row is one record.
+                return min(granted.records, len(rows))
             for key, refusal in refused.items():
                 if not bad.set_aside(key, refusal.sentence):
                     brakes.reason = refusal.why
@@ -140,17 +153,21 @@ class Sweep:
         """
         brakes, of = self._run.brakes, None if only is None else len(only)
         room, held_up = brakes.room, bool(self._held_up)
-        size = "_size" if self._rows.size is not None else "0"
+        size, follows = "_size" if self._rows.size is not None else "0", self._composed.follows
+        source = "touched" if follows else "deleted"
+        settled = brakes.settled(source, size=size, part=of is not None, by_rows=follows)
         text = partial(
             self._composed.text,
             limit if of is None else min(of, limit),
-            recorded=self._audited + brakes.settled("deleted", size=size, part=of is not None),
+            recorded=self._audited + settled,
             only=only is not None,
             without=bool(bad.keys),
             room=room is not None,
+            rows_room=brakes.rows_room is not None,
             held_up=held_up,
         )
-        values = self._values(bad, only) | {"room": room} | brakes.values(of) | self._run.audit.values
+        rooms = {"room": room, "rows_room": brakes.rows_room}
+        values = self._values(bad, only) | rooms | brakes.values(of) | self._run.audit.values
         by_itself = only is not None or limit != self._rows.chunk
         try:
             # Where a total is locked, more rows of it may be in the next chunk.
@@ -161,10 +178,15 @@ class Sweep:
             # Whatever else of that kind it may have been, this statement says it again.
             row = self._delete(text(totals_first=True), values, by_itself=by_itself)
         went = Amount(*row[:2]) if row else NONE
-        brakes.went(went, of=of)
+        followed = sum(count for _, count in row[6] or ()) if row else 0
+        all_done = Amount(went.records + followed, went.bytes)
+        brakes.carry(followed)
+        brakes.went(all_done, of=all_done.records if follows and of is not None else of)
         if row is None:
             return None
         self.deleted += went.records
+        self.followed += followed
+        self._run.add("cascaded", followed)
         self._run.add(self._rows.counted, went.records)
         self._run.add("batches", went.records > 0)
         if self._rows.counted_bytes is not None:
@@ -180,19 +202,47 @@ class Sweep:
         """Execute the statement, and look whether its answer is true; raise, and delete nothing, if it is not.
 
         A view may have several rows of one key; what acts in place of PostgreSQL may leave rows that it reports as
-        deleted: raises `Blocked`.
+        deleted: raises `Blocked`.  Rows that follow others may have come while they were counted: raises
+        `UncountedRows`.
         """
-        target = self._composed.target
+        target, follows = self._composed.target, self._composed.follows
         try:
-            with committing() if target.instead else nullcontext(Unit(write_first())) as unit:
+            with self._unit() as unit:
                 row = self._send(text, values, first=unit.first, by_itself=by_itself)
                 if target.instead and row and (left := among(self._rows.model.select(), row[5])):
                     raise _not_done(target, left)
+                if follows and row:
+                    unit.last, unit.values = INSIST, self._counted(row)
         except pw.DataError as error:
+            if follows and sqlstate(error) == UNCOUNTED:
+                raise UncountedRows(_uncounted(self._composed.cascades)) from error
             if target.has_places or sqlstate(error) != NOT_UNIQUE:
                 raise
             raise _not_unique(target) from error
         return row
+
+    def _unit(self) -> AbstractContextManager[Unit]:
+        """Return the transaction of a statement whose answer is looked at, or one that is the statement alone."""
+        look = self._composed.target.instead or self._composed.follows
+        return committing() if look else nullcontext(Unit(write_first()))
+
+    def _counted(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the values of `INSIST`: what foreign keys may have deleted, by the statement's own count."""
+        cascades, followed = self._composed.cascades, dict(row[6] or ())
+        counted = sum(followed.get(place, 0) for place, verb in cascades.followers.items() if verb == "deleted")
+        return {"tables": list(cascades.deleted), "at_most": row[7] + counted}
+
+    def _audit_of(self, place: int) -> str:
+        """Return the part of the statement that records the rows of a model which followed others."""
+        cascades = self._composed.cascades
+        model, keys = cascades.models[place], cascades.keys_of(place)
+        whole = isinstance(model._meta.primary_key, WHOLE_NUMBERS)
+        facts = {"deleted_with": "root"}
+        facts |= {} if whole else {"key": f"array_to_string(row[1:{len(keys)}], ', ')"}
+        id_ = cascades.value(place, keys[0]) if whole else "null"
+        names = {"id": f"({id_})::bigint", "part": f"audited_{place}"}
+        record = self._rows.record if place == 0 else record_of(model)
+        return self._run.audit.clause(record, f"carried_{place}", **names, **facts)
 
     def _send(self, text: str, values: dict[str, Any], *, first: str, by_itself: bool) -> tuple[Any, ...] | None:
         """Execute the statement: prepared, unless it is one by itself."""
@@ -203,6 +253,15 @@ class Sweep:
             sent = execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
         row: tuple[Any, ...] | None = sent.fetchone()
         return row
+
+
+class UncountedRows(ValueError):
+    """More rows were deleted than were counted, as others added some meanwhile; nothing was deleted."""
+
+
+def _uncounted(cascades: Cascades) -> str:
+    tables = ", ".join(map(shown_name, cascades.models[1:])) or "the same table"
+    return f"rows of {tables} were added while those that follow were counted: nothing was deleted"
 
 
 def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", still: str = "there") -> Blocked:
@@ -300,9 +359,16 @@ def execute(
     return rows
 
 
-def part_of(rows: Rows[Any], look: Look) -> Part:
-    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
+def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
+    """Count what a run would delete, and what foreign keys would delete or change with that."""
     rows = rows.of(batch_of(look.batch))
+    yield _part(rows, look)
+    if rows.cascades_to and rows.cascades.links:
+        yield from _parts_that_follow(rows, look)
+
+
+def _part(rows: Rows[Any], look: Look) -> Part:
+    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
     columns = {"name": rows.name, "project": rows.project}
     named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
@@ -314,6 +380,20 @@ def part_of(rows: Rows[Any], look: Look) -> Part:
     look.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
     _keep(rows, look, part)
     return part
+
+
+def _parts_that_follow(rows: Rows[Any], look: Look) -> Iterator[Part]:
+    """Count, by their tables, the rows that foreign keys would delete or change with these."""
+    found = survey.within(look.until, lambda: (rows.count(MOST), rows.select().count()))
+    for place, verb in rows.cascades.followers.items():
+        record = rows.record if place == 0 else record_of(rows.cascades.models[place])
+        part = look.part(record, verb=f"{verb} with others" if place == 0 else verb)
+        if found is None:
+            part.estimate = True
+        else:
+            counts, due = found
+            part.records = counts.get(place, 0) - (due if place == 0 else 0)
+        yield part
 
 
 def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:

@@ -31,18 +31,20 @@ from typing import Any
 import peewee as pw
 
 from forgekeeper.database import Base
+from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.naming import column_name, quote_name, relation_name, write_expression
 from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import Rows, Total
+from forgekeeper.runs.preconditions import Blocked
 
 CHUNK = """
-    with {first} as materialized (
+    with {recursive}{first} as materialized (
         select {row} as row, {since} as since, {key} as key{more} from {table}
         where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
         order by {since}, {key}
         limit {limit}
         for update skip locked
-    ){within}{locked_first}, deleted as (
+    ){cascaded}{within}{locked_first}, deleted as (
         delete from {table}
         where {row} = any(array(select row from claimed{free})){in_table}{pruned} and ({due}) is true
         returning {since} as _since, {key} as _key{columns}
@@ -50,8 +52,8 @@ CHUNK = """
         select _since as since, _key as key from deleted
         union all
         select since, key from claimed where not exists (select from deleted)
-    ){also}{recorded}{locked_last}
-    select {count}, {bytes}, since::text, key, {held_up}, {keys} from reached
+    ){also}{carried}{recorded}{locked_last}
+    select {count}, {bytes}, since::text, key, {held_up}, {keys}, {followers}, {so_far} from reached
     order by reached.since desc, reached.key desc limit 1
 """
 # Where bytes are limited, of what was claimed the first that keep within what is left.
@@ -60,13 +62,48 @@ WITHIN = """, claimed as materialized (
             select *, sum(size) over (order by since, key) as total from candidates
         ) as added_up where total <= %(room)s::bigint
     )"""
+# The same where other rows follow, by how many each takes with it.  A row that follows two counts for each of them.
+WITHIN_WEIGHT = """, claimed as materialized (
+        select * from (
+            select candidates.*, {total}sum(weight) over (order by since, key) as weights
+            from candidates join (select root, count(*) as weight from cascaded group by root) as weighed on root = key
+        ) as added_up where {within}weights <= %(rows_room)s::bigint
+    )"""
+TOTAL_SIZE, WITHIN_SIZE = "sum(size) over (order by since, key) as total, ", "total <= %(room)s::bigint and "
+# The rows that PostgreSQL deletes or changes together with those that were deleted, each once.
+CARRIED = """, carried as materialized (
+        select node, row, min(root) as root from cascaded
+        where root = any(array(select _key from deleted)) and (node, row) not in (select 0, _own from deleted)
+        group by node, row
+    ), touched as (
+        select {size} as _size from deleted union all select 0 from carried
+    ){each}"""
+SO_FAR = "(select coalesce(sum(pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint from unnest({}::oid[]) as oid)"
+"""Rows that this session has deleted from tables, since PostgreSQL has last added its figures to those of others."""
+# An error with a code of its own, and no commit, if foreign keys have deleted more than was counted.
+INSIST = f"select 1 / case when {SO_FAR.format('%(tables)s')} > %(at_most)s then 0 else 1 end; "
+UNCOUNTED = "22012"
+"""How the commit fails then."""
+OF_PLACE = ", carried_{place} as (select row, root from carried where node = {place})"
 # What could be claimed next, as far as it is not locked; nothing stays locked.
 SIZES = """
-    select {key}, {size} from {table}
+    select {key}, {size}, 1 from {table}
     where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
     order by {since}, {key}
     limit {limit}
     for update skip locked
+"""
+WEIGHTS = """
+    with recursive candidates as materialized (
+        select {key} as key, {since} as since, {size} as size, {own} as own from {table}
+        where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
+        order by {since}, {key}
+        limit {limit}
+        for update skip locked
+    ){cascaded}
+    select key, size, weight
+    from candidates join (select root, count(*) as weight from cascaded group by root) as weighed on root = key
+    order by since, key
 """
 # Rows that are locked stay in their partition.  By an array of values PostgreSQL leaves no partition out; by bounds it
 # does, and what becomes due one after another lies side by side.
@@ -133,17 +170,24 @@ def named(text: str, values: Sequence[Any], *, name: str) -> tuple[str, dict[str
 
 
 class Composed:
-    """The statements of the rows that a run deletes, and the *values* that they name."""
+    """The statements of the rows that a run deletes, and the *values* that they name.
+
+    Raises `Blocked` if PostgreSQL would delete or change rows with them that the answer does not name.
+    """
 
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
         self.target = Target.find(rows.model)
+        self.cascades = Cascades.find(self.target, rows.cascades_to)
+        if self.cascades.refused:
+            raise Blocked("schema", self.cascades.refused[0])
         due, self.values = condition(rows.model, rows.due)
         self._also = dict[str, str]()
         for number, each in enumerate(rows.also):
             name = f"also_{number}"
             self._also[name], values = named(each.sql, each.params or (), name=name)
             self.values |= values
+        self.values |= {"tables": list(self.cascades.deleted)} if self.follows else {}
         self._key = column_name(rows.model._meta.primary_key)
         partition = None if self.target.by_ctid else rows.model.partition
         self._part = column_name(getattr(rows.model, partition)) if partition else None
@@ -163,13 +207,14 @@ class Composed:
         only: bool = False,
         without: bool = False,
         room: bool = False,
+        rows_room: bool = False,
         held_up: bool = False,
         totals_first: bool = False,
     ) -> str:
         """Return the statement of a chunk of *limit* rows; *recorded* are the parts that write the audit and count.
 
-        *only* says that keys are named, *without* that some are left out, *room* that bytes are limited, *held_up* that
-        totals are known to be locked.
+        *only* says that keys are named, *without* that some are left out, *room* that bytes are limited, *rows_room*
+        that rows are, those included which follow others.  *held_up* says that totals are known to be locked.
         """
         rows, target = self.rows, self.target
         measured = {} if rows.size is None else {"size": limited(rows.size)}
@@ -177,15 +222,19 @@ class Composed:
         claimed = measured | ({} if self._part is None else {"part": self._part})
         in_table = IN_TABLE if target.has_places and not target.is_single else ""
         claimed |= {"place": target.tableoid} if in_table else {}
+        first = "candidates" if room or (rows_room and self.follows) else "claimed"
         columns = {f"_{name}": value for name, value in measured.items()}
         columns |= {} if rows.total is None or rows.size is None else {"_summed": summed(rows.size)}
         columns |= {f'"{one.column_name}"': column_name(one) for one in rows.model._meta.sorted_fields if self._also}
         columns |= {} if rows.name is None else {"_named": column_name(rows.name)}
         columns |= {f"_audit_{name}": value for name, value in rows.audit.items()}
+        if self.follows:
+            claimed |= {"own": self.cascades.own}
+            columns |= {"_own": self.cascades.own}
         totals = parts(rows.total, first=totals_first, behind=list(self._also))
         return CHUNK.format(
-            first="candidates" if room else "claimed",
-            within=WITHIN if room else "",
+            first=first,
+            within=self._within(room=room, rows_room=rows_room),
             more=_as(claimed),
             in_table=in_table.format(tableoid=target.tableoid, ctid=target.ctid, **totals),
             pruned=PRUNED.format(part=self._part) if self._part else "",
@@ -197,18 +246,48 @@ class Composed:
             count=COUNT_ROWS if target.has_places else COUNT_OF_KEYS,
             keys="array(select _key from deleted)" if target.instead else "null",
             bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
+            **self._following(first),
             **totals,
             **self._names,
         )
 
     def sizes(self, limit: int, *, without: bool, held_up: bool) -> str:
-        """Return the statement that has the keys of the next rows, and their sizes."""
-        return SIZES.format(
-            size="0" if self.rows.size is None else limited(self.rows.size),
-            limit=limit,
-            chosen=self._chosen(without=without, held_up=held_up),
+        """Return the statement that has the keys of the next rows, their sizes, and how many rows each deletes."""
+        values = {
+            "size": "0" if self.rows.size is None else limited(self.rows.size),
+            "limit": limit,
+            "chosen": self._chosen(without=without, held_up=held_up),
             **self._names,
-        )
+        }
+        if not self.follows:
+            return SIZES.format(**values)
+        return WEIGHTS.format(own=self.cascades.own, cascaded=self.cascades.text("candidates"), **values)
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows that are counted follow the deleted ones."""
+        return bool(self.cascades.links)
+
+    def _within(self, *, room: bool, rows_room: bool) -> str:
+        if rows_room and self.follows:
+            sizes = {"total": TOTAL_SIZE, "within": WITHIN_SIZE} if room else {"total": "", "within": ""}
+            return WITHIN_WEIGHT.format(**sizes)
+        return WITHIN if room else ""
+
+    def _following(self, first: str) -> dict[str, str]:
+        """Return the parts of the statement about rows that follow those of its part *first*."""
+        if not self.follows:
+            return {"recursive": "", "cascaded": "", "carried": "", "followers": "null", "so_far": "null"}
+        each = "".join(OF_PLACE.format(place=place) for place in self.cascades.followers)
+        counts = "select node, count(*) as count from carried group by node"
+        return {
+            "recursive": "recursive ",
+            "cascaded": self.cascades.text(first),
+            "carried": CARRIED.format(size="0" if self.rows.size is None else "_size", each=each),
+            # The last to be computed: foreign keys delete after the statement.
+            "so_far": SO_FAR.format("%(tables)s"),
+            "followers": f"(select array_agg(array[node, count]) from ({counts}) as counts)",
+        }
 
     def _chosen(self, *, only: bool = False, without: bool, held_up: bool) -> str:
         of = f" and {self._key} = any(%(only)s)" if only else ""

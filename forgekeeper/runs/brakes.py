@@ -33,7 +33,7 @@ LOOK = 1.0
 # *gone* has how many rows went, and their size.
 SETTLE = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
-        reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - {reserved_bytes}
+        reserved = reserved - {reserved}, reserved_bytes = reserved_bytes - {reserved_bytes}
     from ({gone}) as gone (rows, size)
     where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
 """
@@ -76,6 +76,7 @@ class Brakes:
         self._reserved = NONE
         self._of_row: dict[str, Any] = {}
         self._noted = NONE
+        self._carried = 0
         self._begun = False
         self._bound = False
         self.reason: Why | None = None
@@ -130,8 +131,13 @@ class Brakes:
                 return Refusal(left.why, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it")
         return None
 
-    def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
-        """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.
+    @property
+    def rows_room(self) -> int | None:
+        """How many records are left of the reservation, None if nothing limits them."""
+        return self._reserved.records if self._reserved != NONE else None
+
+    def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
+        """Reserve up to so many records and bytes; return what was granted: at least so many of each, or nothing.
 
         It is committed before this returns, and used up unless the transaction in which something goes settles it.
         What others have reserved and may give back is not waited for: the next run takes it.
@@ -148,8 +154,8 @@ class Brakes:
             used = RunTotal.used(self._batch, self._run)
             self._bound = self._bound and used.released is not None
             left, left_bytes = self._limits.records(used), self._limits.bytes(used)
-            if left.amount == 0 or left_bytes.amount < max(least, 1):
-                self.reason = self.reason or (left.why if left.amount == 0 else left_bytes.why)
+            if left.amount < least_records or left_bytes.amount < max(least, 1):
+                self.reason = self.reason or (left.why if left.amount < least_records else left_bytes.why)
                 return NONE
             granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
             RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
@@ -157,16 +163,17 @@ class Brakes:
         self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
         return granted
 
-    def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:
+    def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> str:
         """Return a further part of a statement's ``with``: it counts what the part *source* returns as deleted.
 
-        It gives the rest of what was reserved back; of a *part* of that, what `values` says.  *size* is an expression
-        over *source*.  Empty where nothing is reserved.
+        It gives the rest of what was reserved back; of a *part* of that, as many records as `values` says, or *by_rows*
+        as many as were deleted.  *size* is an expression over *source*.  Empty if nothing is reserved.
         """
         if self._reserved == NONE:
             return ""
         gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
-        settle = SETTLE.format(gone=gone, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+        reserved = "gone.rows" if part and by_rows else "%(limit_records)s"
+        settle = SETTLE.format(gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
         return f", settled as ({settle})"
 
     def values(self, of: int | None = None) -> dict[str, Any]:
@@ -183,7 +190,8 @@ class Brakes:
             values = self.values(of) | {"records": did.records, "bytes": did.bytes}
             gone = "select %(records)s::bigint, %(bytes)s::bigint"
             given_back = "%(limit_bytes)s" if of is None else "gone.size"
-            database.execute_sql(SETTLE.format(gone=gone, reserved_bytes=given_back), values)
+            settle = SETTLE.format(gone=gone, reserved="%(limit_records)s", reserved_bytes=given_back)
+            database.execute_sql(settle, values)
 
     def went(self, did: Amount, *, of: int | None = None) -> None:
         """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
@@ -192,6 +200,10 @@ class Brakes:
         self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
         left = self._reserved
         self._reserved = NONE if of is None else Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
+
+    def carry(self, records: int) -> None:
+        """Note records that followed others, and are no field of the outcome."""
+        self._carried += records
 
     def give_back(self, of: int | None = None) -> None:
         """Give back what is left of a reservation, or so many records *of* it, of which for certain nothing went."""
@@ -219,7 +231,7 @@ class Brakes:
     def end(self) -> None:
         """Write down what went while nothing was limited."""
         found, noted = vars(self._outcome), self._noted
-        records = sum(found[field] for field in self._declared.counted)
+        records = sum(found[field] for field in self._declared.counted) + self._carried
         size = sum(found[field] for field in self._declared.counted_bytes)
         grown = Amount(max(0, records - noted.records), max(0, size - noted.bytes))
         if grown != NONE:

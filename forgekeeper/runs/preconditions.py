@@ -27,6 +27,7 @@ from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.naming import name_parts, relation_name, shown_name
 from forgekeeper.database.sessions import execute_prepared
+from forgekeeper.runs import following
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
@@ -231,6 +232,7 @@ def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     if found := [said for one in expected for said in relations.misfits(one.model, tables)]:
         yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
     yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
+    yield from following.refused(batch, tables)
     if rights:
         yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
 

@@ -14,7 +14,7 @@ from forgekeeper.database import database, definers
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.relations import needs
 from forges.gitlab import templates
-from models import APPLICATION, OPTIONAL, JobLock
+from models import APPLICATION, FOLLOWERS, OPTIONAL, JobLock
 
 MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
 """What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
@@ -125,6 +125,13 @@ class Adoption(NamedTuple):
         """Name the tables that say what was deleted."""
         return sorted(filter(RECORDS.fullmatch, self.columns))
 
+    @property
+    def followers(self) -> dict[str, str]:
+        """Return the tables whose rows PostgreSQL deletes with an artifact, with the columns of their views."""
+        wanted = {model._meta.table_name: [one.column_name for one in model._meta.sorted_fields] for model in FOLLOWERS}
+        there = {table: columns for table, columns in wanted.items() if {*columns} <= {*self.columns.get(table, ())}}
+        return {table: ", ".join(columns) for table, columns in there.items()}
+
     def statements(self) -> Iterator[str]:
         """Yield what makes the views, part by part; running it again changes nothing but what has to.
 
@@ -138,6 +145,8 @@ class Adoption(NamedTuple):
         yield from (f"{statement}\n" for statement in self.strays)
         yield f"set local role {self.owner};\n"
         yield from map(self._filled, templates.PARTS)
+        for table, columns in self.followers.items():
+            yield f"create or replace view {self.views}.{table} as select {columns} from {self.tables}.{table};\n"
         for table in self.records:
             yield self._filled(templates.RECORDS, RECORDS=table)
         # A trigger asks for this right when it is made, and not when it fires.
@@ -158,6 +167,7 @@ class Adoption(NamedTuple):
     def _grants(self, role: str) -> Iterator[str]:
         yield f"grant usage on schema {self.views} to {role};\n"
         of_models = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS}
+        of_models |= dict.fromkeys(self.followers, "select")
         for view, rights in (of_models | GRANTED | dict.fromkeys(self.records, "select, insert")).items():
             yield f"grant {rights} on {self.views}.{view} to {role};\n"
 

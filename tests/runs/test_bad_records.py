@@ -206,8 +206,8 @@ def test_what_a_trigger_says_of_a_record_is_about_it_whatever_its_code():
 
 def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
     statuses(250)
-    database.execute_sql("create table holding (user_id bigint references user_statuses on delete cascade)")
-    database.execute_sql("insert into holding select user_id from user_statuses")
+    database.execute_sql("create table holding (user_id bigint references user_statuses)")
+    database.execute_sql("insert into holding values (%s)", (BAD,))
     other.execute("select 1 from holding where user_id = %s for update", (BAD,))
     began = time.monotonic()
     try:

@@ -26,7 +26,7 @@ from forgekeeper.database.exclusions import visible, written
 from forgekeeper.database.survey import literal
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.rows import part_of
+from forgekeeper.deleting.rows import parts_of
 from forgekeeper.deleting.work import settings
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.holds import idle
@@ -37,6 +37,7 @@ from metrics.logs import describe
 from models import (
     CLASS,
     CLASSES,
+    FOLLOWERS,
     MAY_GO,
     WAITS,
     JobArtifact,
@@ -132,6 +133,7 @@ class BucketOutcome:
     outcome=Outcome,
     records=[],
     tables=[JobArtifact, ProjectStatistics, DeletedObject, StatisticsRefresh, JobLock, ProjectGroup],
+    reads=FOLLOWERS,
     flag=FLAG,
     flags={
         FLAG: "Delete expired job artifacts at all (batch 11).",
@@ -223,6 +225,7 @@ def expired(
         audit=AUDITED,
         project=JobArtifact.project_id,
         size=JobArtifact.size,
+        cascades_to=FOLLOWERS,
         also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
         until=until,
@@ -299,10 +302,10 @@ def _ask(statement: str, now: datetime, bound: int) -> Any:
 def previewed(look: Look) -> Iterator[Part]:
     """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
     rows = expired(look.now, by="either" if look.settings.unknown_locks == "resolve" else "itself")
-    part = part_of(rows, look.within_share(0.7))
+    part, *followers = parts_of(rows, look.within_share(0.7))
     where = f"expire_at < %(now)s and ({written(JobArtifact, rows.where)}) is not true"
     look.keep(part, survey.Rows("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
-    yield part
+    yield from (part, *followers)
 
 
 @expired_job_artifacts.collector(

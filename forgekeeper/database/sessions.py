@@ -277,10 +277,11 @@ def writing() -> Iterator[None]:
 
 @dataclass
 class Unit:
-    """A transaction of the engine's in few requests: *first* begins it, *last* is sent together with its commit."""
+    """A transaction of the engine's in few requests: *first* begins it, *last* is sent together with its *end*."""
 
     first: str = "begin isolation level read committed, read write; "
     last: str = ""
+    end: str = "commit"
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -294,7 +295,7 @@ def committing() -> Iterator[Unit]:
     unit = Unit()
     try:
         yield unit
-        database.execute_sql(f"{unit.last}commit", unit.values)
+        database.execute_sql(unit.last + unit.end, unit.values)
     except BaseException:
         if reachable():
             with suppress(pw.PeeweeException):

@@ -133,9 +133,11 @@ class Sweep:
         return 0
 
     def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
-        """Return the rows that a chunk would claim now."""
+        """Return the rows that a chunk would claim now; whatever their condition writes is undone."""
         text = self._composed.sizes(limit, without=bool(bad.keys), held_up=bool(self._held_up))
-        found = database.execute_sql(write_first() + IN_ORDER + text, self._values(bad, None)).fetchall()
+        with committing() as unit:
+            unit.end = "rollback"
+            found = database.execute_sql(unit.first + IN_ORDER + text, self._values(bad, None)).fetchall()
         return [RowSize(*row) for row in found]
 
     def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from peewee import BigIntegerField
+from peewee import SQL, BigIntegerField
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
@@ -11,6 +11,7 @@ from forgekeeper.audit.deletions import Deletion
 from forgekeeper.cli.check import findings
 from forgekeeper.database import database as db
 from forgekeeper.database import now
+from forgekeeper.database.sessions import WritesByItself
 from forgekeeper.runs.previewing import preview
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
@@ -59,10 +60,10 @@ def execute(database):
     db.execute_sql("reset role; reset search_path; drop schema toys, archive cascade")
 
 
-def declare(model=Event, **facts):
+def declare(model=Event, where=None, **facts):
     def sweep_events(now):
         """Sweep old events."""
-        return Rows(model, model.at < now - DAY, since=model.at, **facts)
+        return Rows(model, where or model.at < now - DAY, since=model.at, **facts)
 
     return batch(cron="* * * * *", budget=timedelta(minutes=1))(sweep_events)
 
@@ -242,6 +243,24 @@ def test_a_row_beyond_the_limit_of_bytes_goes_into_quarantine_and_the_run_goes_o
     (row,) = Quarantined.select()
     assert (row.key, row.failures) == ("2", 2)
     assert row.error == "it takes 5,000 bytes, and FORGEKEEPER_MAX_BYTES_PER_RUN_SWEEP_EVENTS is 1,000: raise it"
+
+
+@pytest.mark.usefixtures("sized")
+def test_nothing_that_a_condition_writes_is_kept_unless_it_is_the_chunk_s(execute):
+    execute(
+        "create table asked (id bigint)",
+        "create function ask(bigint) returns boolean volatile language sql as"
+        " 'insert into toys.asked values ($1) returning true'",
+    )
+    due = SQL("ask(id)") & (Event.size > 1_000)
+    spec = declare(where=due, size=Event.size, counted_bytes="bytes")
+
+    # The run ends when it looks which bad records are still due.
+    with pytest.raises(WritesByItself):
+        run(spec, max_bytes_per_run=1_000)
+
+    # The row is too large, so no chunk has claimed it.
+    assert (count("events"), count("asked")) == (20, 0)
 
 
 @pytest.mark.usefixtures("sized")

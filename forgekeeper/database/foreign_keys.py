@@ -34,7 +34,7 @@ NUMBERS = """
 """
 # Rows are deleted from each part of a table, and a cascade deletes on from the table that it reaches.  The keys of
 # parts are copies of their table's key (`conparentid`).
-KEYS = """
+FIND_FOREIGN_KEYS = """
     with recursive reached (oid) as (
         select unnest(%(tables)s::oid[])
       union
@@ -116,7 +116,7 @@ def foreign_keys(target: Target) -> list[ForeignKey]:
     None are known of a trigger that deletes in place of PostgreSQL, nor to a role that may not delete from a view.
     """
     tables = deleted_from(target)
-    rows = database.execute_sql(KEYS, {"tables": tables}).fetchall() if tables else []
+    rows = database.execute_sql(FIND_FOREIGN_KEYS, {"tables": tables}).fetchall() if tables else []
     found = [ForeignKey(*row) for row in rows]
     return [key._replace(action=ACTIONS[key.action]) for key in found]
 

@@ -193,6 +193,6 @@ def missed(table: str, key: str, path: str, look_up: Callable[[Sequence[str]], s
 
     A damaged index that misses one row in twenty is noticed in 99 of 100 calls.
     """
-    with database.atomic(SNAPSHOT):
+    with looking():
         paths = sample(table, key, path, size=LOOKED_UP)
         return set(paths) - look_up(paths)

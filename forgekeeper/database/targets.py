@@ -19,7 +19,7 @@ BITS: dict[Act, tuple[int, str]] = {"delete": (8, "4"), "update": (16, "2")}
 """What `pg_trigger.tgtype` and `pg_rewrite.ev_type` say of each act; bit 64 of the first is ``instead of``."""
 
 # A view's rule may read other views, too: to look again because of one that is only read costs a statement.
-TARGET = """
+FIND_TARGET = """
     with recursive reached (oid) as (
         select to_regclass(%(table)s)::oid
       union
@@ -64,7 +64,7 @@ class Target(NamedTuple):
         """Ask the database; a relation that is missing fails the statement that names it."""
         bit, event = BITS[act]
         values = {"table": relation_name(model), "bit": bit, "event": event}
-        row = database.execute_sql(TARGET, values).fetchone()
+        row = database.execute_sql(FIND_TARGET, values).fetchone()
         if row is None:
             return cls(model)
         oid, is_table, is_readable, is_single, instead = row

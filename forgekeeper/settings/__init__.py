@@ -219,7 +219,7 @@ class Settings(BaseSettings):
     bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
     unknown_locks: Literal["keep", "resolve"] = setting(
         "keep",
-        "Expired artifacts of which the forge has not said whether they are locked: keep them, or ask their jobs.",
+        "Expired artifacts whose lock the forge does not know: keep them, or ask their jobs.",
     )
     missing_repositories: Share = setting(
         "0.05",

@@ -148,7 +148,7 @@ class Adoption(NamedTuple):
         for table, columns in self.followers.items():
             yield f"create or replace view {self.views}.{table} as select {columns} from {self.tables}.{table};\n"
         for table in self.records:
-            yield self._filled(templates.RECORDS, RECORDS=table)
+            yield self._filled(templates.RECORDS_TEMPLATE, RECORDS=table)
         # A trigger asks for this right when it is made, and not when it fires.
         functions = TRIGGER_FUNCTION.findall("".join(map(templates.read_template, templates.PARTS)))
         yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)

@@ -11,7 +11,7 @@ PARTS = (
     *("outbox", "deletions"),
 )
 """What is made, in this order."""
-RECORDS = "loose_foreign_keys"
+RECORDS_TEMPLATE = "loose_foreign_keys"
 """What is made for each table that says what was deleted."""
 
 
@@ -23,5 +23,5 @@ def read_template(part: str) -> str:
 @cache
 def comment_of_version() -> str:
     """Return the comment on the schema of views that this version makes."""
-    digest = sha256("".join(map(read_template, (*PARTS, RECORDS))).encode()).hexdigest()
+    digest = sha256("".join(map(read_template, (*PARTS, RECORDS_TEMPLATE))).encode()).hexdigest()
     return f"made by forgekeeper adopt gitlab, {digest[:16]}"

@@ -24,7 +24,7 @@ from workers.git_ref_cleanup import NAME, RECORD, repositories
 
 TIMEOUT = 300.0
 """Seconds that git may take for one repository."""
-LOST = Restored("refused", "its project has gone")
+PROJECT_MISSING = Restored("refused", "its project has gone")
 
 # The latest first: an id may have been given out again.
 DELETED = """
@@ -115,7 +115,7 @@ def _restored(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) ->
         def record(refs: Mapping[str, str], project: int = project) -> None:
             acts.record("refs restore", f"project:{project}", batch=NAME, after={"refs": dict(refs)})
 
-        became = dict.fromkeys(refs, LOST)
+        became = dict.fromkeys(refs, PROJECT_MISSING)
         try:
             if project in paths:
                 became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=record)

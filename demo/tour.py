@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -131,7 +132,7 @@ def _work(log: Path, settings: Settings, before: Counts, console: str) -> Compar
         running.start("exporter")
         running.start("console")
         _wait_until_done(running, log)
-        look(console)
+        require_batches(console, timeout=COUNTED_WITHIN)
         return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
 
 
@@ -222,15 +223,28 @@ def _read(url: str) -> list[Series]:
     return [series for family in text_string_to_metric_families(text) for series in family.samples]
 
 
-def look(console: str) -> None:
-    """Raise `Problem` unless the first page of the console names every batch."""
-    try:
-        with urllib.request.urlopen(console, timeout=10) as answer:  # noqa: S310, a console of our own
-            text = answer.read().decode()
-    except OSError as error:
-        raise Problem(f"the console at {console} does not answer: {error}") from None
+def require_batches(console: str, *, timeout: float) -> None:
+    """Raise `Problem` unless the first page of the console names every batch within *timeout* seconds.
+
+    The console answers with status 503 while it waits for its servers.
+    """
+    ends = time.monotonic() + timeout
+    while (text := _read_console(console, refused=time.monotonic() > ends)) is None:
+        time.sleep(0.1)
     if missing := [name for name in BATCHES if name not in text]:
         raise Problem(f"the console does not show {', '.join(missing)}")
+
+
+def _read_console(address: str, *, refused: bool) -> str | None:
+    """Return the page, None if the console is not ready; if that is *refused*, raise `Problem`."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310, a console of our own
+            text: str = answer.read().decode()
+            return text
+    except OSError as error:
+        if not refused and getattr(error, "code", None) == HTTPStatus.SERVICE_UNAVAILABLE:
+            return None
+        raise Problem(f"the console at {address} does not answer: {error}") from None
 
 
 def count_all(settings: Settings, folder: Path) -> Counts:

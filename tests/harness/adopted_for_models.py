@@ -23,7 +23,7 @@ GUARDS = re.compile(
 EMPTY = f"""
     truncate p_ci_job_artifacts, project_statistics, projects, project_repositories, user_statuses, bulk_imports,
         bulk_import_entities, bulk_import_trackers, p_batched_git_ref_updates_deletions, ci_job_artifact_states,
-        bulk_import_failures, {VIEWS}.ref_deletion_notes restart identity;
+        p_ci_job_artifact_reports, p_ci_build_trace_metadata, bulk_import_failures, {VIEWS}.ref_deletion_notes restart identity;
     alter sequence ci_job_artifacts_id_seq restart;
     alter sequence to_be_deleted_git_refs_id_seq restart
 """

@@ -40,9 +40,10 @@ def test_a_refusal_of_bulk_deletion_is_remembered_and_said_once(s3, objects):
 
 def test_after_an_hour_bulk_deletion_is_tried_again(s3, objects, monkeypatch):
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"], times=1)
-    opened, clock = objects(s3), SimpleNamespace(now=module.time.monotonic())
+    opened = objects(s3)
     opened.delete(TEN)
 
+    clock = SimpleNamespace(now=module.time.monotonic())
     monkeypatch.setattr(module.time, "monotonic", lambda: clock.now)
     clock.now += module.SUSPENSION_SECONDS + 1
     opened.delete(TEN)

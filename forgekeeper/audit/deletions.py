@@ -125,6 +125,7 @@ class Audit:
         self, batch: str, *, on: bool, run: int | None = None, tick: datetime | None = None, child: str | None = None
     ) -> None:
         self.on = on
+        self.child = child
         self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
         self.values = {f"audit_{name}": value for name, value in self._facts.items()} if on else {}
 

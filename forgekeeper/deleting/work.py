@@ -44,6 +44,11 @@ def settings() -> Settings:
     return _run.get().settings
 
 
+def get_child_key() -> str | None:
+    """Return the key of this child, by which its message is known; None in a run of a batch and without a message."""
+    return _run.get().audit.child
+
+
 def run_number() -> int | None:
     """Return the number of this run, None beside the ledger."""
     return _run.get().number

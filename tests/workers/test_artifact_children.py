@@ -26,7 +26,7 @@ from tests.harness.artifacts import (
     without,
 )
 from tests.harness.clocks import Crash, clock, crash
-from tests.harness.performing import recorded
+from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from tests.harness.waiting import patient
@@ -129,6 +129,18 @@ def test_the_children_after_a_crash_end_as_if_there_had_been_none():
 
     assert (rows(SURVIVORS), count(DELETABLE), rows(WRONG_STATISTICS)) == (survivors, 0, [])
     assert len(set(outbox())) == len(outbox()) == deletable
+
+
+def test_a_child_whose_worker_was_killed_destroys_what_is_in_its_bucket_though_no_bucket_is_free(settings):
+    turn_on()
+    due_artifacts(3)
+    keys = [f"delete_artifact_bucket:{number}" for number in range(BUCKETS)]
+    before = [buckets.claim(client, BUCKETS, child=key) for key in keys]
+
+    child = as_child(expired_job_artifacts.delete_artifact_bucket, settings, message_id=keys[0])
+
+    assert (child.outcome.bucket, child.outcome.destroyed, ids()) == (before[0].number, 3, set())
+    assert [buckets.renew(client, bucket) for bucket in before] == ["bucket_lost", None, None, None, None]
 
 
 def test_the_parent_starts_a_child_for_each_free_bucket(parent):

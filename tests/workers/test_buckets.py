@@ -126,12 +126,17 @@ class Buckets(RuleBasedStateMachine):
 
     which = st.integers(0, 9)
 
-    @rule()
-    def claim(self):
+    @rule(child=st.sampled_from([None, "child:1", "child:1 0"]))
+    def claim(self, child):
+        held = {one.number: one.token for one in buckets.held(self.client) if one.number < self.limit}
+        mine = [number for number, token in held.items() if child and token[:-32] == f"{child} "]
         free = [number for number in buckets.available(self.client) if number < self.limit]
-        bucket = buckets.claim(self.client, self.limit)
-        assert (bucket is None) == (not free)
+        bucket = buckets.claim(self.client, self.limit, child=child)
+        assert (bucket is None) == (not mine and not free)
         if bucket:
+            assert bucket.number in (mine or free)
+            # To an earlier start of the child it is lost.
+            self.silent |= {one: 10 for one in self.silent if bucket.number in mine and one.number == bucket.number}
             self.silent[bucket] = 0
 
     @rule(which=which)

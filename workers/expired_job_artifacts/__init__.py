@@ -1,8 +1,9 @@
 """Destroy expired CI artifacts, several workers at a time (batch 11).
 
 Every five minutes the parent looks after the buckets, shares of all artifacts, and starts a child for each that is
-free.  A child destroys what has expired in its bucket, a hundred at a time, for at most five minutes; if there is more,
-its successor goes on.  In the same statement objects go into the outbox of `delete_objects`, and bytes off statistics.
+free.  A child claims a bucket and destroys the expired artifacts in it, a hundred at a time, for at most five minutes;
+if there are more, its successor continues.  The same statement adds the objects to the outbox of `delete_objects`, and
+subtracts the bytes from the statistics.
 """
 
 from __future__ import annotations
@@ -18,7 +19,21 @@ from typing import Any, Literal
 import peewee as pw
 import structlog
 
-from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Spared, Subject, Threshold, Total, batch, child
+from forgekeeper import (
+    Blocked,
+    Children,
+    Counter,
+    Note,
+    Record,
+    Rows,
+    Skip,
+    Spared,
+    Subject,
+    Threshold,
+    Total,
+    batch,
+    child,
+)
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
@@ -27,12 +42,12 @@ from forgekeeper.database.survey import literal
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.rows import parts_of
-from forgekeeper.deleting.work import settings
+from forgekeeper.deleting.work import get_child_key, settings
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.holds import idle
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
-from metrics.catalogue import Counter, Gauge, Reading, at
+from metrics.catalogue import Gauge, Reading, at
 from metrics.logs import describe
 from models import (
     CLASS,
@@ -181,7 +196,7 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
 )
 def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note, None, str]:
     """Work on one bucket, and leave a successor while there is more in it."""
-    with buckets.claimed(client, _max_buckets()) as bucket:
+    with buckets.claimed(client, _max_buckets(), child=get_child_key()) as bucket:
         if bucket is None:
             return "no_bucket"
         yield Note(bucket=bucket.number)

@@ -1,10 +1,13 @@
 """Buckets: the shares of the artifact batch, and its capacity.
 
 Each bucket below the maximum is either available or occupied by one owner, known by the token of its claim.  Nothing
-waits.  An owner without a heartbeat for ten minutes loses its bucket to the next tidying; if it still works, `renew`
-says so at its next safe point, and row locks keep the rows safe until then.
+waits.  A child that is started again, as after the death of its worker, takes the bucket that it had: otherwise as many
+deaths as there are buckets would stop all deletion.  An owner without a heartbeat for ten minutes loses its bucket to
+the next tidying.  If an earlier owner still works, `renew` says so at its next safe point, and row locks keep the rows
+safe until then.
 
-Every script is atomic and goes by Redis's clock.  A claim whose reply is lost keeps its bucket for ten minutes.
+Every script is atomic and goes by Redis's clock.  A claim whose reply is lost keeps its bucket until its child is
+started again, for ten minutes at most.
 """
 
 from __future__ import annotations
@@ -65,17 +68,20 @@ def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timed
     return {"max_buckets": max_buckets, **dict(zip(counted, found, strict=True))}
 
 
-def claim(client: redis.Redis, max_buckets: int) -> Bucket | None:
-    """Take an available bucket below *max_buckets*; return None when there is none."""
-    token = uuid4().hex
+def claim(client: redis.Redis, max_buckets: int, *, child: str | None = None) -> Bucket | None:
+    """Take a bucket below *max_buckets*: if an earlier start of the *child* has one, its bucket, else an available one.
+
+    Return None if there is neither.  An earlier start that still works learns from `renew` that its bucket is lost.
+    """
+    token = f"{child} {uuid4().hex}" if child else uuid4().hex
     number = call(client, "bucket_claim", keys=KEYS, args=[max_buckets, token])
     return None if number is None else Bucket(number, max_buckets, token)
 
 
 @contextmanager
-def claimed(client: redis.Redis, max_buckets: int) -> Iterator[Bucket | None]:
-    """Hold an available bucket below *max_buckets*, None where there is none; give it back on every way out."""
-    bucket = claim(client, max_buckets) if max_buckets else None
+def claimed(client: redis.Redis, max_buckets: int, *, child: str | None = None) -> Iterator[Bucket | None]:
+    """Hold the bucket that `claim` returns; give it back on every way out."""
+    bucket = claim(client, max_buckets, child=child) if max_buckets else None
     try:
         yield bucket
     finally:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper import Children, Items, Note, Record, Rows, Subject, Threshold, batch, child
+from forgekeeper import Children, Counter, Items, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
 from forgekeeper.database.queries import Stake, among
@@ -29,7 +29,6 @@ from forgekeeper.deleting.work import settings
 from forgekeeper.storage import git_refs, git_repository
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
-from metrics.catalogue import Counter
 from models import GitRefDeletion, Project, ProjectGroup
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending

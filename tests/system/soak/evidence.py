@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from .history import Final, Operation
@@ -97,8 +97,8 @@ def _walks(evidence):
     seen |= {f"artifact:{number}": row[:3] for number, row in final.artifacts.items()}
     seen |= {f"upload:{member}": "pending" for member in final.register["pending"]}
     seen |= final.imports | final.refs
-    models = {"status": Status(), "import": Import(), "entity": Import(), "artifact": Artifact(), "ref": Ref()}
-    models["upload"] = Upload(evidence.emptied)
+    models = {"status": Status(), "import": Import(), "entity": Import(), "artifact": Artifact()}
+    models |= {"upload": Upload(evidence.emptied), "ref": Ref(partial(evidence.undone, "postgres"))}
     for kind, model in models.items():
         for subject, operations in evidence.of(kind):
             last = Operation(subject, "read", {}, final.now, final.now, "ok", seen.get(subject))

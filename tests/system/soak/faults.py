@@ -9,14 +9,37 @@ from __future__ import annotations
 import resource
 import signal
 import threading
+import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psycopg2
 
+from tests.harness.waiting import patient
 from tests.system.worlds import bring_back, take_away
 
-from .settings import DEAD_AFTER
+from .settings import DEAD_AFTER, ENVIRONMENT, PAUSE
+
+STOPPED_AT = [("clean_project_refs.announced", DEAD_AFTER)] * 4 + [
+    ("delete_artifact_bucket.claimed", float(ENVIRONMENT["bucket_silent_after"])),
+    ("delete_objects.marked", float(ENVIRONMENT["object_visibility"])),
+    ("stale_direct_uploads.marked", float(ENVIRONMENT["upload_visibility"])),
+]
+"""Steps after which a worker deletes, and the seconds for which its lease or claim lasts then."""
+STEP_SECONDS = 4.0
+"""Seconds that the step takes, and within which the worker is stopped; until then it renews its lease."""
+LONGEST_WAIT_SECONDS = 10.0
+"""Seconds after its start in which a worker may come to the step."""
+TAKEN_OVER_SECONDS = 4.0
+"""Seconds in which another worker takes over and does the work, if the machine is quick."""
+
+
+LONGEST_STOP_SECONDS = 20.0
+"""Even on a busy machine: no run may take longer than its budget."""
+
+
+class InTheWay(Exception):
+    """Another fault is in the way of this one."""
 
 
 def _kill_worker_process(rig):
@@ -47,13 +70,34 @@ def _stop_and_continue(rig):
     pids = service.group()
     if service.threads and rig.dice.random() < 0.7:
         pids = [pid for pid in service.children if rig.dice.random() < 0.7] or service.children
+    yield from _stop(service, pids, rig.dice.uniform(DEAD_AFTER, 3 * DEAD_AFTER))
+
+
+def _stop_between_steps(rig):
+    """Stop a worker between two steps, for longer than its lease or claim lasts: another worker does its work."""
+    step, claim_seconds = rig.dice.choice(STOPPED_AT)
+    service = rig.dice.choice([service for service in rig.workers if service.name != "cron"])
+    service.kill()
+    rig.begin(service, f"{step}=sleep:{STEP_SECONDS:g}*1")
+    for _ in range(round(LONGEST_WAIT_SECONDS / PAUSE)):
+        if service.said("failpoint reached"):
+            pids = service.group() if rig.dice.random() < 0.5 else service.children
+            seconds = claim_seconds + patient(rig.dice.uniform(TAKEN_OVER_SECONDS, 2 * TAKEN_OVER_SECONDS))
+            yield from _stop(service, pids, min(seconds, LONGEST_STOP_SECONDS))
+            return
+        yield PAUSE
+    raise InTheWay
+
+
+def _stop(service, pids, seconds):
+    began = time.monotonic()
     service.signal(signal.SIGSTOP, pids)
     try:
-        yield rig.dice.uniform(DEAD_AFTER, 3 * DEAD_AFTER)
+        yield seconds
     finally:
         service.signal(signal.SIGCONT, pids)
         if service.asked is not None:
-            service.asked += 3 * DEAD_AFTER
+            service.asked += time.monotonic() - began
 
 
 def _ask_to_end(rig):
@@ -256,7 +300,7 @@ def _arm(rig):
     """Let a service be started anew with a failpoint armed."""
     service = rig.dice.choice(rig.workers)
     service.kill()
-    rig.begin(service, armed=True)
+    rig.begin(service, rig.choose_failpoint())
     yield rig.dice.uniform(2, 5)
 
 
@@ -279,6 +323,7 @@ FAULTS = HARD | {
     "worker killed as a whole": _kill_group,
     "scheduler killed": _kill_scheduler,
     "process stopped for a while": _stop_and_continue,
+    "worker stopped between two steps": _stop_between_steps,
     "SIGTERM": _ask_to_end,
     "worker started with a failpoint": _arm,
     "Redis emptied": _empty_redis,
@@ -300,7 +345,13 @@ FAULTS = HARD | {
     "repositories away": _take_away("repositories"),
     "number of buckets turned": _turn_flag,
 }
-OFTEN = ("worker process killed", "master killed", "process stopped for a while", "worker started with a failpoint")
+OFTEN = (
+    "worker process killed",
+    "master killed",
+    "process stopped for a while",
+    "worker stopped between two steps",
+    "worker started with a failpoint",
+)
 """These meet a run only if they come at the right moment."""
 
 

@@ -142,14 +142,18 @@ class Upload(Model):
 
 
 class Ref(Model):
-    """A ref: its value, None where there is none, and at which values it is listed for deletion (`*`: at any).
+    """A ref: its value, None if there is none, and its open deletions: their ids, and their values (`*`: any).
 
-    Refs are on disk and do not go back with any server.  The list does; yet a ref whose listing
-    is undone may go: whoever works on the list has read it before.
+    Refs are on disk and do not go back with any server.  The deletions do.  A ref whose deletion is undone may still be
+    deleted, because a worker may have read it before.  A deletion that is open again, after it was closed, may delete
+    its ref once more.
     """
 
     start = (None, frozenset())
     server = None
+
+    def __init__(self, is_undone):
+        self._is_undone = is_undone
 
     def gone(self, state):
         return state[0] is None
@@ -159,12 +163,15 @@ class Ref(Model):
         if operation.do == "push":
             return (operation.args["oid"], listed)
         if operation.do == "list":
-            return (value, listed | {operation.args["expected"] or "*"})
+            return (value, listed | {(operation.args["id"], operation.args["expected"] or "*")})
+        if operation.do == "close":
+            left = frozenset(one for one in listed if one[0] != operation.args["id"])
+            return state if self._is_undone(operation) else (value, left)
         return state if value == operation.value else REFUSED
 
     def drift(self, state, _since, _until):
         value, listed = state
-        if value is not None and listed & {value, "*"}:
+        if value is not None and {value, "*"} & {expected for _, expected in listed}:
             yield (None, listed)
 
 

@@ -16,7 +16,9 @@ from .citizens import PLANTED, Citizen, Importer, NotDone, StatusUser
 from .models import UPLOAD
 
 COMMITS = 3_000
-"""More than one ref is ever pushed, so that none comes back to a commit at which it was listed."""
+"""More than one ref is ever pushed, so that none comes back to a commit at which it was listed and is pending."""
+LOOK_SECONDS = 0.3
+"""Seconds between two looks at the deletions whose end a developer waits for."""
 LISTED = "batched_git_ref_updates_deletions"
 HISTORY = "commit refs/heads/line\ncommitter A <a@example.org> {} +0000\ndata 1\nx"
 
@@ -158,6 +160,7 @@ class Developer(Citizen):
     def begin(self):
         self.bares, self.values = {}, {}
         self.later, self.busy = [], set()
+        self.awaited, self.looked_at = {}, 0.0
         self.turns, self.requests = Counter(), 0
         for number in range(1, self.projects + 1):
             bare = Bare(self.place.world.repositories, f"{number}.git")
@@ -167,13 +170,15 @@ class Developer(Citizen):
             self.ask("insert into projects values (%s, %s) on conflict do nothing", number, bare.disk_path)
 
     def act(self):
+        if self.awaited and time.monotonic() > self.looked_at + LOOK_SECONDS:
+            self._push_what_is_closed()
         due = [one for one in self.later if one[0] <= time.monotonic()]
         if due:
             self.later.remove(due[0])
             due[0][1]()
             return
         project = self.dice.randrange(1, self.projects + 1)
-        do = self.dice.choice([self._keep, self._make, self._make, self._odd, *4 * [self._come_back]])
+        do = self.dice.choice([self._keep, self._make, self._odd, *2 * [self._restore], *3 * [self._come_back]])
         do(project)
 
     def _keep(self, project):
@@ -187,6 +192,21 @@ class Developer(Citizen):
         self._push(project, ref)
         if self.dice.random() < 0.9:
             self._list(project, ref, None)
+
+    def _restore(self, project):
+        """Push a ref, list it, and push it again, at the same value or another, as soon as its deletion is closed."""
+        self.made += 1
+        ref = f"refs/heads/restored/{self.made}"
+        self._push(project, ref)
+        self._list(project, ref, self.dice.choice([None, self.values[project, ref]]))
+        self.awaited[self.requests] = (project, ref)
+
+    def _push_what_is_closed(self):
+        self.looked_at = time.monotonic()
+        for (number,) in self.ask(f"select id from {LISTED} where id = any(%s) and status <> 1", list(self.awaited)):
+            project, ref = self.awaited.pop(number)
+            self.attempt(f"ref:{project}:{ref}", "close", lambda: True, id=number)
+            self._push(project, ref, again=self.dice.random() < 0.7)
 
     def _come_back(self, project):
         """Push a ref, list it where it is, make it anew before or after it has gone, and look what has become of it."""
@@ -210,9 +230,9 @@ class Developer(Citizen):
         self._look(project, ref)
         self.busy.discard((project, ref))
 
-    def _push(self, project, ref):
+    def _push(self, project, ref, *, again=False):
         bare, commits = self.bares[project]
-        self.turns[project, ref] += 1
+        self.turns[project, ref] += not again
         self.values[project, ref] = oid = commits[self.turns[project, ref]]
         command = ["git", f"--git-dir={bare.path}", "update-ref", ref, oid]
         self.attempt(f"ref:{project}:{ref}", "push", lambda: _done(command), oid=oid)

@@ -79,11 +79,12 @@ def _uploads_left(evidence, horizon):
 
 def _refs_left(evidence):
     final = evidence.final
+    seen_closed = {str(one.args["id"]) for _, done in evidence.of("ref") for one in done if one.do == "close"}
     for number, (subject, expected, status, reason) in final.requests.items():
         value = final.refs.get(subject)
         if status == 1:
             yield f"the deletion {number} of {subject} is pending"
-        elif value is not None and value == (expected or value):
+        elif number not in seen_closed and value is not None and value == (expected or value):
             yield f"{subject} is at {value} as it was when it was listed, but its deletion {number} is closed: {reason}"
     for subject, operations in evidence.of("ref"):
         for operation in operations:
@@ -95,7 +96,8 @@ def _refs_left(evidence):
 def nothing_that_should_live_is_deleted(evidence):
     """P2: nothing is deleted, timed out or reaped that a user has kept, extended, resumed, completed or made anew.
 
-    A ref made anew is always at another value than the one listed: at the same, git cannot tell them apart.
+    While its deletion is pending, a ref is made anew at another value than the one listed: at the same, git cannot tell
+    them apart.  Once the deletion is closed, the ref stays at any value.
     """
     yield from _broken(evidence, "P2")
 

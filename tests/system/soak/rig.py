@@ -24,7 +24,7 @@ from tests.system.service import LIMIT, Service
 from tests.system.worlds import World
 
 from . import rights
-from .faults import FAULTS
+from .faults import FAULTS, InTheWay
 from .servers import Servers
 from .settings import ENVIRONMENT, ORPHANS, OUTLIVED, PATIENT, PAUSE, SECRET
 
@@ -82,10 +82,6 @@ class Watched(Service):
             return 0.0
         seconds = time.monotonic() - self.asked
         return seconds if self._held.over(OUTLIVED, seconds) else 0.0
-
-
-class InTheWay(Exception):
-    """Another fault is in the way of this one."""
 
 
 class Rig:
@@ -169,7 +165,7 @@ class Rig:
                 service.kill()
             armed = self.armed and self.dice.random() < 0.2
             self.faults["started again with a failpoint"] += armed
-            self.begin(service, armed=armed)
+            self.begin(service, self.choose_failpoint() if armed else "")
 
     def note_outlived(self, service, pids, seconds):
         """Write down who has outlived their SIGTERM, and end them."""
@@ -177,9 +173,11 @@ class Rig:
         service.asked = None
         service.kill()
 
-    def begin(self, service, *, armed=False):
+    def choose_failpoint(self):
         how = ["kill", "raise*2", "sleep:1*2", "sleep:4*1"]
-        failpoint = f"{self.dice.choice(failpoints())}={self.dice.choice(how)}" if armed else ""
+        return f"{self.dice.choice(failpoints())}={self.dice.choice(how)}"
+
+    def begin(self, service, failpoint=""):
         service.settings[f"{PREFIX}FAILPOINTS"] = failpoint
         service.began, service.died, service.asked = time.monotonic(), None, None
         self.restarts += 1
@@ -224,7 +222,6 @@ class Rig:
         try:
             return next(fault, None)
         except (redis.RedisError, psycopg2.Error, InTheWay):
-            # Another fault is in the way of this one.
             self.faults[name] -= 1
             return None
         finally:

@@ -143,15 +143,22 @@ def test_a_child_whose_worker_was_killed_destroys_what_is_in_its_bucket_though_n
     assert [buckets.renew(client, bucket) for bucket in before] == ["bucket_lost", None, None, None, None]
 
 
-def test_the_parent_starts_a_child_for_each_free_bucket(parent):
+def test_the_parent_starts_children_until_there_are_as_many_as_buckets(parent):
     turn_on(high_concurrency=True)
-    for _ in range(3):
-        buckets.claim(client, MANY_BUCKETS)
 
-    row = parent()
+    row, later = parent(), parent()
 
-    assert tuple(row.result[name] for name in COUNTS) == (10, 7, 3, 0, 0, 7)
-    assert depth(client, "artifacts")["ready"] == 7
+    assert tuple(row.result[name] for name in COUNTS) == (10, 10, 0, 0, 0, 10)
+    assert (later.result["children_enqueued"], depth(client, "artifacts")["ready"]) == (0, 10)
+
+
+def test_the_parent_starts_children_that_died_with_their_buckets(parent):
+    turn_on()
+    for number in range(BUCKETS):
+        buckets.claim(client, BUCKETS, child=f"delete_artifact_bucket:{number}")
+
+    found = parent().result
+    assert tuple(found[name] for name in COUNTS) == (5, 0, 5, 0, 0, 5)
 
 
 def test_the_parent_does_nothing_while_the_flag_is_off(parent):

@@ -1,9 +1,9 @@
 """Destroy expired CI artifacts, several workers at a time (batch 11).
 
-Every five minutes the parent looks after the buckets, shares of all artifacts, and starts a child for each that is
-free.  A child claims a bucket and destroys the expired artifacts in it, a hundred at a time, for at most five minutes;
-if there are more, its successor continues.  The same statement adds the objects to the outbox of `delete_objects`, and
-subtracts the bytes from the statistics.
+Every five minutes the parent looks after the buckets, shares of all artifacts, and starts children until there are as
+many as buckets.  A child claims a bucket and destroys the expired artifacts in it, a hundred at a time, for at most
+five minutes; if there are more, its successor continues.  The same statement adds the objects to the outbox of
+`delete_objects`, and subtracts the bytes from the statistics.
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
     if settings().unknown_locks == "resolve" and not visible(JobLock):
         raise Blocked("schema", NO_RULE)
     yield Note(**buckets.tidy(client, limit, silent_for=settings().bucket_silent_after))
-    yield Children(delete_artifact_bucket, {str(number): () for number in buckets.available(client)})
+    # A child claims any free bucket: its key is not the number of its bucket.  After the third death a child is started
+    # again by the parent alone, and finds its own bucket, which is occupied until then.
+    yield Children(delete_artifact_bucket, {str(number): () for number in range(limit)})
 
 
 @child(

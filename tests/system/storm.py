@@ -40,7 +40,8 @@ from tests.system.service import Service
 from tests.system.worlds import World
 from workers.stale_direct_uploads.keys import PENDING
 
-MAX_KILLS_WITHOUT_DELETION = 10
+MAX_KILLS_WITHOUT_DELETION = 15
+"""After a child's third death quarantine keeps it for a minute, which is eleven kills."""
 LOOK_SECONDS = 0.5
 RESTART_SECONDS = 2.0
 """As `deploy/systemd` has it."""

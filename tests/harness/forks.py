@@ -45,6 +45,7 @@ class Fork:
         self.args = ["python", *words]
         self.returncode: int | None = None
         self._told = told
+        self._waiting = threading.Lock()
         self.pid = int(os.read(told, NUMBER))
 
     def poll(self) -> int | None:
@@ -53,12 +54,14 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(os.read(self._told, NUMBER))
-            os.close(self._told)
-        return self.returncode
+        # Two threads may wait: only one of them may read the status, and close its pipe.
+        with self._waiting:
+            if self.returncode is None:
+                if not select.select([self._told], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                self.returncode = int(os.read(self._told, NUMBER))
+                os.close(self._told)
+            return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

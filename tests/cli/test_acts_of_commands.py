@@ -42,6 +42,7 @@ class Case(NamedTuple):
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     arrange: Callable[[Path], object] = lambda _store: None
+    reason: str | None = None
 
 
 def adopted_uploads(_store):
@@ -87,6 +88,7 @@ CASES = [
     Case(f"run {BATCH}", "run", "run 1", BATCH, after={"run": 1, "taken_over": False}),
     Case(f"run {BATCH}", "run", "run 1", BATCH, WAITED, {"run": 1, "taken_over": True}, a_waiting_run),
     Case(f"send {BATCH}", "send", "run 1", BATCH, after={"run": 1}),
+    Case(f"pause {BATCH} --reason because", "pause", BATCH, BATCH, {"holds": []}, {"holds": [ANY]}, reason="because"),
     Case("leases break refs:7", "leases break", "refs:7", None, {"holder": "forge-2:77", "since": ANY}, None, a_lease),
     Case("quarantine retry 1", "quarantine retry", "1", BATCH, BAD, None, bad_records),
     Case("quarantine discard --all", "quarantine discard", "all", None, BAD, None, bad_records),
@@ -96,7 +98,7 @@ CASES = [
     Case("seed --scale 0", "seed", "sample data", after={"scale": 0}),
 ]
 ELSEWHERE = {
-    *("check", "migrate", "up", "pause", "resume", "stop", "cancel", "release"),
+    *("check", "migrate", "up", "resume", "stop", "cancel", "release"),
     *("refs restore", "objects hold", "objects unhold", "exclude add", "exclude remove"),
 }
 """They leave acts, too: how, is further below or in the tests of their own."""
@@ -129,7 +131,7 @@ def without_grant(urls, new_role):
 
 def empty():
     """Let nothing of an earlier row of the table lie about."""
-    tables = "job_runs, quarantine, deleted_objects, ci_job_artifacts, feature_flags, batches"
+    tables = "job_runs, quarantine, deleted_objects, ci_job_artifacts, feature_flags, batches, holds"
     db.database.execute_sql("set session_replication_role = replica")
     db.database.execute_sql(f"truncate {tables}, batched_git_ref_updates_deletions, audit_acts restart identity")
     db.database.execute_sql("set session_replication_role = default")
@@ -168,7 +170,7 @@ def test_a_command_leaves_one_act_of_whoever_ran_it(call, store, case):
     result = call(case.line)
 
     assert result.status == 0, result.stderr
-    assert recorded() == [(case.command, case.what, case.batch, None, case.before, case.after)]
+    assert recorded() == [(case.command, case.what, case.batch, case.reason, case.before, case.after)]
     assert Act.select(Act.by_user, Act.actor).tuples().get() == (ME, "Anna")
 
 

@@ -84,7 +84,7 @@ FACTS = [[URL], {"urls": {"redis": URL}}, (1, URL), Tripped(URL), URL.encode(), 
 
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_a_secret_is_masked_in_message_fact_trace_and_a_library_s_line(stream, style):
-    text = "cannot reach postgresql://u:hunter2@h/d now"
+    text = "cannot reach postgresql://u:hunter2@h/d with token=hunter2"
     logs.configure(style, "INFO", stream)
     try:
         trip(text)

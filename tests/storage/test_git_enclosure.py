@@ -42,6 +42,8 @@ def put_link(path, target):
         ("refs", "refs", "refs/heads/a"),
         ("refs/heads", "refs/heads", "refs/heads/a"),
         ("refs/mr", "refs/heads", "refs/mr/a"),
+        # No such ref is there, which says nothing of a ref of this repository.
+        ("refs/mr", "refs/heads", "refs/mr/absent"),
         ("refs/x/1", "refs/mr/1", "refs/x/1/a"),
         ("packed-refs", "packed-refs", "refs/heads/packed"),
         ("logs", "", "refs/heads/a"),

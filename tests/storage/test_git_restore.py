@@ -29,10 +29,12 @@ def deleted(repository, *names):
 
 
 def test_a_ref_that_exists_again_is_left(repository):
-    repository.loose("refs/a", "refs/b", "refs/c")
-    was = deleted(repository, "refs/a", "refs/b", "refs/c")
+    names = ["refs/a", "refs/b", "refs/c", "refs/d"]
+    repository.loose(*names)
+    was = deleted(repository, *names)
     repository.loose("refs/a", value=repository.two)
     repository.loose("refs/b", value="ref: refs/nowhere")
+    repository.packed("refs/d")
 
     outcomes = restore(repository, was)
 
@@ -40,6 +42,7 @@ def test_a_ref_that_exists_again_is_left(repository):
         "refs/a": "exists",
         "refs/b": "exists",
         "refs/c": "restored",
+        "refs/d": "exists",
     }
     assert repository.refs()["refs/a"] == repository.two
 

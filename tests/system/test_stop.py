@@ -22,7 +22,7 @@ from tests.harness.waiting import patient, wait_until
 
 from .proxy import redis_through
 
-ARTIFACTS, STATUSES = 20_000, 30_000
+ARTIFACTS, STATUSES = 40_000, 30_000
 REPOSITORIES, REFS_EACH = 30, 100
 CHILDREN = 10
 SOON = 5.0
@@ -41,10 +41,10 @@ ENVIRONMENT = {f"cron_{name}": "off" for name in BATCHES} | {
     "poll_interval": "0.5",
     "database_lock_timeout": "10",
     "log_format": "json",
-    # So that there is something left to stop: it is what each child does in a second.
-    "pace_expired_job_artifacts": "300",
+    # What each child does in a second: there is something to stop for a minute, however busy the machine.
+    "pace_expired_job_artifacts": "50",
     "pace_git_ref_cleanup": "25",
-    "pace_user_status_cleanup": "3000",
+    "pace_user_status_cleanup": "500",
 }
 
 # One statement is one transaction here: it is committed right after this clock is read.

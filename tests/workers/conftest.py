@@ -22,7 +22,7 @@ OF_TABLES = {
 """They change what a view has none of: what PostgreSQL knows or counts of a table, and its constraints."""
 ALWAYS = {
     "test_a_run_takes_as_many_batches_as_it_needs",
-    "test_a_locked_an_unknown_and_a_trace_are_never_destroyed",
+    "test_a_locked_an_unknown_a_trace_and_an_unexpired_artifact_are_never_destroyed",
     "test_artifacts_whose_statistics_are_locked_wait_and_no_others_do",
     "test_a_ref_that_has_moved_from_its_expected_oid_stays_and_its_row_says_so",
     "test_a_push_wins_though_no_value_was_expected_and_the_next_child_rejects_the_row_as_moved",

@@ -98,6 +98,9 @@ def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
 
     assert sorted(bucket.number for bucket in claims if bucket) == list(range(10))
     assert claims.count(None) == 6
+    assert not buckets.release(client, buckets.Bucket(0, 10, "of an owner that was silent for too long"))
+    buckets.tidy(client, 10)
+    assert buckets.claim(client, 10) is None
 
 
 # Any order of events

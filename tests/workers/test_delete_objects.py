@@ -11,7 +11,7 @@ from forgekeeper.database import database, now
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
@@ -187,7 +187,7 @@ def test_a_row_that_has_its_number_since_the_database_came_back_older_is_left_as
 
 
 def test_after_ten_attempts_an_object_is_dead(s3):
-    deleted_artifact(s3, "bad", attempts=MAX_ATTEMPTS - 1)
+    deleted_artifact(s3, "bad", attempts=9)
     s3.proxy.refuse_key("bad", "AccessDenied")
 
     with capture_logs() as logs:

@@ -51,8 +51,18 @@ def rows_read(after):
     return [sum(int(scan.get(kind, 0)) for kind in kinds) for scan in scans if "Scan" in scan["Node Type"]]
 
 
-@pytest.mark.parametrize("facts", [{"locked": LOCKED}, {"locked": UNKNOWN}, {"file_type": TRACE}])
-def test_a_locked_an_unknown_and_a_trace_are_never_destroyed(facts):
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"locked": LOCKED},
+        {"locked": UNKNOWN},
+        {"locked": None},
+        {"file_type": TRACE},
+        {"expire_at": NOON},
+        {"expire_at": None},
+    ],
+)
+def test_a_locked_an_unknown_a_trace_and_an_unexpired_artifact_are_never_destroyed(facts):
     kept = artifact(**facts)
 
     batch = destroy()

@@ -255,4 +255,6 @@ def test_completing_what_was_claimed_comes_too_late(client):
     claim(client)
 
     assert uploads.complete(client, "artifacts", "a") is False
+    with pytest.raises(uploads.BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
     assert contents(client) == {"deleting": ["artifacts:a"]}

@@ -113,12 +113,13 @@ def test_what_has_no_time_stays_and_is_counted_and_named(folder):
 
 def test_an_upload_that_is_prepared_again_between_the_look_and_the_move_stays():
     put("artifacts:a")
+    put("artifacts:fresh", age=MINUTE)
     ((field, seconds),) = next(bridge.stale(client))
     put("artifacts:a", age=0)
 
     moved = call(client, "upload_move", keys=[REFERENCE, PENDING], args=[field, int(seconds)])
 
-    assert (moved, in_hash(), registered()) == (0, {"artifacts:a"}, set())
+    assert (moved, in_hash(), registered()) == (0, {"artifacts:a", "artifacts:fresh"}, set())
 
 
 def test_what_is_pending_in_our_register_already_keeps_its_time():

@@ -15,6 +15,8 @@ from forgekeeper.runs.brakes import Deadline
 from tests.harness.clocks import clock
 from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.performing import perform
+from tests.harness.programs import eventually
+from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
 
@@ -124,7 +126,13 @@ def rows_read():
     return rows
 
 
-@pytest.mark.parametrize("key", ['"user_statuses".ctid', '"user_statuses"."user_id"'], ids=["ctid", "user_id"])
+each_key = pytest.mark.parametrize(
+    "key", ['"user_statuses".ctid', '"user_statuses"."user_id"'], ids=["ctid", "user_id"]
+)
+"""What a chunk's statement may call a row by."""
+
+
+@each_key
 @pytest.mark.parametrize(
     ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
 )
@@ -180,6 +188,25 @@ def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
     assert too_late, "nobody ever came too late: the run and the users were not at the same rows"
     assert statuses() == extended
     assert deleted == added - len(extended)
+
+
+@each_key
+def test_a_status_that_is_extended_while_a_chunk_is_deleted_stays(key, other, monkeypatch):
+    monkeypatch.setattr(statement, "row_of", lambda _rows: key)
+    due_statuses(3)
+    other.execute("update user_statuses set clear_status_at = now() + interval '1 day' where user_id = 2")
+
+    def run_in_a_thread():
+        with database.connection_context():
+            wait_for_locks()
+            return run().deleted
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_in_a_thread)
+        eventually(lambda: running.done() or somebody_waits_for_a_lock())
+        other.connection.commit()
+
+    assert (running.result(), statuses().keys()) == (2, {2})
 
 
 def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):

@@ -20,6 +20,7 @@ from forgekeeper.settings.reading import describe
 from metrics.catalogue import of
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
+from tests.mutation.promises import read_breaches
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -176,13 +177,19 @@ def functions(file):
     return {one.name for one in found if isinstance(one, ast.FunctionDef)}
 
 
-@every("page, least, most", [("promises", 40, 160), ("architecture/negative_proofs", 20, 30)])
+@every("page, least, most", [("promises", 100, 250), ("architecture/negative_proofs", 20, 30)])
 def test_every_test_that_the_page_of_promises_or_of_negative_proofs_names_exists(page, least, most):
     lines = re.findall(r"^\| (.+) \| `(\S+)::(\w+)` \|$", (DOCS / f"{page}.md").read_text(), re.MULTILINE)
 
     missing = [f"{file}::{test}" for _promise, file, test in lines if test not in functions(ROOT / "tests" / file)]
 
     assert (missing, least <= len(lines) <= most) == ([], True)
+
+
+def test_every_promise_has_a_breach_of_a_line_that_its_file_has_once():
+    breaches = list(read_breaches(ROOT))
+
+    assert [breach.mutant.diff() for breach in breaches if not breach.mutant.is_one()] == []
 
 
 @every("batch", BATCHES)

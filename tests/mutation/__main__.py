@@ -1,5 +1,8 @@
 """Spoil lines of the product, one at a time, and see which the tests let through.
 
+`python -m tests.mutation --promises [TREE]` breaks the promises of docs/promises.md in a clone of the last commit of
+TREE, one at a time as promises.toml says, runs the test that the page names, and exits with 1 if a test does not notice.
+
 `python -m tests.mutation --coverage .coverage --durations LOG [TREE]` makes a sample of mutants of the last commit of
 TREE in a clone of its own, runs the tests that could notice each, and prints what became of them.  Coverage and log are
 of a run of the whole suite, with `patch = subprocess,_exit,execv` and `context = ${PYTEST_CURRENT_TEST-}` in RC:
@@ -11,109 +14,56 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from .choosing import Mutant, Tests, mutants, sample
+from .clone import Clone
+from .promises import read_breaches
 
 ENOUGH = 0.4
 """The part of a mutant's time that its tests take while all is well: the rest is for starting servers, and for noise."""
+SOUND_SECONDS = 1_800
+"""Time limit for the tests of all promises on the sound tree."""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2): processes whose parents have died become ours."""
 
 
-class Clone:
-    """A copy of a tree's last commit, in which files are spoilt and tests run."""
-
-    def __init__(self, tree: Path, folder: Path) -> None:
-        self.folder, self._scratch, self._stamp = folder / "tree", folder, 1_000_000_000
-        subprocess.run(["git", "clone", "-q", tree, self.folder], check=True)
-
-    def write(self, path: str, text: str) -> None:
-        """Write a file, at another second than any time before, or Python would take what it compiled then."""
-        (self.folder / path).write_text(text)
-        self._stamp += 1
-        os.utime(self.folder / path, (self._stamp, self._stamp))
-
-    def present(self) -> set[str]:
-        """Name all tests there are."""
-        _status, said = self.run(["tests"], "--collect-only", limit=300)
-        return {line for line in said.splitlines() if "::" in line}
-
-    def run(self, tests: list[str], *options: str, limit: float) -> tuple[int | None, str]:
-        """Run *tests* up to the first failure; return pytest's status, None where its time was up, and what it said.
-
-        No process of theirs is left behind.
-        """
-        named, said, temporary = (self._scratch / name for name in ("named", "said", "tmp"))
-        named.write_text("\n".join(tests))
-        temporary.mkdir(exist_ok=True)
-        # A test that hangs fails, and can be tried on the sound tree.
-        options = ("-x", "-q", "--tb=no", "-rfE", f"--timeout={limit / 2}", *options)
-        with said.open("w") as output:
-            running = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *options, f"@{named}"],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(temporary)},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        status = None
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                status = running.wait(limit)
-        finally:
-            _end_descendants()
-            subprocess.run(["rm", "-rf", temporary], check=False)
-        return status, said.read_text(errors="replace")
-
-
-def _end_descendants() -> None:
-    """End all that tests have left running: first politely, so that servers remove what is theirs."""
-    for number in [signal.SIGTERM] * 100 + [signal.SIGKILL] * 600:
-        children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-        if not children:
-            return
-        for child in map(int, children):
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, number)
-                os.waitpid(child, os.WNOHANG)
-        time.sleep(0.1)
-
-
 class Judged(NamedTuple):
-    """What became of a mutant, by how many tests."""
+    """The outcome of a mutant, and by which tests."""
 
     mutant: Mutant
     outcome: str
-    tests: int
+    tests: str
 
     def __str__(self) -> str:
-        where = f"{self.mutant.path}:{self.mutant.line} ({self.mutant.spoilt.kind}; {self.tests} tests)"
-        return f"{self.outcome:<9}  {where}"
+        return f"{self.outcome:<9}  {self.mutant.path}:{self.mutant.line} ({self.mutant.spoilt.kind}; {self.tests})"
 
 
 def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> Judged:
     """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
     while True:
-        clone.write(mutant.path, mutant.after)
-        status, said = clone.run(tests, limit=limit) if tests else (5, "")
-        clone.write(mutant.path, mutant.before)
+        status, said = _run_spoilt(clone, mutant, tests, limit) if tests else (5, "")
         killer = _failed(said, tests) if status == 1 else None
         if killer is None or clone.run([killer], limit=limit)[0] == 0:
             break
         tests = [test for test in tests if test != killer]
     outcome = {None: "timed out", 0: "survived", 5: "no test"}.get(status, "killed")
-    return Judged(mutant, outcome, len(tests))
+    return Judged(mutant, outcome, f"{len(tests)} tests")
+
+
+def _run_spoilt(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> tuple[int | None, str]:
+    clone.write(mutant.path, mutant.after)
+    try:
+        return clone.run(tests, limit=limit)
+    finally:
+        clone.write(mutant.path, mutant.before)
 
 
 def _failed(said: str, tests: list[str]) -> str | None:
@@ -124,32 +74,63 @@ def _failed(said: str, tests: list[str]) -> str | None:
 
 
 def main() -> None:
-    """Make the sample, judge it, and report; Ctrl-C ends it with what was judged by then."""
+    """Judge the promises or a sample, and report; Ctrl-C ends it with what was judged by then."""
     parser = argparse.ArgumentParser(description="Spoil lines of the product, and see whether the tests notice.")
     parser.add_argument("tree", nargs="?", type=Path, default=Path(), help="a checkout; by default this folder")
-    parser.add_argument("--coverage", type=Path, required=True, help="the data of a run with a context for each test")
-    parser.add_argument("--durations", type=Path, required=True, help="what pytest printed of that run")
+    parser.add_argument("--promises", action="store_true", help="break each promise instead of making a sample")
+    parser.add_argument("--coverage", type=Path, help="the data of a run with a context for each test")
+    parser.add_argument("--durations", type=Path, help="what pytest printed of that run")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same sample")
     parser.add_argument("--count", type=int, default=120, help="how many mutants")
-    parser.add_argument("--under", action="append", default=[], help="only files whose paths begin so; may be repeated")
-    parser.add_argument("--limit", type=float, default=90, help="seconds for each")
+    parser.add_argument(
+        "--under",
+        action="append",
+        default=[],
+        help="only files whose paths begin so, of tests too for promises; may be repeated",
+    )
+    parser.add_argument("--limit", type=float, help="seconds for each; by default 90, for promises 180")
     given = parser.parse_args()
+    given.limit = given.limit or (180 if given.promises else 90)
+    if not given.promises and (given.coverage is None or given.durations is None):
+        parser.error("a sample needs --coverage and --durations")
     # What runs in a shell's background has Ctrl-C ignored, and tests are about it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     found: list[Judged] = []
+    is_whole = False
     with TemporaryDirectory(prefix="mutation-") as folder, suppress(KeyboardInterrupt):
         clone = Clone(given.tree.resolve(), Path(folder))
-        tests = Tests(clone.folder, given.coverage, given.durations.read_text(), clone.present())
-        wanted = (one for one in mutants(clone.folder) if one.path.startswith(tuple(given.under) or ""))
-        for mutant in sample(wanted, given.count, given.seed):
-            found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))
-            sys.stdout.write(f"{found[-1]}\n")
+        for judgement in _judge_promises(clone, given) if given.promises else _judge_sample(clone, given):
+            found.append(judgement)
+            sys.stdout.write(f"{judgement}\n")
             sys.stdout.flush()
+        is_whole = bool(found)
     counts = Counter(one.outcome for one in found)
     survivors = [f"\n{one}\n{one.mutant.diff()}" for one in found if one.outcome != "killed"]
     sys.stdout.write("\n".join(["", ", ".join(f"{count} {what}" for what, count in counts.items()), *survivors, ""]))
+    if given.promises and (survivors or not is_whole):
+        sys.exit(1)
+
+
+def _judge_promises(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]:
+    """Judge each breach of a promise by the promise's test, which has to pass on the sound tree."""
+    under = tuple(given.under) or ""
+    breaches = [
+        one for one in read_breaches(clone.folder) if one.test.startswith(under) or one.mutant.path.startswith(under)
+    ]
+    passing = clone.find_passing(list(dict.fromkeys(test for test, _mutant in breaches)), limit=SOUND_SECONDS)
+    for test, mutant in breaches:
+        # What a fixture does for the test is a part of it: its error is noticed, too.
+        status = _run_spoilt(clone, mutant, [test], given.limit)[0] if test in passing else 5
+        yield Judged(mutant, {None: "timed out", 0: "survived", 1: "killed"}.get(status, "no test"), test)
+
+
+def _judge_sample(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]:
+    tests = Tests(clone.folder, given.coverage, given.durations.read_text(), clone.present())
+    wanted = (one for one in mutants(clone.folder) if one.path.startswith(tuple(given.under) or ""))
+    for mutant in sample(wanted, given.count, given.seed):
+        yield judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit)
 
 
 if __name__ == "__main__":

@@ -114,16 +114,19 @@ def main() -> None:
 
 
 def _judge_promises(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]:
-    """Judge each breach of a promise by the promise's test, which has to pass on the sound tree."""
+    """Judge each breach of a promise by the promise's test; one that fails on the sound tree, too, judges nothing."""
     under = tuple(given.under) or ""
     breaches = [
         one for one in read_breaches(clone.folder) if one.test.startswith(under) or one.mutant.path.startswith(under)
     ]
     passing = clone.find_passing(list(dict.fromkeys(test for test, _mutant in breaches)), limit=SOUND_SECONDS)
     for test, mutant in breaches:
-        # What a fixture does for the test is a part of it: its error is noticed, too.
-        status = _run_spoilt(clone, mutant, [test], given.limit)[0] if test in passing else 5
-        yield Judged(mutant, {None: "timed out", 0: "survived", 1: "killed"}.get(status, "no test"), test)
+        outcome = "unsound"
+        if test in passing:
+            # An error of a fixture, which begins what the test is about, is noticed, too.
+            status, _said = _run_spoilt(clone, mutant, [test], given.limit)
+            outcome = {None: "timed out", 0: "survived", 1: "killed"}.get(status, "no test")
+        yield Judged(mutant, outcome, test)
 
 
 def _judge_sample(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]:

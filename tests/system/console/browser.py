@@ -28,6 +28,8 @@ SEEN = """state => {
     document.dispatchEvent(new Event("visibilitychange"));
 }"""
 """Lets a page be taken for one that can be seen, or not."""
+NOT_READY = r"status of 503|Error Code 503"
+"""What a page complains of while the servers have not answered the console, as on a busy machine; it asks again."""
 
 
 @contextmanager
@@ -54,7 +56,7 @@ class Window:
     Every page that it has opened is watched; `wrong` is what was not right, `requests` what was asked for.
     """
 
-    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed="$^", like=None):
+    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed=NOT_READY, like=None):
         self.console, self._allowed = console, re.compile(allowed)
         self.name = f"{width} pixels, {scheme}{'' if javascript else ', no JavaScript'}"
         self.wrong, self.requests = [], []

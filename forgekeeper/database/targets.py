@@ -16,9 +16,9 @@ from forgekeeper.database.naming import relation_name, shown_name, table_alias
 
 Act = Literal["delete", "update"]
 BITS: dict[Act, tuple[int, str]] = {"delete": (8, "4"), "update": (16, "2")}
-"""What `pg_trigger.tgtype` and `pg_rewrite.ev_type` say of each act; bit 64 of the first is ``instead of``."""
+"""The bit of `pg_trigger.tgtype` and the value of `pg_rewrite.ev_type` for each act; bit 64 is ``instead of``."""
 
-# A view's rule may read other views, too: to look again because of one that is only read costs a statement.
+# This also reaches views that are only read.  A trigger of theirs makes the engine look for its rows once in vain.
 FIND_TARGET = """
     with recursive reached (oid) as (
         select to_regclass(%(table)s)::oid

@@ -98,11 +98,11 @@ class Objects:
     ) -> dict[str, ObjectOutcome]:
         """Delete the objects at *paths*; return the outcome of each.
 
-        Before each request that deletes, *find_lost* is called with its paths; those that it returns are left alone, as
-        another worker has taken them over.  A file of a local store that was written again since then is
-        left alone, too.  Paths in *unless_changed_since* are looked at first, just before they are deleted.  Unfinished
-        uploads to the paths in *uploads_begun_before* are aborted if they were begun before an instant of each and the
-        store can; if it cannot, that is logged and nothing else changes.
+        Before each request that deletes, *find_lost* is called with its paths.  Those that it returns stay, because
+        another worker has claimed them; so does a file of a local store that is written again after that call.  Paths
+        in *unless_changed_since* are looked at just before they are deleted.  Unfinished uploads to the paths in
+        *uploads_begun_before* are aborted if they were begun before an instant of each and the store can; if it cannot,
+        that is logged and nothing else changes.
 
         Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
         confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports

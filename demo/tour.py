@@ -52,11 +52,8 @@ Pages = Mapping[str, list[Series]]
 """What each process's metrics endpoint shows, by the name of its command."""
 
 
-def demo() -> None:
-    """Show the whole system at work, on servers and data of its own, and clean up after it.
-
-    Exit status 0 only if every figure is as expected.
-    """
+def show_everything() -> None:
+    """Do what the command `demo` promises."""
     from forgekeeper.console.command import url
 
     # Unwinds the contexts below, so that everything that was started has ended when we have.

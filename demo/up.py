@@ -79,14 +79,8 @@ class Processes:
                 child.wait()
 
 
-def up() -> None:
-    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
-
-    With them an exporter, and the console where its extra is installed.
-
-    Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
-    `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
-    """
+def run_everything() -> None:
+    """Do what the command `up` promises."""
     asked = shutdown.requests()
     with ExitStack() as stack:
         own = _servers(stack, load())

@@ -41,8 +41,8 @@ from metrics.logs import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
-DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.sample_data"}
-"""Commands of the demo by their modules, which no process of production imports."""
+DEMO = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
+"""Commands of the demo by their module, which no process of production imports."""
 ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.command"}
 """Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {

@@ -25,11 +25,12 @@ ENGINE = (
 FLOORS = (
     {"metrics"},
     *({f"forgekeeper.{part}" for part in floor} for floor in ENGINE[:1]),
-    {*(f"forgekeeper.{part}" for part in ENGINE[1]), "models"},
+    {*(f"forgekeeper.{part}" for part in ENGINE[1])},
     *({f"forgekeeper.{part}" for part in floor} for floor in ENGINE[2:]),
     {"forgekeeper", "scheduler", "metrics.exporter"},
     {"forgekeeper.cli"},
     {"forgekeeper.console"},
+    {"models"},
     {"workers", "forges"},
     {"demo"},
     {"benchmarks"},

@@ -39,6 +39,13 @@ def said(tmp_path_factory):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/writing_a_batch.md"])
+def test_the_answer_that_a_page_shows_is_that_of_the_example(page):
+    (answer,) = re.findall(r"    return Rows\(.*", (ROOT / "examples/stale_pipelines/stale_pipelines.py").read_text())
+
+    assert answer in (ROOT / page).read_text()
+
+
 def test_the_batch_that_the_page_shows_is_typed(said):
     assert "whole.py" not in said
 

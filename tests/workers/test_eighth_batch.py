@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,15 @@ from urllib.request import urlopen
 import psycopg2
 import pytest
 import redis
+import yaml
 from psycopg2.extensions import make_dsn
 
 from forgekeeper.settings import PREFIX
 from tests.harness import forks
 from tests.harness.ports import free_ports
+from tests.harness.rules import RULES_FILE
 from tests.harness.waiting import wait_until
+from tests.metrics.pages import ran
 
 ROOT = Path(__file__).parents[2]
 NAME = "stale_pipelines"
@@ -161,6 +165,43 @@ def test_the_audit_has_each_of_them_by_its_id(world):
     answer = told(world, "audit", "--what", "pipeline:7")
 
     assert [(one["batch"], one["record"]) for one in answer["found"]] == [(NAME, "pipeline")]
+
+
+@pytest.fixture
+def locked_row(world):
+    """A row that became due ten minutes ago, and that a session has locked: the batch runs and cannot delete it."""
+    run(world, "pause", NAME)
+    row = world.rows("insert into pipelines (updated_at) values (now() - interval '365 days 10 minutes') returning id")
+    with closing(psycopg2.connect(world.environment[PREFIX + "DATABASE_URL"])) as other, other.cursor() as cursor:
+        cursor.execute("select from pipelines where id = %s for update", (row,))
+        run(world, "resume", NAME)
+        yield
+
+
+@pytest.mark.usefixtures("locked_row")
+def test_no_alert_fires_for_a_row_that_has_been_due_for_minutes(world, tmp_path):
+    labels = f'{{batch="{NAME}",record="pipeline"}}'
+    oldest, objective = (
+        f"forgekeeper_backlog_{name}_seconds{labels}" for name in ("oldest_timestamp", "age_objective")
+    )
+
+    def shown(series):
+        lines = page(world, "exporter").splitlines()
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{series} ")]
+
+    assert wait_until(lambda: shown(oldest) and shown(objective), LIMIT)
+    case = {
+        "interval": "1m",
+        "input_series": [
+            {"series": oldest, "values": f"{shown(oldest)[0] - time.time():.0f}+0x30"},
+            {"series": objective, "values": f"{shown(objective)[0]:.0f}+0x30"},
+        ],
+        "alert_rule_test": [{"eval_time": "30m", "alertname": "BatchBacklogTooOld", "exp_alerts": []}],
+    }
+    tests = tmp_path / "tests.yml"
+    tests.write_text(yaml.safe_dump({"rule_files": [str(RULES_FILE)], "tests": [case]}))
+
+    assert ran("promtool", "test", "rules", tests)[0] == 0
 
 
 def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):

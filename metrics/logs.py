@@ -21,6 +21,8 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from metrics.unread import LineWriter
+
 MASK = "********"
 LONGEST = 4_000
 """Characters of one fact: an error's trace fits, a dumped payload does not."""
@@ -48,16 +50,51 @@ CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if 
 
 
 class Output(logging.StreamHandler[TextIO]):
-    """Writes lines, each with one call: ours, and those that the libraries' records become."""
+    """Writes lines, each with one call: ours, and those that the libraries' records become.
+
+    No line waits for a reader that does not read: it is lost, and the next line that can be written comes after
+    ``notice(number of lost lines)``.
+    """
+
+    def __init__(self, stream: TextIO, notice: Callable[[int], str]) -> None:
+        super().__init__(stream)
+        self._notice = notice
+        self._lost = 0
+        self._writer: LineWriter | None = None
+        with suppress(OSError, ValueError):  # a stream in memory has no file
+            self._writer = LineWriter(stream.fileno())
 
     def line(self, text: str) -> None:
         """Write a line of ours; no record is made of it first, which takes longer than all the rest."""
         assert self.lock is not None
-        with suppress(OSError, ValueError), self.lock:
-            self.stream.write(f"{text}\n")
+        with self.lock:
+            if self._lost and not self._write(self._notice(self._lost)):
+                self._lost += 1
+            else:
+                self._lost = int(not self._write(text))
+
+    def _write(self, text: str) -> bool:
+        line = f"{text}\n"
+        try:
+            if self._writer:
+                return self._writer.write(line.encode(errors="backslashreplace"))
+            self.stream.write(line)
             self.flush()
+        except (OSError, ValueError):
+            return False
+        return True
 
     debug = info = warning = error = critical = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record of a library."""
+        self.line(self.format(record))
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        if self._writer:
+            self._writer.close()
+        super().close()
 
 
 def configure(
@@ -69,7 +106,8 @@ def configure(
 ) -> None:
     """Send all log lines of this process, the libraries' too, to *stream* (standard error).
 
-    *on_line* is called with the level of each.  A line that cannot be written is lost, and fails nobody.
+    *on_line* is called with the level of each.  A line that cannot be written is lost: it neither fails nor holds up
+    whoever has written it, and the next line says how many were lost.
     """
     stream = stream or sys.stderr
     as_json = style == "json" or (style is None and not stream.isatty())
@@ -90,7 +128,14 @@ def configure(
         structlog.processors.ExceptionRenderer(trace),
         *([_json] if as_json else [lambda _logger, _method, facts: redact(facts), console]),
     ]
-    output = Output(stream)
+
+    def notice(lost: int) -> str:
+        facts: Any = {"event": "log lines were lost, as nobody read them", "lost": lost}
+        for processor in (*gathering, *writing):
+            facts = processor(None, "warning", facts)
+        return str(facts)
+
+    output = Output(stream, notice)
     output.setFormatter(
         ProcessorFormatter(
             processors=[ProcessorFormatter.remove_processors_meta, *writing],
@@ -147,17 +192,22 @@ def trace(exc_info: ExcInfo) -> str:
 
 
 def _named(unless: str) -> re.Pattern[str]:
-    """Find what has the name of a secret; a quote closes a value *unless* that comes before it."""
+    """Find what has the name of a secret; a quote closes a value *unless* that comes before it.
+
+    Only single characters have possessive quantifiers: CPython before 3.11.5 takes a possessive group for matched
+    where it begins (https://github.com/python/cpython/issues/106052).  The groups need none, as nothing that follows
+    a group can fail.
+    """
 
     def word(quote: str) -> str:
         # A quote may itself be escaped, in JSON that is a string of JSON; one that nothing closes goes on to the end.
         quoted = rf"(?P<{quote}>\\{{0,7}}+[\"'])(?:.*?{unless}(?P={quote})|.*+)"
-        return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*+"
+        return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*"
 
     # Where what looks like the value is only another name, its value comes behind that.
     scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token)|(?<=[=:]))\s++"
     return re.compile(
-        rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*+)"
+        rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Standard output that reports when it takes no more, and standard error that ignores it."""
+"""Standard output that reports when it takes no more, and standard error that neither fails nor waits then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
+
+from metrics.unread import LineWriter
 
 
 class OutputLost(Exception):
@@ -44,16 +46,18 @@ class Output(io.TextIOWrapper):
 class Errors(Output):
     """Standard error; when it takes no more, the work goes on."""
 
+    def __init__(self, buffer: BinaryIO, encoding: str, errors: str | None, *, line_buffering: bool) -> None:
+        super().__init__(buffer, encoding, errors, line_buffering=line_buffering)
+        self._writer = LineWriter(self.fileno())
+
     def write(self, text: str, /) -> int:
         """Write *text* if that is possible."""
-        with suppress(OutputLost):
-            super().write(text)
+        with suppress(OSError):
+            self._writer.write(text.encode(self.encoding, self.errors or "strict"))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer if that is possible."""
-        with suppress(OutputLost):
-            super().flush()
+        """Do nothing: what is written is in no buffer."""
 
 
 def prepare() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.runs import processes
 from tests.harness.every import every
+from tests.harness.pipes import full_pipe
 from tests.harness.waiting import patient, wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
@@ -134,6 +136,26 @@ def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, d
     _out, err = process.communicate(timeout=patient(LIMIT))
 
     assert (process.returncode, sentences(err)) == (128 + signal.SIGPIPE, [])
+
+
+@pytest.mark.parametrize("command", ["scheduler", "worker --processes 1"])
+def test_what_serves_works_and_ends_though_nobody_reads_its_log(start, database, command):
+    with full_pipe() as (_reading, writing):
+        process = start(*command.split(), stdout=subprocess.DEVNULL, stderr=writing)
+        assert wait_until(lambda: processes.Process.select().where(processes.Process.kind == command.split()[0]), LIMIT)
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(patient(LIMIT)) == 0
+
+
+def test_a_run_ends_though_nobody_reads_its_log(start, database):
+    with full_pipe() as (_reading, writing):
+        process = start("run", NAME, "--json", stderr=writing)
+        out, _err = process.communicate(timeout=patient(LIMIT))
+
+    assert process.returncode == 0
+    assert '"deleted": 0' in out
 
 
 def sentences(err):

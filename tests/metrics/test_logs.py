@@ -10,6 +10,7 @@ import structlog
 
 from metrics import logs
 from metrics.logs import LONGEST, MOST, WORDS, redact
+from tests.harness.pipes import drain, full_pipe
 
 SECRET = "hunter2"
 LIMIT = 60.0
@@ -169,6 +170,35 @@ def test_a_line_that_cannot_be_written_fails_nobody(stream, logger):
 
         # What it holds would be written once more when it is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_lines_that_nobody_reads_are_lost_and_the_next_says_how_many():
+    with full_pipe() as (reading, writing), os.fdopen(writing, "w", closefd=False) as pipe:
+        logs.configure("json", "INFO", pipe)
+        for logger in LOGGERS:
+            logger.warning("unread")
+        drain(reading)
+
+        log.info("read")
+
+        lines = list(map(json.loads, drain(reading).splitlines()))
+    facts = [(one["level"], one["message"], one.get("lost")) for one in lines]
+    assert facts == [("warning", "log lines were lost, as nobody read them", len(LOGGERS)), ("info", "read", None)]
+
+
+def test_a_line_of_which_a_slow_reader_takes_a_part_comes_whole_before_the_next():
+    long, last = {"fact": "a" * 3000, "more": "b" * 3000}, {"fact": "c"}
+    with full_pipe() as (reading, writing), os.fdopen(writing, "w", closefd=False) as pipe:
+        logs.configure("json", "INFO", pipe)
+        read = os.read(reading, 4096)
+        log.info("long", **long)
+        read += drain(reading).encode()
+
+        log.info("last", **last)
+
+        read += drain(reading).encode()
+    lines = [json.loads(line) for line in read.decode().lstrip(".").splitlines()]
+    assert [{name: one[name] for name in one if name in long} for one in lines] == [long, last]
 
 
 def test_the_level_of_each_line_is_counted(stream):

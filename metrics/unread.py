@@ -1,0 +1,87 @@
+"""Standard error that nobody reads, or that a terminal has stopped: whoever writes to it must not wait for it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+PATIENCE_SECONDS = 0.1
+"""How long a write waits for a reader that is slow.  Once it was in vain, none waits until one has found room again."""
+
+
+class LineWriter:
+    """Writes to a pipe, socket, terminal or file, and gives up what it cannot write at once or after a moment.
+
+    Any number of threads may write.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._send: Callable[[bytes], int] = partial(os.write, fd)
+        self._close: Callable[[], None] = lambda: None
+        self._waits = True
+        self._rest = b""
+        # A signal may interrupt a write, and its handler write, too.
+        self._lock = threading.RLock()
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISSOCK(mode):
+            connection = socket.socket(fileno=os.dup(fd))
+            self._send = lambda data: connection.send(data, socket.MSG_DONTWAIT)
+            self._close = connection.close
+        elif stat.S_ISFIFO(mode) or os.isatty(fd):
+            self._send = self._send_if_there_is_room
+            # Other programs have this pipe open too, and expect it to block: only a description of our own may not.
+            with suppress(OSError):
+                own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                self._send, self._close = partial(os.write, own), partial(os.close, own)
+
+    def write(self, data: bytes) -> bool:
+        """Write *data* whole and return True, or write nothing of it and return False.
+
+        If the reader takes a part only, the remainder comes before the next data, so that no line is torn.
+
+        Raises `OSError` if nobody has the other end open, or the disk is full.
+        """
+        with self._lock:
+            if self._rest:
+                self._rest = self._rest[self._written(self._rest) :]
+            if self._rest:
+                return False
+            written = self._written(data)
+            self._rest = data[written:] if written else b""
+            return written > 0
+
+    def close(self) -> None:
+        """Close what was opened here; the file itself stays open."""
+        self._send = partial(os.write, -1)
+        self._close()
+        self._close = lambda: None
+
+    def _written(self, data: bytes) -> int:
+        """Write *data* as far as there is room; return how many bytes."""
+        total, waited = 0, False
+        while total < len(data):
+            try:
+                total += self._send(data[total:])
+            except BlockingIOError:
+                waited = True
+                if not self._waits or not self._has_room(PATIENCE_SECONDS):
+                    break
+        self._waits = not waited
+        return total
+
+    def _has_room(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(seconds * 1000))
+
+    def _send_if_there_is_room(self, data: bytes) -> int:
+        if not self._has_room(0):
+            raise BlockingIOError
+        return os.write(self._fd, data[: select.PIPE_BUF])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Literal
 
 import peewee as pw
@@ -40,18 +41,24 @@ ENDS = "'{stop,breaker,new}'"
 ANY = "'{pause,stop,breaker,new}'"
 
 # It waits for no lock: a row of the same person that another session has locked stays, and this one stands beside it.
+# A row that is kept is locked, so that nobody ends it before this transaction does.
 ADD = f"""
-    with older as (
-        delete from holds where id in (
-            select id from holds
-            where batch = %(batch)s and (not {STANDS} or (kind = %(kind)s and by = %(by)s))
-            for update skip locked
-        )
-        returning kind, by, since, until
+    with found as (
+        select id, since, {STANDS} as stands,
+            {STANDS} and not %(replace)s
+                and coalesce(until, 'infinity') > coalesce(%(until)s::timestamptz, 'infinity') as longer
+        from holds
+        where batch = %(batch)s and (not {STANDS} or (kind = %(kind)s and by = %(by)s))
+        for update skip locked
+    ), older as (
+        delete from holds where id in (select id from found where not longer)
+    ), added as (
+        insert into holds (batch, kind, reason, by, since, until)
+        select %(batch)s, %(kind)s, %(reason)s, %(by)s,
+            least(clock_timestamp(), %(since)s::timestamptz, (select min(since) from found where stands)), %(until)s
+        where not exists (select from found where longer)
     )
-    insert into holds (batch, kind, reason, by, since, until)
-    values (%(batch)s, %(kind)s, %(reason)s, %(by)s, least(clock_timestamp(), %(since)s::timestamptz,
-        (select min(since) from older where kind = %(kind)s and by = %(by)s and {STANDS})), %(until)s)
+    select id from found where longer order by id
 """
 # Since when stays as it is while one blocked run follows another, whatever the reason.
 BLOCK = """
@@ -117,13 +124,17 @@ class Hold(Base):
         by: str,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> None:
-        """Hold the batch back, beside what others do; it takes the place of an older one of that kind by the same.
+        replace: bool = False,
+    ) -> Hold | None:
+        """Hold the batch back from now on, beside what others do; return None, or the hold that stays instead.
 
-        It stands from now on; *since* is the moment that is shown where several batches are held back by one act.
+        It takes the place of an older one of that kind by the same person.  If the older one ends later, that one
+        stays, and nothing is added, unless *replace*: several people may share an account.  *since* is the moment that
+        is shown if several batches are held back by one act.
         """
         facts = {"reason": reason and one_line(reason), "by": one_line(by), "since": since, "until": until}
-        database.execute_sql(ADD, {"batch": batch, "kind": kind, **facts})
+        kept = database.execute_sql(ADD, {"batch": batch, "kind": kind, "replace": replace, **facts}).fetchone()
+        return kept and cls.get_by_id(kept[0])
 
     @classmethod
     def lift(
@@ -251,10 +262,11 @@ def _hold(hold: Hold) -> str:
         sentence = str(hold.reason).rstrip(". ")
         remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
         return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
+    resume = f"`forgekeeper resume {batch} --by {quote(hold.by)}`"
     if hold.kind == "stop":
-        return f"{batch} is stopped by {hold.by} since {since}{because}: `forgekeeper resume {batch}` ends that"
+        return f"{batch} is stopped by {hold.by} since {since}{because}: {resume} ends that"
     end = "without an end" if hold.until is None else f"until {_moment(hold.until)}"
-    remedy = f"`forgekeeper resume {batch}`, or `forgekeeper pause {batch} --until TIME`"
+    remedy = f"{resume}, or `forgekeeper pause {batch} --replace --until TIME`"
     return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
 
 

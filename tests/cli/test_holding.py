@@ -61,6 +61,21 @@ def test_a_pause_until_a_time_ends_by_itself(main, database):
     assert hold().until == datetime(2099, 1, 1, 6, 30, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("command", ["pause", "stop"])
+def test_a_longer_hold_of_ones_own_stays_and_the_command_says_how_it_is_shortened(main, database, command):
+    main(command, NAME, "--reason", "legal hold")
+    kept = main(command, "--all", "--until", "1h", "--reason", "an hour")
+    (sentence,) = (line for line in kept.stdout.splitlines() if line.startswith(f"{NAME} "))
+    shortened = main(command, NAME, "--until", "1h", "--replace", "--reason", "an hour", "--json").json
+
+    word = "paused" if command == "pause" else "stopped"
+    assert sentence == (
+        f"{NAME} stays {word} until `forgekeeper resume {NAME}` (legal hold);"
+        f" `forgekeeper {command} {NAME} --replace` with your --until shortens that"
+    )
+    assert (shortened["reason"], hold().reason) == ("an hour", "an hour")
+
+
 def test_a_pause_that_begins_now_is_a_stop(main, database):
     result = main("pause", NAME, "--now", "--until", "+2h", *WHY)
 

@@ -229,7 +229,7 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
     assert asked.startswith(f"Run {number} was asked for by hand, by ops:1 at ")
     assert waits == "It waits for a worker."
     assert told.startswith(f"{NAME} is stopped by alice@host since ")
-    assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME}` ends that")
+    assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME} --by alice@host` ends that")
 
 
 def test_a_cancelled_run_says_by_whom_and_why(story):

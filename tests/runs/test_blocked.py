@@ -126,4 +126,4 @@ def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
     (said,) = holds.warnings()
 
     assert said.startswith(f"{NAME} is paused without an end by me since ")
-    assert "(a move): `forgekeeper resume git_ref_cleanup`" in said
+    assert "(a move): `forgekeeper resume git_ref_cleanup --by me`" in said

@@ -60,12 +60,44 @@ def older(statement):
 
 
 def test_the_newer_hold_of_one_person_takes_the_place_of_the_older():
-    Hold.add(NAME, "pause", reason="a move", by="bob")
+    Hold.add(NAME, "pause", reason="a move", by="bob", until=now() + HOUR)
     since = Hold.get().since
-    Hold.add(NAME, "pause", reason="it is shorter", by="bob", until=now() + HOUR)
+    Hold.add(NAME, "pause", reason="it is longer", by="bob")
 
     (hold,) = Hold.select()
-    assert (hold.reason, hold.since) == ("it is shorter", since)
+    assert (hold.reason, hold.since) == ("it is longer", since)
+
+
+@pytest.mark.parametrize("kind", BY_PEOPLE)
+@pytest.mark.parametrize("until", [None, timedelta(days=1)])
+def test_a_hold_that_ends_later_stays_unless_it_is_replaced(kind, until):
+    Hold.add(NAME, kind, reason="legal hold", by="bob", until=until and now() + until)
+    kept = Hold.add(NAME, kind, reason="an hour", by="bob", until=now() + HOUR)
+
+    (hold,) = Hold.select()
+    assert (kept.id, hold.reason) == (hold.id, "legal hold")
+
+    Hold.add(NAME, kind, reason="an hour", by="bob", until=now() + HOUR, replace=True)
+
+    (hold,) = Hold.select()
+    assert hold.reason == "an hour"
+
+
+def test_a_longer_hold_that_somebody_ends_just_then_does_not_take_the_newer_with_it(other):
+    Hold.add(NAME, "stop", reason="wrong rows go", by="bob")
+    other.execute("delete from holds")
+    Hold.add(NAME, "stop", reason="an hour", by="bob", until=now() + HOUR)
+    other.connection.commit()
+
+    assert [hold.reason for hold in Hold.select()] == ["an hour"]
+
+
+def test_a_pause_shortens_no_stop():
+    Hold.add(NAME, "stop", reason="wrong rows go", by="bob")
+    Hold.add(NAME, "pause", reason="an hour", by="bob", until=now() + HOUR, replace=True)
+
+    assert Hold.why(NAME) == "stopped"
+    assert Hold.get(Hold.kind == "stop").until is None
 
 
 def test_a_hold_that_has_ended_holds_nothing_back_and_goes_with_the_next():

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -27,9 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.console.pages import SAID, shown
-from forgekeeper.console.users import HERE, LONGEST, Role, User, Users, is_password
+from forgekeeper.console.users import HERE, LONGEST, Role, User, Users, fits, is_password
 from forgekeeper.settings import Settings
-from metrics.logs import one_line
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -43,7 +44,9 @@ HEADERS = {
 """Headers of every response."""
 SESSION = "forgekeeper_session"
 """The cookie of who has logged in."""
-HOURS_12 = 12 * 3600
+KNOWN = "forgekeeper_known"
+"""The cookie of a browser in which somebody has logged in before: strangers cannot lock it out."""
+HOURS_12, DAYS_30 = 12 * 3600, 30 * 86_400
 LARGEST = 64 * 1024
 """Bytes of a form."""
 FIELDS = 2_000
@@ -83,13 +86,31 @@ def local(path: str) -> str:
     return path if fine and " " not in path else "/"
 
 
+class EndedSessions:
+    """Sessions that people have ended: each is known for as long as its cookie is valid."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until: dict[str, float] = {}
+
+    def add(self, session: str) -> None:
+        """Note that the session was ended."""
+        now = self._clock()
+        self._until = {ended: until for ended, until in self._until.items() if until > now}
+        self._until[session] = now + self._seconds
+
+    def __contains__(self, session: str) -> bool:
+        """Say whether the session was ended."""
+        return session in self._until
+
+
 class Gate:
     """Lets through what may be asked, with `person`, `said` and, of a POST, `form` in the request's state."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
         self._users = Users(settings.console_users) if settings.console_users else None
-        self._ended: deque[str] = deque(maxlen=1000)
+        self._ended = EndedSessions(HOURS_12)
         self._failures: Counter[str] = Counter()
         self._until = 0.0
         self._hashing = CapacityLimiter(2)
@@ -138,7 +159,7 @@ class Gate:
         users = self._users.known() if self._users else {}
         name = self._named(request) if self._settings.console_proxy else None
         if name is not None:
-            return self._as(one_line(name)[:LONGEST], users[name].role if name in users else "viewer")
+            return self._as(name, users[name].role if name in users else "viewer")
         if not self._users:
             return self._as("anybody", "viewer")
         session = _loaded(request, SESSION, HOURS_12)
@@ -159,7 +180,11 @@ class Gate:
             return None
         if len(names) != 1 or not names[0].strip():
             raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
-        return names[0].encode("latin-1").decode("utf-8", "replace").strip()
+        with suppress(UnicodeDecodeError):
+            # As it came: a name that was cut or cleaned could be another person's.
+            if fits(name := names[0].encode("latin-1").decode()):
+                return name
+        raise HTTPException(403, "the proxy names you in a way in which no user can be called")
 
     async def _login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params
@@ -171,10 +196,14 @@ class Gate:
     async def _proven(self, request: Request, name: str, password: str) -> User | None:
         """Return the user whose name and password these are; raise `HTTPException` after too many that were not."""
         user = self._users.known().get(name) if self._users else None
-        peer = _peer(request)
+        client = self._client(request)
         # Of IPv6 each client has 2^64 addresses.
-        keys = f"of {peer.exploded[:19] if isinstance(peer, IPv6Address) else peer}", f"for {name[:LONGEST]}"
-        who = {"user": user and user.name, "client": str(peer)}
+        keys = {f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}", f"for {name[:LONGEST]}"}
+        known = _loaded(request, KNOWN, DAYS_30)
+        if isinstance(known, dict) and known["name"] == name:
+            # The failures of strangers do not lock out a browser in which this person has logged in before.
+            keys = {f"by {known['once']}"}
+        who = {"user": user and user.name, "client": str(client)}
         if time.monotonic() > self._until:
             self._failures, self._until = Counter(), time.monotonic() + MINUTE
         if max(self._failures[key] for key in keys) >= LOGINS:
@@ -191,10 +220,19 @@ class Gate:
         log.info("console login", **who)
         return user
 
+    def _client(self, request: Request) -> IPv4Address | IPv6Address:
+        """Return the address of who asks: if a known proxy does, the last one of which it says so and that is none."""
+        client, proxies = _peer(request), self._settings.console_proxy
+        said = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+        with suppress(ValueError):
+            while said and any(client in network for network in proxies):
+                client = ip_address(said.pop().strip())
+        return client
+
     def _logout(self, request: Request) -> Response:
         session = _loaded(request, SESSION, HOURS_12)
         if isinstance(session, dict):
-            self._ended.append(session["once"])
+            self._ended.add(session["once"])
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(SESSION, httponly=True, samesite="lax")
         return answer
@@ -206,7 +244,9 @@ def _insist_on_same_site(request: Request) -> None:
     if (site := headers.get("sec-fetch-site")) is not None:
         fine = site in {"same-origin", "none"}
     else:
-        fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
+        fine = False
+        with suppress(ValueError):
+            fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
     if not fine:
         raise HTTPException(403, "this form was not sent from a page of the console: open the page and send it again")
 
@@ -237,7 +277,9 @@ def _session(answer: Response, user: User, request: Request) -> Response:
     value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
     # Where a proxy speaks TLS for us the browser says so.
     secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
-    answer.set_cookie(SESSION, value, max_age=HOURS_12, httponly=True, samesite="lax", secure=secure)
+    known = _signed.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN)
+    for cookie, content, seconds in ((SESSION, value, HOURS_12), (KNOWN, known, DAYS_30)):
+        answer.set_cookie(cookie, content, max_age=seconds, httponly=True, samesite="lax", secure=secure)
     return answer
 
 

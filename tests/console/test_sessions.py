@@ -1,5 +1,6 @@
 """How long a session lasts, by the console's own clock."""
 
+from forgekeeper.console.access import EndedSessions
 from forgekeeper.console.users import User, Users, hashed_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
@@ -34,3 +35,16 @@ def test_a_session_ends_after_twelve_hours_whatever_the_browser_keeps(database, 
         console.kill()
 
     assert found == {43_000: 200, 43_300: 303}
+
+
+def test_an_ended_session_is_known_however_many_others_end_and_until_its_cookie_expires():
+    now = [0.0]
+    ended = EndedSessions(60, clock=lambda: now[0])
+    for number in range(2000):
+        ended.add(str(number))
+    known = {str(number) in ended for number in range(2000)}
+
+    now[0] = 61.0
+    ended.add("another")
+
+    assert (known, "0" in ended, "another" in ended) == ({True}, False, True)

@@ -16,7 +16,7 @@ from forgekeeper.cli import amounts, not_deleted, process_list, ticks
 from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
 from forgekeeper.connections import Limits, asked, client
-from forgekeeper.database import now
+from forgekeeper.database import now, writes
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
@@ -124,7 +124,9 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
         "redis": {"trouble": looks.trouble},
     }
     deleted, waiting = amounts.amounts(instant, least=settings.breaker_least), list(not_deleted.not_deleted(found))
+    refused = writes.why_refused()
     warnings = [
+        *([f"PostgreSQL: {refused}"] if refused else []),
         *([looks.trouble] if looks.trouble else []),
         *looks.refused,
         *(said for name, one in batches.items() for said in ticks.of_children(name, one["children_failing"])),

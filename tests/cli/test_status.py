@@ -341,3 +341,15 @@ def test_a_look_that_has_met_a_redis_that_is_away_keeps_no_other_thread_from_ask
 
 def lost():
     raise redis.ConnectionError("away")
+
+
+def test_check_and_status_say_of_a_postgresql_that_takes_no_writes_which_setting_refuses_them(main, database, urls):
+    mark = "&" if "?" in urls.database else "?"
+    read_only = f"{urls.database}{mark}options=-c%20default_transaction_read_only%3Don"
+
+    checked, shown = (main(command, "--json", DATABASE_URL=read_only) for command in ("check", "status"))
+
+    said = "default_transaction_read_only is on, so it takes no writes"
+    assert any(one["subject"] == "postgresql" and said in one["message"] for one in checked.json["findings"])
+    assert any(said in warning for warning in shown.json["warnings"])
+    assert checked.status == 1

@@ -21,12 +21,12 @@ from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_others import others
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, warning
 from forgekeeper.cli.connection import configured, recorded, sentence
-from forgekeeper.cli.holding import FIRST
+from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, definers, relations, release, schema, sqlstate
+from forgekeeper.database import database, definers, relations, release, schema, sqlstate, writes
 from forgekeeper.database.naming import relation_name
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
@@ -51,7 +51,8 @@ def check(
         bool, typer.Option("--moved", help="With --init: the database is the installation's, in a new place.")
     ] = False,
     copied: Annotated[
-        bool, typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation.")
+        bool,
+        typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation, held."),
     ] = False,
     reason: Annotated[
         str | None, typer.Option(help="With --moved or --copied: how it came about; the audit keeps it.")
@@ -164,6 +165,8 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
 def _postgresql(settings: Settings) -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
+    if refused := writes.why_refused():
+        yield error("postgresql", refused)
     used = tuple(dict.fromkeys((*OURS, *(one.model for batch in BATCHES.values() for one in batch.relations))))
     if hidden := list(schema.closed(used)):
         yield from (error("privileges", said) for said in hidden)
@@ -210,6 +213,9 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
                     before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
                     act = f"check --init {'--copied' if copied else '--moved'}"
                     acts.record(act, "the installation", reason=reason, before=before, after=after)
+                    if copied:
+                        # What was released where the copy comes from was not released here.
+                        hold_new()
         said = installation.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:

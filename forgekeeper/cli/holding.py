@@ -42,36 +42,47 @@ Until = Annotated[
     typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {FORMS}; never if absent."),
 ]
 
+Replace = Annotated[bool, typer.Option("--replace", help="End your own hold, also if it would last longer.")]
+
 
 def pause(
     batches: Names = None,
     everything: All = False,
     *,
     until: Until = None,
+    replace: Replace = False,
     at_once: Annotated[bool, typer.Option("--now", help="End what runs, too, before its next chunk: `stop`.")] = False,
     reason: Reason = None,
     json: Json = False,
 ) -> None:
-    """Start no run of these batches until that TIME, or until resumed.  A run that has started goes on."""
+    """Start no run of these batches until that TIME, or until resumed.  A run that has started goes on.
+
+    A pause of yours that ends later stays, unless --replace is given.
+    """
     if at_once:
-        stop(batches, everything, reason=reason, until=until, json=json)
+        stop(batches, everything, reason=reason, until=until, replace=replace, json=json)
     else:
-        _hold("pause", _named(batches, everything), until, reason, json=json, migrated=True)
+        _hold("pause", _named(batches, everything), until, reason, replace=replace, json=json)
 
 
 def stop(
-    batches: Names = None, everything: All = False, *, reason: Reason = None, until: Until = None, json: Json = False
+    batches: Names = None,
+    everything: All = False,
+    *,
+    reason: Reason = None,
+    until: Until = None,
+    replace: Replace = False,
+    json: Json = False,
 ) -> None:
     """End every run and child of these batches before its next chunk, everywhere, and start none until resumed.
 
     It works within five seconds, also while Redis is away; `status` and `processes` show what still works.  It needs a
-    --reason.
+    --reason.  A stop of yours that ends later stays, unless --replace is given.
     """
     names = _named(batches, everything)
     if not (reason or "").strip():
         wrong_use("say why: a stop needs a --reason, for anyone who finds it")
-    # An emergency brake does not ask for more than it needs: another version's migration may be pending.
-    _hold("stop", names, until, reason, json=json, migrated=False)
+    _hold("stop", names, until, reason, replace=replace, json=json)
 
 
 def resume(
@@ -113,7 +124,8 @@ def release(
 ) -> None:
     """Let batches go that a brake holds, from their next tick on: as many records as are due now.
 
-    It prints that number, and no more go by the release, whatever becomes due later.  It may be larger than in the
+    It prints that number, and no more go by the release, whatever becomes due later: then a run ends with `stopped:
+    release_used_up`.  If nothing is due, the release has no amount.  It may be larger than in the
     preview that you have looked at: --expect with the number of the preview lets so many go of each batch.  A release
     ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and so does one
     whose records cannot be counted now: then the status is 3.
@@ -123,22 +135,24 @@ def release(
         wrong_use("say why with --reason: the audit keeps it")
     with connected("release", redis_needed=False):
         done = release_now(names, expect=expect, reason=reason)
+        said = "\n".join(done.said())
     facts = {"released": [*done.released], "expect": done.released, "still_held": done.uncounted, "reason": reason}
-    answer(facts, "\n".join(done.said()), json=json)
+    answer(facts, said, json=json)
     say(done.not_done(), err)
     if done.uncounted:
         raise typer.Exit(HELD)
 
 
 def _hold(
-    kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, json: bool, migrated: bool
+    kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, replace: bool, json: bool
 ) -> None:
     """Hold the batches back, and say it."""
-    with connected(kind, migrated=migrated, redis_needed=False):
-        held = hold_now(kind, names, until=until, reason=reason)
+    # An emergency brake does not ask for more than it needs: another version's migration may be pending.
+    with connected(kind, migrated=kind != "stop", redis_needed=False):
+        held = hold_now(kind, names, until=until, reason=reason, replace=replace)
     say(held.not_done(), err)
     if json:
-        _emit([{"batch": name, held.word: True, "until": held.until, "reason": reason} for name in held.done])
+        _emit([{"batch": name, held.word: True} | held.facts(name) for name in held.done])
     else:
         say(held.said())
     if held.refused:
@@ -146,19 +160,35 @@ def _hold(
 
 
 class Held(NamedTuple):
-    """The batches that are held back now, which is *word*, *until* when, and where that was refused and why."""
+    """The batches that are held back now, which is *word*, *until* when, and where that was refused and why.
+
+    *kept* are the holds that end later, by batch: these stay as they were.
+    """
 
     done: list[str]
     word: str
     until: datetime | None
+    reason: str | None
+    kept: dict[str, Hold]
     refused: dict[str, str]
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """Return until when that batch is held back, and why."""
+        hold = self.kept.get(name)
+        return {"until": hold.until, "reason": hold.reason} if hold else {"until": self.until, "reason": self.reason}
 
     def said(self) -> list[str]:
         """Say which batches are held back, and until when."""
-        end = moment(self.until)
-        return [
-            f"{name} is {self.word} until {end if self.until else f'`forgekeeper resume {name}`'}" for name in self.done
-        ]
+        return [self._sentence(name) for name in self.done]
+
+    def _sentence(self, name: str) -> str:
+        until = self.facts(name)["until"]
+        end = moment(until) if until else f"`forgekeeper resume {name}`"
+        if hold := self.kept.get(name):
+            because = f" ({hold.reason})" if hold.reason else ""
+            shorten = f"`forgekeeper {hold.kind} {name} --replace` with your --until shortens that"
+            return f"{name} stays {self.word} until {end}{because}; {shorten}"
+        return f"{name} is {self.word} until {end}"
 
     def not_done(self) -> list[str]:
         """Say which are not, and why."""
@@ -182,20 +212,29 @@ class Lifted(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*."""
+    """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*.
+
+    *blocked* has a sentence for each batch whose last run was blocked.
+    """
 
     released: dict[str, int]
     unheld: list[str]
     uncounted: list[str]
+    blocked: dict[str, str]
 
     def said(self) -> list[str]:
-        """Say which batches run again, and which no brake held."""
+        """Say which batches run again, which of them are still blocked, and which no brake held."""
         said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
         for name, number in self.released.items():
             limit = f"{number:,} records may go, and no more"
+            if number == 0:
+                limit = "nothing is due now, so the release has no amount: the breaker weighs each run"
             if BATCHES[name].writes is not None:
                 limit = "it writes by itself, so nothing limits how much goes"
-            said[name] = f"runs again from its next tick; {limit}"
+            again = "runs again from its next tick"
+            if name in self.blocked:
+                again = f"is released, and blocked until this is solved: {self.blocked[name]}"
+            said[name] = f"{again}; {limit}"
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
     def not_done(self) -> list[str]:
@@ -204,10 +243,13 @@ class Released(NamedTuple):
         return [f"{name} {uncounted}" for name in self.uncounted]
 
 
-def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None) -> Held:
+def hold_now(
+    kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None, replace: bool = False
+) -> Held:
     """Hold these batches back, all where *names* is None, each in a transaction of its own, and record it.
 
-    Needs a connection, and nothing else.  Raises `Problem` for an end that is no time to come, and what the database
+    A hold of that kind by the same person that ends later stays, unless *replace*.  Needs a connection, and nothing
+    else.  Raises `Problem` for an end that is no time to come, and what the database
     refuses where that is the only batch.
     """
     since = now()
@@ -215,13 +257,16 @@ def hold_now(kind: Kind, names: list[str] | None, *, until: str | None, reason: 
     if end is not None and end <= since:
         wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
 
+    kept: dict[str, Hold] = {}
+
     def add(name: str) -> None:
         before = _state(name)
-        Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end)
+        if hold := Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end, replace=replace):
+            kept[name] = hold
         acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
 
     done, refused = _each(known(names), add)
-    return Held(done, "paused" if kind == "pause" else "stopped", end, refused)
+    return Held(done, "paused" if kind == "pause" else "stopped", end, reason, kept, refused)
 
 
 def resume_now(
@@ -249,7 +294,8 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
     Needs a connection.  Where *names* is None, all that delete are meant.  A batch whose records nobody can count stays
     held unless *expect* is given.
     """
-    done = Released({}, [], [])
+    blocked = {row.name: row.blocked_sentence.rstrip(". ") for row in BatchRow.blocked()}
+    done = Released({}, [], [], blocked)
     for batch in BATCHES.values():
         if not (batch.deletes if names is None else batch.name in names):
             continue

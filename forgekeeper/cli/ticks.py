@@ -31,6 +31,7 @@ WHY = {
     "cancelled": "the run was cancelled",
     "flag_off": "the batch is switched off by its flag",
     "max_per_run": "it had deleted as much as one run may (MAX_PER_RUN)",
+    "release_used_up": "it had deleted as much as was released (`forgekeeper release` lets more go)",
     "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
 }
 """Why a tick was skipped, or a run did nothing or ended before its work was done."""

@@ -162,11 +162,13 @@ def amount(batch: BatchSpec, instant: datetime) -> int | None:
 def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
     """End what brakes hold the batch for, and let *expect* records go; return what has ended.
 
-    Where no brake holds it nothing is released: a brake that holds it a moment later has not been looked at.
+    If these are none, the release has no amount and ends at once: later runs are weighed as usual.  Where no brake holds it nothing is released: a brake that holds it a moment later has not been looked at.
     """
     with database.atomic():
         lifted = Hold.lift(batch, BRAKES)
-        if lifted:
+        if lifted and expect == 0:
+            end_release(batch)
+        elif lifted:
             facts = {"reason": one_line(reason), "by": one_line(by), "expect": expect}
             database.execute_sql(GIVE, {"batch": batch} | facts)
     return lifted

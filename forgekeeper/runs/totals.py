@@ -12,7 +12,7 @@ import peewee as pw
 from forgekeeper.database import Base, database, default
 from forgekeeper.runs.holds import Batch
 
-Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
+Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day", "release_used_up"]
 MOST = 2**62
 """As much as there is."""
 
@@ -201,7 +201,7 @@ class Limits(NamedTuple):
         """Say how many records are left, of what was released too."""
         return _nearest(
             ("max_per_run", self.per_run, used.run),
-            ("max_per_run", used.released, 0),
+            ("release_used_up", used.released, 0),
             ("max_per_day", self.per_day, used.day),
         )
 

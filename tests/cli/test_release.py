@@ -11,7 +11,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES, Record
 from forgekeeper.database import now
 from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Batch, Hold
 from models import UserStatus
 from tests.harness import toys
 
@@ -46,6 +46,26 @@ def test_release_lets_as_many_go_as_are_due_and_says_and_records_it(main, databa
         *(NAME, "I looked"),
         *("it would delete all of them", 2),
     )
+
+
+def test_where_nothing_is_due_the_hold_ends_and_a_release_limits_no_later_run(main, database):
+    hold()
+    result = main("release", NAME, "--reason", "I looked")
+    sample.add_statuses(5)
+
+    said = "nothing is due now, so the release has no amount: the breaker weighs each run"
+    assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick; {said}\n")
+    assert main("run", NAME, "--json").json["deleted"] == 2
+
+
+def test_of_a_batch_that_is_blocked_it_is_not_said_that_it_runs_again(main, database):
+    hold()
+    Batch.block(NAME, reason="installation", sentence="this database is a copy")
+
+    result = main("release", NAME, "--expect", "2", "--reason", "I looked")
+
+    said = "is released, and blocked until this is solved: this database is a copy; 2 records may go, and no more"
+    assert result.stdout == f"{NAME} {said}\n"
 
 
 def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):

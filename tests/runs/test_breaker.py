@@ -125,7 +125,7 @@ def test_a_release_lets_no_more_go_than_its_amount(database, settings):
 
     first, second = recorded(STATUSES, settings), recorded(STATUSES, settings)
 
-    assert (first.result["deleted"], first.result["stopped"]) == (150, "max_per_run")
+    assert (first.result["deleted"], first.result["stopped"]) == (150, "release_used_up")
     # With that it has ended, and what is left is in proportion to what the first run deleted.
     assert second.result["deleted"] == 250
 

@@ -43,6 +43,8 @@ bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; f
 bench-full: $(VENV)/.bench ## The same at full size, and the pictures of docs/performance; hours
 	@$(BIN)/python -m benchmarks --json benchmarks/figures.json --plot docs/performance
 
+# What is thorough in the tests of the documents belongs to it: `make test` leaves it out.
+check: export THOROUGH = 1
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

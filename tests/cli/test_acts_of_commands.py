@@ -20,6 +20,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads.commands import adopt
 
 from .every_command import arguments, commands
@@ -152,6 +153,7 @@ def everything():
     return tables, {key: client.dump(key) for key in client.scan_iter() if key.decode() != OF_REDIS}
 
 
+@whole_only
 @every("command", LOOKING)
 def test_a_command_that_leaves_no_act_changes_nothing(call, command):
     empty()

@@ -8,6 +8,7 @@ import pytest
 
 from forgekeeper import database as db
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 from .every_command import arguments, commands, serves
 
@@ -44,6 +45,7 @@ def without_rights(own_database, new_role):
     return new_role(own_database)
 
 
+@whole_only
 @every("command", sorted(set(ALL) - SERVING))
 def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, without_rights, command):
     result = main(*command.split(), *arguments(command, ALL[command]), DATABASE_URL=without_rights)

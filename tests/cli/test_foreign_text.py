@@ -15,6 +15,7 @@ from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.logs import CONTROL
 from models import GitRefDeletion
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
@@ -54,6 +55,7 @@ def noise(database):
     client.zadd(register.FAILED, {f"artifacts:{LONG}": 1})
 
 
+@whole_only
 @every("command", COMMANDS)
 def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
     shown = main(*command.split())

@@ -73,7 +73,7 @@ def test_a_longer_hold_of_ones_own_stays_and_the_command_says_how_it_is_shortene
         f"{NAME} stays {word} until `forgekeeper resume {NAME}` (legal hold);"
         f" `forgekeeper {command} {NAME} --replace` with your --until shortens that"
     )
-    assert (shortened["reason"], hold().reason) == ("an hour", "an hour")
+    assert (shortened["reason"], Hold.get(Hold.batch == NAME).reason) == ("an hour", "an hour")
 
 
 def test_a_pause_that_begins_now_is_a_stop(main, database):

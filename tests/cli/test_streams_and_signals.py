@@ -12,6 +12,7 @@ import pytest
 from forgekeeper.runs import processes
 from tests.harness.every import every
 from tests.harness.pipes import full_pipe
+from tests.harness.thorough import some
 from tests.harness.waiting import patient, wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
@@ -120,7 +121,7 @@ def unread():
     os.close(writing)
 
 
-@every("command", ANSWERS)
+@every("command", some(ANSWERS))
 def test_where_standard_output_is_full_one_sentence_says_so(start, database, command):
     with Path("/dev/full").open("w") as full:
         process = start(*command.split(), stdout=full)
@@ -130,7 +131,7 @@ def test_where_standard_output_is_full_one_sentence_says_so(start, database, com
     assert process.returncode == 1
 
 
-@every("command", ANSWERS)
+@every("command", some(ANSWERS))
 def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, unread, command):
     process = start(*command.split(), stdout=unread)
     _out, err = process.communicate(timeout=patient(LIMIT))

@@ -8,6 +8,7 @@ import pytest
 
 from forgekeeper.storage.installation import INSTALLATION
 from tests.harness.ports import free_ports
+from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
 from tests.harness.waiting import patient, wait_until
 
@@ -36,6 +37,7 @@ def begin(environment, urls, new_database, server, tmp_path):
     server.delete(INSTALLATION)
 
 
+@whole_only
 def test_no_command_runs_what_lies_where_it_is_started(begin, tmp_path):
     (tmp_path / "traps").mkdir()
     traps = Traps(tmp_path / "traps")

@@ -20,6 +20,7 @@ from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.programs import LIMIT, Program, eventually
 from tests.harness.tables import somebody_waits_for_a_lock
+from tests.harness.thorough import whole_only
 
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
@@ -223,6 +224,7 @@ def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcil
     assert [line["reason"] for line in worker.said("process ends itself")] == ["it cannot start"]
 
 
+@whole_only
 def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, reconcile):
     due_statuses(700)
     # Seven batches of two seconds each: more than twice as long as a silent run is left alone.

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from demo.servers import EmbeddedError, servers
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
@@ -90,6 +91,7 @@ def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_
         other.wait()
 
 
+@whole_only
 @pytest.mark.usefixtures("patiently")
 def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, query):
     parent = host(folder, ready=False)

@@ -65,6 +65,7 @@ def test_it_leaves_nothing_behind_and_runs_nothing_that_lies_in_the_folder(tour)
     assert (tour.left, tour.sprung) == (set(), [])
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("deadly", "status"), [pytest.param(signal.SIGINT, 130, marks=whole_only), (signal.SIGTERM, 143)]
 )

@@ -8,6 +8,7 @@ import pytest
 
 from demo.tour import Figure, compare
 from tests.harness.ports import free_ports
+from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until
 
@@ -108,6 +109,7 @@ def test_it_goes_on_with_the_data_of_the_last_time(first, second):
     assert second.query(f"select state from job_runs where id = {first.last}") == [("succeeded",)]
 
 
+@whole_only
 def test_a_second_one_in_the_same_folder_is_refused_with_one_sentence(start, second, traps):
     refused = start("up", folder=traps.folder)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
+from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,7 @@ ADD_DUE = """
 """
 
 
+@whole_only
 def test_a_tick_and_a_child_enter_as_few_files_as_the_pages_say(database):
     database.execute_sql(ADD_DUE)
     FeatureFlag.turn(FLAG, on=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import models
 from forgekeeper.batches import BATCHES, all_declared
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 ROOT = Path(__file__).parents[2]
 ENGINE = (
@@ -138,6 +139,7 @@ NAMES = {
 """What the engine may not know; one table is called as people are used to call what is in it."""
 
 
+@whole_only
 @every("path", sorted(path for path in (ROOT / "forgekeeper").rglob("*") if path.suffix in {".py", ".lua"}))
 def test_the_engine_names_no_batch_table_or_key_of_a_forge(path):
     if (ROOT / "forgekeeper" / "migrations") in path.parents:

@@ -20,6 +20,7 @@ from forgekeeper.settings.reading import describe
 from metrics.catalogue import of
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 from tests.mutation.promises import read_breaches
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +187,7 @@ def test_every_test_that_the_page_of_promises_or_of_negative_proofs_names_exists
     assert (missing, least <= len(lines) <= most) == ([], True)
 
 
+@whole_only
 def test_every_promise_has_a_breach_of_a_line_that_its_file_has_once():
     breaches = list(read_breaches(ROOT))
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.thorough import whole_only
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
 (WHOLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -46,10 +48,12 @@ def test_the_answer_that_a_page_shows_is_that_of_the_example(page):
     assert answer in (ROOT / page).read_text()
 
 
+@whole_only
 def test_the_batch_that_the_page_shows_is_typed(said):
     assert "whole.py" not in said
 
 
+@whole_only
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=list(MISTAKES))
 def test_each_mistake_is_found_with_the_message_that_the_page_promises(said, number):
     of_this = [line for line in said.splitlines() if f"mistake_{number}.py" in line]

@@ -111,6 +111,8 @@ def moto():
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
+    # Connections that clients keep open would hold up its end for seconds.
+    server._server.block_on_close = False
     server.stop()
 
 

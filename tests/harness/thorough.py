@@ -6,9 +6,13 @@ to find in what it has not touched.  Whoever searches runs `make test-all` at ho
 """
 
 import os
+from collections.abc import Iterable
+from typing import TypeVar
 
 import hypothesis
 import pytest
+
+Row = TypeVar("Row")
 
 WHOLE = "THOROUGH" in os.environ
 SEARCHES = WHOLE and "CI" not in os.environ
@@ -30,3 +34,9 @@ def sequences(whole: int, steps: int) -> hypothesis.settings:
         print_blob=True,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
+
+
+def some(rows: Iterable[Row]) -> list[Row]:
+    """Return all *rows* of a table in the whole, else the first and the last."""
+    table = list(rows)
+    return table if WHOLE else [table[0], *table[1:][-1:]]

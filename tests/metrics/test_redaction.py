@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 from metrics import logs
 from metrics.logs import LONGEST, MASK, MORE, MOST, SEEN, clean, describe, escaped, redact
+from tests.harness.thorough import examples
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""
@@ -89,7 +90,7 @@ NEARBY = some.integers(-60, 60)
 
 
 @pytest.mark.parametrize(("secrets", "written"), WHOLE.values(), ids=WHOLE)
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=examples(40))
 @given(data=some.data())
 def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_is(secrets, written, data):
     secret = data.draw(secrets) * data.draw(some.sampled_from([1, 1, 1, LONGEST, SEEN // 3, SEEN]))

@@ -21,6 +21,7 @@ from forgekeeper.settings import PREFIX
 from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 from .worker import NAME, PATIENT, ROOT, due
@@ -171,6 +172,7 @@ def test_what_a_killed_process_has_counted_stays(start_worker, send, counts, scr
     assert after.value("records_processed_total", batch=NAME, record="user_status") == 3
 
 
+@whole_only
 def test_an_endpoint_that_is_killed_is_started_again_with_all_that_was_counted(
     start_worker, send, counts, scrape_when_up
 ):
@@ -185,6 +187,7 @@ def test_an_endpoint_that_is_killed_is_started_again_with_all_that_was_counted(
     assert worker.process.poll() is None
 
 
+@whole_only
 def test_a_worker_that_reloads_goes_on_counting(start_worker, send, counts):
     worker = start_worker()
     send()

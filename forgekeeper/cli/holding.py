@@ -294,7 +294,7 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
     Needs a connection.  Where *names* is None, all that delete are meant.  A batch whose records nobody can count stays
     held unless *expect* is given.
     """
-    blocked = {row.name: row.blocked_sentence.rstrip(". ") for row in BatchRow.blocked()}
+    blocked = {row.name: str(row.blocked_sentence).rstrip(". ") for row in BatchRow.blocked()}
     done = Released({}, [], [], blocked)
     for batch in BATCHES.values():
         if not (batch.deletes if names is None else batch.name in names):

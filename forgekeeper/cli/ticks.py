@@ -140,7 +140,7 @@ def absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
 
 
 def _facts(run: JobRun) -> dict[str, Any]:
-    return {**run.__data__, "result": result_of(run)}
+    return {**run.__data__, "result": result_of(run), "failed_attempts": failed_attempts(run)}
 
 
 def row_of(run: JobRun) -> tuple[Any, ...]:
@@ -156,13 +156,16 @@ def story(run: JobRun) -> Iterator[Told]:
     if unrun := UNRUN.get((run.state, run.reason)):
         yield Told(unrun, run.finished_at)
     elif run.state == "skipped" and run.reason in WHY:
-        yield Told(f"It was skipped, because {WHY[run.reason]}.", run.finished_at)
+        by = _overlapping(run) if run.reason == "overlap" else None
+        which = f": run {by.id}, which {by.started_by or 'no worker'} had started" if by else ""
+        yield Told(f"It was skipped, because {WHY[run.reason]}{which}.", run.finished_at)
     if run.enqueued_at:
         yield Told(f"It was sent to the workers at {moment(run.enqueued_at)}.", run.enqueued_at)
     if run.losses:
         times = "once" if run.losses == 1 else f"{run.losses} times"
         taken = f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
         yield Told(taken)
+    yield from _failures(run)
     if run.started_at:
         who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
         since = f", {lasting(run.started_at - run.tick)} after it was due" if run.tick else ""
@@ -174,6 +177,28 @@ def story(run: JobRun) -> Iterator[Told]:
         yield Told(f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}.", run.cancelled_at)
     if held := (run.result or {}).get("held"):
         yield Told(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
+
+
+def _overlapping(run: JobRun) -> JobRun | None:
+    """Return the run that was open when this one was claimed."""
+    open_then = JobRun.finished_at.is_null() | (JobRun.finished_at >= run.claimed_at)
+    earlier = JobRun.of(run.batch).where(JobRun.id < run.id, JobRun.claimed_at <= run.claimed_at, open_then)
+    found: JobRun | None = earlier.where(JobRun.reason.is_null() | (JobRun.reason != "overlap")).first()
+    return found
+
+
+def failed_attempts(run: JobRun) -> list[dict[str, Any]]:
+    """Return the attempts before the last one that failed: *attempt*, *worker*, *started_at* and *error* of each."""
+    found = (run.result or {}).get("failures")
+    fields = {"attempt", "worker", "started_at", "error"}
+    return [one for one in found if isinstance(one, dict) and fields <= set(one)] if isinstance(found, list) else []
+
+
+def _failures(run: JobRun) -> Iterator[Told]:
+    for one in failed_attempts(run):
+        at = datetime.fromisoformat(one["started_at"])
+        error = str(one["error"]).rstrip(". ")
+        yield Told(f"Attempt {one['attempt']} was started by worker {one['worker']} at {moment(at)}: {error}.", at)
 
 
 def timeline(run: JobRun) -> list[Told]:
@@ -209,13 +234,15 @@ def _acts(run: JobRun) -> Iterator[Act]:
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:
-    """Return the row's result, without the reason why it ended where no attempt came to its end.
+    """Return the row's result, without the errors of earlier attempts.
 
-    Until then `stopped` has the value with which every outcome begins, such as ``drained``.
+    If no attempt has come to its end, there is no reason why it ended.  Until then `stopped` has the value with which
+    every outcome begins, such as ``drained``.
     """
     if run.result is None:
         return None
     result = dict(run.result) if run.state in ENDED else _unended(run.result)
+    result.pop("failures", None)
     earlier = result.get("earlier")
     return result | {"earlier": list(map(_unended, earlier))} if isinstance(earlier, list) else result
 

@@ -162,7 +162,8 @@ def amount(batch: BatchSpec, instant: datetime) -> int | None:
 def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
     """End what brakes hold the batch for, and let *expect* records go; return what has ended.
 
-    If these are none, the release has no amount and ends at once: later runs are weighed as usual.  Where no brake holds it nothing is released: a brake that holds it a moment later has not been looked at.
+    If these are none, the release has no amount and ends at once: later runs are weighed as usual.  If no brake holds
+    the batch, nothing is released: a brake that holds it a moment later has not been looked at.
     """
     with database.atomic():
         lifted = Hold.lift(batch, BRAKES)

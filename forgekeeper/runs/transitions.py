@@ -39,13 +39,22 @@ MARK_SENT = f"""
       and not {HELD_BACK.format("%(batch)s")}
     returning id, batch, token, tick
 """
+# What the last attempt came to joins what earlier ones did, and its error theirs.
+EARLIER = """
+    case when result is null then '{}' else jsonb_build_object(
+        'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier' - 'failures')
+    ) end"""
+FAILURES = """
+    case when error is null then '{}' else jsonb_build_object(
+        'failures', coalesce(result -> 'failures', '[]') || jsonb_build_array(jsonb_build_object(
+            'attempt', attempt, 'worker', started_by, 'started_at', started_at, 'error', error
+        ))
+    ) end"""
 # A run that was sent twice has two messages: the second must not use up the retries of a run that waits.
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
-        result = case when result is not null then jsonb_build_object(
-            'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
-        ) end,
+        result = nullif({EARLIER} || {FAILURES}, '{{}}'),
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
@@ -54,7 +63,11 @@ START = f"""
     returning id, batch, attempt_token::text, attempt, failures, tick
 """
 # What earlier attempts came to stays beside what the present one has come to.
-RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
+RESULT = """
+    {}
+    || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end
+    || case when result ? 'failures' then jsonb_build_object('failures', result -> 'failures') else '{{}}' end
+"""
 KEEP_ALIVE = f"""
     update job_runs set alive_at = clock_timestamp(), result = coalesce({RESULT.format("said.so_far")}, result)
     from unnest(%(ids)s::bigint[], %(tokens)s::uuid[], %(results)s::jsonb[]) as said (run, token, so_far)

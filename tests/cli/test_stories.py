@@ -101,7 +101,7 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
 @pytest.mark.parametrize(
     ("in_the_way", "why"),
     [
-        (lambda: JobRun.start_here(NAME, by="ops:1"), "an earlier run was still open"),
+        (lambda: JobRun.start_here(NAME, by="ops:1"), "an earlier run was still open: run 1, which ops:1 had started"),
         (stop, "the batch was stopped"),
         (lambda: Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % would go"), "the batch was held"),
     ],
@@ -189,6 +189,25 @@ def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
     assert "fell silent in the middle of it (once), and the run was taken from it and opened again." in told
     assert "Attempt 2 was started by worker worker-3:4" in told
     assert told.endswith("s: deleted=1.")
+
+
+def test_the_error_of_each_attempt_is_told_also_of_a_run_that_succeeded_in_the_end(main, story):
+    run_id, errors = claimed(), ("OperationalError: refused", "DataError: too long")
+    for number, error in enumerate(errors, start=1):
+        JobRun.fail(started(run_id, by=f"worker-{number}:9"), error, {"deleted": number}, delay=timedelta(0))
+        reconcile.send(NAME, deliver)
+    JobRun.succeed(started(run_id, by="worker-3:9"), {"deleted": 3})
+
+    told = [line for line in story() if line.startswith("Attempt")]
+    run = main("why", NAME, "--json").json["run"]
+
+    assert [re.sub(r" at \S+ \S+(: |, .*)", r" at T\1", line).split(", ")[0] for line in told] == [
+        "Attempt 1 was started by worker worker-1:9 at T: OperationalError: refused.",
+        "Attempt 2 was started by worker worker-2:9 at T: DataError: too long.",
+        "Attempt 3 was started by worker worker-3:9 at T",
+    ]
+    assert [(one["attempt"], one["error"]) for one in run["failed_attempts"]] == list(enumerate(errors, start=1))
+    assert run["result"] == {"deleted": 3, "earlier": [{"deleted": 1}, {"deleted": 2}]}
 
 
 def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):

@@ -71,7 +71,8 @@ def test_what_an_earlier_attempt_did_stays_beside_what_the_last_one_did(attempt)
 
     earlier = {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"}
     expected = {"deleted": 1, "batches": 1, "stopped": "drained", "earlier": [earlier]}
-    assert JobRun.get_by_id(second.run.number).result == expected
+    row = JobRun.get_by_id(second.run.number).result
+    assert {name: value for name, value in row.items() if name != "failures"} == expected
 
 
 def test_a_run_of_which_nothing_can_be_counted_deletes_and_succeeds(attempt, monkeypatch):

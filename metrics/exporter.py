@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import peewee as pw
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily
@@ -23,7 +24,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
 from pydantic import SecretStr
 
-from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag, all_declared, queues, spec
+from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_declared, queues, spec
 from forgekeeper.connections import Limits, client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
@@ -100,7 +101,8 @@ class Exporter(Collecting):
         self._metrics = of("exporter", table(all_declared()))
         self._constants = list(_constants())
         found = all_collectors(settings)
-        self._probes = [Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
+        batches = {name: BATCHES[one.parent or one.name] for one in all_declared() for name in one.collectors}
+        self._probes = [Probe(name, partial(_ask, one, settings, batches.get(name))) for name, one in found.items()]
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:
@@ -129,9 +131,19 @@ def registry(settings: Settings) -> CollectorRegistry:
     return shown
 
 
-def _ask(collector: Collector, settings: Settings) -> list[Reading]:
-    with _connected() if collector.database else nullcontext(), looking():
-        return list(collector.look(settings))
+def _ask(collector: Collector, settings: Settings, batch: BatchSpec | None) -> list[Reading]:
+    """Return the readings of a collector, which a *batch* has brought; none if the forge lacks what that needs.
+
+    Such a batch is off, or blocked, which another alert reports.
+    """
+    with _connected() if collector.database else nullcontext():
+        try:
+            with looking():
+                return list(collector.look(settings))
+        except pw.ProgrammingError:
+            if batch is None or not preconditions.missing(batch):
+                raise
+            return []
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from forgekeeper.batches import all_declared
 from forgekeeper.cli.connection import connected, require_redis, sentence
 from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
 from forgekeeper.database import database
+from forgekeeper.database.looking import looking
 from forgekeeper.declaring.shown import Refused
 from forgekeeper.runs import quarantine as rows
 from forgekeeper.runs.quarantine import KINDS, Quarantined
@@ -93,9 +94,10 @@ def kept_by_documents(settings: Settings, batch: str | None, kind: str | None, l
     found, unknown, total = list[Found](), dict[str, str](), 0
     for name, refused in _kept(batch, kind):
         try:
-            found += _entries(name, refused, settings, limit)
-            total += refused.count()
-        except (redis.RedisError, Problem) as error:
+            with looking(name):
+                found += _entries(name, refused, settings, limit)
+                total += refused.count()
+        except (redis.RedisError, pw.ProgrammingError, Problem) as error:
             unknown[refused.kind] = sentence(error) or str(error)
     return Kept(found, total, unknown)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal
@@ -21,7 +21,9 @@ from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import by_hand, holds, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
+from forgekeeper.settings import Settings
 from metrics.logs import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."
@@ -56,7 +58,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         with connected(f"preview {batch}") as settings:
             told = lambda part: progress(f"{batch}: {part.records:,} counted, {part.record}")  # noqa: E731
             try:
-                found = preview(chosen, settings, sample=SAMPLE if sample is None else sample, told=told)
+                found = preview_of(chosen, settings, sample=SAMPLE if sample is None else sample, told=told)
             finally:
                 progress("")
         answer(found.as_json(), "\n".join(map(clean, lines(found))), json=json)
@@ -79,6 +81,14 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         for one in [result, *(children if isinstance(children, list) else [])]
     ):
         raise typer.Exit(HELD)
+
+
+def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:
+    """Return the preview; raise `Problem` if the forge lacks what the batch needs.  *options*: those of `preview`."""
+    try:
+        return preview(batch, settings, **options)
+    except Blocked as blocked:
+        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD) from None
 
 
 def _started(batch: BatchSpec) -> Started | None:

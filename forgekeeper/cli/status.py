@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 
+import peewee as pw
 import redis
 from rich.text import Text
 
@@ -20,8 +21,9 @@ from forgekeeper.database import now, writes
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.queries import BOUND
 from forgekeeper.database.sessions import LAST_INSTANT
+from forgekeeper.declaring.answers import Backlog
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import holds, quarantine
+from forgekeeper.runs import holds, preconditions, quarantine
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
@@ -88,6 +90,13 @@ class Looks:
         elif theirs is not None:
             claim_by_writing(client, theirs)
 
+    def backlog(self, batch: BatchSpec, instant: datetime) -> tuple[Backlog | None, str | None]:
+        """Return what is due, or None and a sentence if the forge lacks what the batch needs for it."""
+        try:
+            return self.ask(partial(batch.due, instant)), None
+        except pw.ProgrammingError as error:
+            return None, " ".join(preconditions.missing(batch)) or sentence(error)
+
     def ask(self, look: Callable[[], Answer]) -> Answer | None:
         """Return what *look* finds; None if it needs Redis and Redis fails, or if it would write."""
         try:
@@ -143,9 +152,11 @@ def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks
     holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due = looks.ask(partial(batch.due, instant))
+    due, lacks = looks.backlog(batch, instant)
     row = next(iter(BatchRow.blocked(batch.name)), None)
     blocked = row and {name: getattr(row, f"blocked_{name}") for name in ("since", "reason", "sentence")}
+    if lacks and not blocked:
+        blocked = {"since": None, "reason": "schema", "sentence": lacks}
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
     brake = next((one for one in holds if one.kind in BRAKES), None)

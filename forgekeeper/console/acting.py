@@ -28,7 +28,6 @@ from forgekeeper.console.pages import shown
 from forgekeeper.console.reading import AWAY, trouble
 from forgekeeper.database import database, release
 from forgekeeper.runs.holds import BY_PEOPLE, Hold, Kind
-from forgekeeper.runs.previewing import preview
 from forgekeeper.settings import Settings
 
 Fields = ImmutableMultiDict[str, str]
@@ -98,7 +97,7 @@ def _preview(fields: Fields, settings: Settings) -> Iterable[str]:
 
 def _find_due(fields: Fields, settings: Settings) -> FormContent:
     """Find what is due, and how much: a release is of so much, whatever becomes due until the form is sent."""
-    found = preview(batch_named(fields.get("batch", "")), settings, sample=0, within=WITHIN)
+    found = running.preview_of(batch_named(fields.get("batch", "")), settings, sample=0, within=WITHIN)
     expect = [] if found.due is None else [("expect", str(found.due))]
     return FormContent(map(str.strip, running.lines(found)), expect)
 

@@ -41,7 +41,8 @@ class Backlogs:
             for name, batch in BATCHES.items():
                 try:
                     due = batch.due(instant)
-                except (redis.RedisError, WritesInLook):
+                except (redis.RedisError, pw.ProgrammingError, WritesInLook):
+                    # Of a batch that is blocked, as the forge lacks a table, say, nobody knows it.
                     due = None
                 self._known[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forgekeeper.batches import BatchSpec
-from forgekeeper.cli import process_list, status, ticks
+from forgekeeper.cli import process_list, running, status, ticks
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.terminal import lasting, read_number, wrong_use
 from forgekeeper.console.declared import rules
@@ -56,7 +56,7 @@ def one_batch(asked: Asked) -> dict[str, Any]:
 @page("/batches/{batch}/preview", "preview.html", "Preview of {batch}", patience=12, live=False)
 def preview(asked: Asked) -> dict[str, Any]:
     """Show what a run would do, as `run --dry-run` says it."""
-    return previewing.preview(batch_named(asked.path["batch"]), asked.settings).as_json()
+    return running.preview_of(batch_named(asked.path["batch"]), asked.settings).as_json()
 
 
 def limits(settings: Settings, batch: str, used: Used) -> list[tuple[str, int | None, int]]:

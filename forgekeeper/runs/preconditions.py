@@ -220,17 +220,31 @@ def fits(batch: BatchSpec) -> bool:
     return not any(unfit(batch, rights=False))
 
 
+def missing(batch: BatchSpec) -> list[str]:
+    """Return what the forge's relations lack of what the batch needs, columns included; whatever this role may do."""
+    hidden = _hidden(batch)
+    return hidden or list(_misfits(batch, relations.look([one.sql for one in batch.relations])))
+
+
+def _hidden(batch: BatchSpec) -> list[str]:
+    """Say which schemas are closed to the role: to PostgreSQL that is an error when a statement names one."""
+    in_schemas = [one.model for one in batch.relations if name_parts(one.model)[0]]
+    return list(schema.closed(in_schemas)) if in_schemas else []
+
+
+def _misfits(batch: BatchSpec, tables: relations.Tables) -> Iterator[str]:
+    if found := [said for one in batch.relations for said in relations.misfits(one.model, tables)]:
+        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
+
+
 def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     """Yield why the batch cannot work on the forge's relations as they are; with *rights*, as this role."""
     expected = batch.relations
-    # A schema that the role may not use is an error to PostgreSQL when a statement names it.
-    in_schemas = [one.model for one in expected if name_parts(one.model)[0]]
-    if in_schemas and (hidden := list(schema.closed(in_schemas))):
+    if hidden := _hidden(batch):
         yield from hidden
         return
     tables = relations.look([one.sql for one in expected])
-    if found := [said for one in expected for said in relations.misfits(one.model, tables)]:
-        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
+    yield from _misfits(batch, tables)
     yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
     yield from following.refused(batch, tables)
     if rights:

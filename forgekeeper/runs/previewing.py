@@ -63,8 +63,11 @@ def preview(
     """Say what a run of the batch would do if it began now, or *at* an instant; nothing is changed or kept locked.
 
     What the databases hold of it is read in one snapshot, which others may change meanwhile: a run sees that.
-    Needs a connection, and no transaction.  Raises what the servers raise when they are away.
+    Needs a connection, and no transaction.  Raises `Blocked` if the forge lacks what the batch needs, and what the
+    servers raise when they are away.
     """
+    for lacks in preconditions.missing(batch):
+        raise Blocked("schema", lacks)
     notes = [*_disagreement(batch, settings)]
     with looking(batch.name):
         instant = at or now()

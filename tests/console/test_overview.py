@@ -254,3 +254,15 @@ def test_a_database_that_is_away_costs_a_minute_and_not_the_thread(database, mon
     in_a_thread(looked.look)
 
     assert looked.of(BATCH) == ([None], None)
+
+
+def test_without_a_relation_of_the_forge_every_page_answers_and_its_batch_is_blocked(seen, database):
+    database.execute_sql("alter table bulk_imports rename to gone")
+    try:
+        pages = {path: seen(path) for path in ("/", "/batches/stale_imports", "/quarantine")}
+        preview = seen("/batches/stale_imports/preview")
+    finally:
+        database.execute_sql("alter table gone rename to bulk_imports")
+
+    assert {path: page.status for path, page in pages.items()} == dict.fromkeys(pages, 200)
+    assert "table bulk_imports is missing" in preview.text

@@ -66,6 +66,17 @@ def test_every_series_that_can_be_zero_is_there_on_the_first_scrape_and_only_wha
     assert promtool(page.text) == ""
 
 
+def test_a_collector_of_a_batch_whose_table_the_forge_lacks_has_not_failed(look, database):
+    database.execute_sql("alter table bulk_imports rename to gone")
+    try:
+        page = look()
+    finally:
+        database.execute_sql("alter table gone rename to bulk_imports")
+
+    failed = {labels[0] for labels, value in page.series("exporter_collector_success").items() if not value}
+    assert (failed, page.value("backlog_records", batch="stale_imports", record="stale_import")) == (set(), None)
+
+
 def test_the_interval_is_the_longest_gap_of_the_configured_schedule(look, settings):
     page = look(cron_stale_imports=settings.cron_user_status_cleanup)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -75,6 +76,23 @@ GONE = {
     "refs retry": "forgekeeper quarantine retry",
 }
 """Commands of the last release, and what to run instead."""
+GONE_OPTIONS = {
+    "settings --markdown": "docs/settings.md has the page",
+    "metrics --markdown": "docs/metrics.md has the page",
+    "batches --markdown": "run `forgekeeper batches --json`",
+    "resume --id": "run `forgekeeper resume BATCH --by NAME`",
+    "status --watch": "run `watch forgekeeper status`",
+    "audit --batch": "look for a record with --what, or for a run with --run",
+    "audit --until": "say with --since from when",
+}
+"""Options of the last release, and what to do instead."""
+NEEDLESS_OPTIONS = {
+    "pause --forever": "without --until a pause has no end",
+    "stop --no-wait": "it never waits",
+    "flags on --yes": "it does not ask",
+}
+"""Options of the last release that mean what the command does anyway."""
+OLD_DURATION = re.compile(r"\+((?:\d+[wdhms])+)")
 
 
 @cache
@@ -156,6 +174,7 @@ def _called(arguments: list[str]) -> int:
     for old in (arguments[0], " ".join(arguments[:2])):
         if old in GONE:
             raise Problem(f"there is no command `{old}` any more: run `{GONE[old]}`", WRONG_USE)
+    arguments = _without_old_options(arguments)
     try:
         load_batches()
     except SettingsError:
@@ -163,6 +182,22 @@ def _called(arguments: list[str]) -> int:
             raise
     # Typer returns the status of `typer.Exit`.
     return application(demo=arguments[0] not in SERVING)(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
+
+
+def _without_old_options(arguments: list[str]) -> list[str]:
+    """Leave out options that are needless, and say so; refuse those that have gone.  Raises `Problem`."""
+    for written, instead in (GONE_OPTIONS | NEEDLESS_OPTIONS).items():
+        words, _, option = written.rpartition(" ")
+        begin = words.split()
+        if arguments[: len(begin)] != begin or option not in {one.partition("=")[0] for one in arguments}:
+            continue
+        if written in GONE_OPTIONS:
+            raise Problem(f"`{words}` has no {option} any more: {instead}", WRONG_USE)
+        err.print(f"forgekeeper: `{words}` needs no {option} any more: {instead}")
+        arguments = [one for one in arguments if one != option]
+    for duration in filter(None, map(OLD_DURATION.fullmatch, arguments)):
+        err.print(f"forgekeeper: write {duration[1]} for {duration[0]}")
+    return arguments
 
 
 def _complain(sentence: str, status: int) -> int:

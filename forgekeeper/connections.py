@@ -119,6 +119,8 @@ def connect(
         socket_timeout=patience,
         socket_connect_timeout=patience,
         health_check_interval=30,
+        # Older ones write numbers as text.
+        protocol=3,
         # Each new connection would say CLIENT SETINFO and CLIENT MAINT_NOTIFICATIONS, which are refused to a user of
         # few rights, and Redis notes that.
         driver_info=None,

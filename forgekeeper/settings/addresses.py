@@ -58,6 +58,8 @@ def redis_url(value: SecretStr) -> SecretStr:
     known = REDIS_OPTIONS | (TLS_OPTIONS if url.scheme == "rediss" else set())
     if not options.keys() <= known or not options.get("db", "0").isdigit():
         raise ValueError(f"the options of a {url.scheme}:// URL are {', '.join(sorted(known))}; db is a number")
+    if options.get("protocol", "3") != "3":
+        raise ValueError("answers are read as protocol 3 has them: leave the option protocol out")
     return value
 
 

@@ -39,6 +39,7 @@ REDIS_URLS = [
     "unix:///run/redis.sock?password=hunter2",
 ]
 MALFORMED_REDIS_URLS = [
+    "redis://h:6379/0?protocol=2",
     "redis://:p/hunter2@h/0",
     "redis://:hunter2?@h/0",
     "redis://:hunter2#x@h/0",

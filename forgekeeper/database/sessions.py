@@ -27,12 +27,27 @@ from psycopg2.extras import register_default_jsonb
 SCHEMAS = ("forgekeeper", "public")
 """Where our own tables are unless a setting says otherwise, and the forge's."""
 TIMESTAMPTZ = 1184
-OF_ALL = "-c timezone=UTC -c datestyle=ISO -c jit=off"
-"""Of every session: psycopg2 would ask for this date style with a statement of its own.
-
-Where a plan may not scan a table and has to, PostgreSQL up to 17 takes it for so costly that it compiles each chunk's
-statement, for up to a second.
-"""
+FIXED = {
+    # Psycopg2 would ask for this date style with a statement of its own.
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+    "extra_float_digits": "1",
+    "quote_all_identifiers": "off",
+    "transform_null_equals": "off",
+    "array_nulls": "on",
+    "xmloption": "content",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    # Where a plan may not scan a table and has to, PostgreSQL up to 17 takes it for so costly that it compiles each
+    # chunk's statement, for up to a second.
+    "jit": "off",
+}
+"""Settings of every session, whatever the server, the database or the role sets: our statements, and what we read of
+their answers, depend on them."""
+ESCAPED_SPACE = "\\ "
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 READ_ONLY = "25006"
@@ -139,7 +154,7 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
     options = [
         given,
         *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()),
-        OF_ALL,
+        *(f"-c {key}={value.replace(' ', ESCAPED_SPACE)}" for key, value in FIXED.items()),
         f"-c search_path={path}",
     ]
     made.init(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -13,9 +14,22 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
 from forgekeeper.cli.run_here import perform
-from forgekeeper.cli.terminal import HELD, Done, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
+from forgekeeper.cli.terminal import (
+    HELD,
+    Done,
+    Json,
+    Problem,
+    answer,
+    err,
+    facts,
+    lasting,
+    moment,
+    progress,
+    say,
+    wrong_use,
+)
 from forgekeeper.connections import Limits, identity
-from forgekeeper.database import database
+from forgekeeper.database import database, now
 from forgekeeper.declaring.shown import Part
 from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs import by_hand, holds, reconcile
@@ -47,7 +61,8 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     """Run a batch here and now, and print its result.
 
     A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
-    already is skipped, and the result says so.  Exit status 3 if it is held, or if the run or a child of it was
+    already is skipped, and the result says so.  A run whose process has died is taken over once it has been silent for
+    FORGEKEEPER_DEAD_AFTER.  Exit status 3 if the batch is held or waits for that, or if the run or a child of it was
     blocked.  Ctrl-C stops between two chunks, a second one at once.
 
     With --dry-run nothing is changed and no run begins; a batch that is paused or switched off can be previewed, too.
@@ -65,17 +80,21 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
+    silent = None
     with connected(f"run {batch}") as settings:
         require_installation()
         back = Hold.why(batch)
-        started = None if back else _started(chosen)
+        started = None if back else _started(chosen, settings)
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
         else:
-            say(holds.sentences(batch) if back else [_overlapping(batch)], err)
+            silent = None if back else _silent(batch, settings)
+            say(holds.sentences(batch) if back else [silent or _overlapping(batch)], err)
             result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
     children = result.get("children")
+    if silent:
+        raise typer.Exit(HELD)
     if any(
         "blocked" in one or one.get("skipped") == "held"
         for one in [result, *(children if isinstance(children, list) else [])]
@@ -91,8 +110,13 @@ def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:
         raise Problem(f"{batch.name} would be blocked: {blocked}", HELD) from None
 
 
-def _started(batch: BatchSpec) -> Started | None:
-    """Start the batch's run in this process, and record it; None when one runs or the batch is held back."""
+def _started(batch: BatchSpec, settings: Settings) -> Started | None:
+    """Start the batch's run in this process, and record it; None when one runs or the batch is held back.
+
+    A run whose process has died is taken over, as a scheduler would: there may be none.
+    """
+    for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
+        err.print(f"run {lost['id']} of {batch.name} was lost with {lost['worker']}, and is taken over")
     with database.atomic():
         waiting = JobRun.open(batch.name)
         started = JobRun.start_here(batch.name, by=identity())
@@ -196,6 +220,16 @@ def numbered(number: int) -> JobRun:
     if run is None:
         raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
     return run
+
+
+def _silent(batch: str, settings: Settings) -> str | None:
+    """Say of an open run whose process is silent when it can be taken over; None if it is heard of."""
+    row, instant = JobRun.open(batch), now()
+    if row is None or row.state != "started" or instant - row.alive_at < settings.dead_after / 2:
+        return None
+    left = lasting(max(timedelta(0), row.alive_at + settings.dead_after - instant))
+    since = lasting(instant - row.alive_at)
+    return f"run {row.id} of {batch} on {row.started_by} has been silent for {since}: try again in {left}"
 
 
 def _overlapping(batch: str) -> str:

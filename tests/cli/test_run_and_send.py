@@ -1,6 +1,7 @@
 """`run`, with and without --dry-run, and `send`."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,22 @@ def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper):
 
     assert (result.status, result.json) == (0, {"run": last_run().id} | NOTHING | {"deleted": 2, "batches": 1})
     assert [json.loads(line)["message"] for line in result.stderr.splitlines()] == ["run started", "run finished"]
+
+
+def test_a_run_that_was_killed_is_taken_over_by_the_next_though_no_scheduler_lives(forgekeeper, main):
+    sample.add_statuses(5)
+    killed = forgekeeper("run", NAME, FAILPOINTS=f"{NAME}.deleted=kill")
+    sample.add_statuses(5)
+    JobRun.update(alive_at=JobRun.alive_at - timedelta(seconds=10)).execute()
+    waits = main("run", NAME, "--json")
+    JobRun.update(alive_at=JobRun.alive_at - timedelta(minutes=1)).execute()
+
+    taken_over = main("run", NAME, "--json")
+
+    assert (killed.status, waits.status, waits.json["skipped"]) == (-signal.SIGKILL, 3, "overlap")
+    assert re.search(rf"run 1 of {NAME} on \S+ has been silent for .*: try again in ", waits.stderr)
+    assert (taken_over.status, taken_over.json["run"], taken_over.json["deleted"], due()) == (0, 1, 2, 0)
+    assert f"run 1 of {NAME} was lost with " in taken_over.stderr
 
 
 def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main):

@@ -28,6 +28,8 @@ from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import MOST, NONE, Amount
 
+KEPT = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
+
 log = structlog.get_logger(__name__)
 
 
@@ -44,6 +46,7 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
             before = sweep.done
             if not sweep.chunk(bad, limit):
                 sweep.say()
+                sweep.insist(bad)
                 return None
             run.step("deleted")
             if run.deadline.passed(sweep.done - before):
@@ -78,6 +81,7 @@ class Sweep:
         self._held_up = set[int]()
         self.deleted = 0
         self.followed = 0
+        self._claimed = 0
 
     @property
     def done(self) -> int:
@@ -113,6 +117,25 @@ class Sweep:
         if self._rows.total is not None and self._held_up:
             table = shown_name(self._rows.total.kept.model)
             log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
+
+    def insist(self, bad: BadRecords) -> None:
+        """Find out whether PostgreSQL keeps rows that were claimed, as a trigger of the table may have it do.
+
+        A row that others changed meanwhile is not deleted either, and is at the second try.  Raises `Blocked` if the
+        run has deleted nothing, so that a batch which can delete nothing is noticed; else a line of the log says so.
+        """
+        kept = self._claimed - self.deleted
+        if not kept or self._held_up:
+            return
+        before = self._claimed, self.deleted
+        self._position = START
+        self.chunk(bad, 1)
+        if self._claimed == before[0] or self.deleted > before[1]:
+            return
+        table = self._composed.target.shown
+        if not self.deleted:
+            raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT}")
+        log.warning("rows kept", record=self._rows.record, rows=kept, reason=f"PostgreSQL did not delete them: {KEPT}")
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
         """Reserve what the next chunk needs and no more; return how many rows that is."""
@@ -186,6 +209,7 @@ class Sweep:
         brakes.went(all_done, of=all_done.records if follows and of is not None else of)
         if row is None:
             return None
+        self._claimed += row[8]
         self.deleted += went.records
         self.followed += followed
         self._run.add("cascaded", followed)

@@ -53,7 +53,9 @@ CHUNK = """
         union all
         select since, key from claimed where not exists (select from deleted)
     ){also}{carried}{recorded}{locked_last}
-    select {count}, {bytes}, since::text, key, {held_up}, {keys}, {followers}, {so_far} from reached
+    select {count}, {bytes}, since::text, key, {held_up}, {keys}, {followers}, {so_far},
+        (select count(*) from claimed)
+    from reached
     order by reached.since desc, reached.key desc limit 1
 """
 # Where bytes are limited, of what was claimed the first that keep within what is left.

@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 import pytest
-from peewee import SQL, BigIntegerField
+from peewee import SQL, BigIntegerField, DatabaseError
 from playhouse.postgres_ext import DateTimeTZField
+from structlog.testing import capture_logs
 
 from forgekeeper import Rows, Table, batch
 from forgekeeper.audit.deletions import Deletion
@@ -100,10 +101,10 @@ def test_a_model_that_names_its_schema_deletes_from_that_schema_and_from_no_othe
 @pytest.mark.usefixtures("archive")
 def test_preview_backlog_breaker_and_check_look_at_the_schema_that_the_model_names():
     spec = declare(Archived)
-    db.execute_sql("alter table archive.events drop size")
 
     (part,) = preview(spec, settings_with()).parts
     stake = spec.stake(now())
+    db.execute_sql("alter table archive.events drop size")
 
     assert (part.records, spec.due(now()).records, stake.due(100), stake.of(100)) == (10, 10, 10, 10)
     assert errors() == [
@@ -196,6 +197,41 @@ def test_a_rule_that_keeps_the_rows_is_named(execute):
 
     assert (result["skipped"], count("kept where size is null")) == ("schema", 20)
     assert "mend rule keep of events" in result["blocked"]
+
+
+KEEPS = """
+    create function keep() returns trigger language plpgsql as $$ begin return case when {} then null else old end; end $$;
+    create trigger keep before delete on events for each row execute function keep()
+"""
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_per_run": 100}], ids=["no limit", "a limit"])
+def test_a_trigger_of_the_table_that_keeps_all_rows_blocks_the_batch(execute, limits):
+    execute(TABLE.format("events"), ADD.format("events", "1, 250"), KEEPS.format("true"))
+
+    result = run(declare(), **limits)
+
+    assert (result["skipped"], result["deleted"], count("events")) == ("schema", 0, 250)
+    assert result["blocked"].startswith("PostgreSQL deletes no row of events that is due: a trigger")
+    assert [(total.records, total.reserved) for total in RunTotal.select()] == ([(0, 0)] if limits else [])
+
+
+def test_rows_that_a_trigger_of_the_table_keeps_are_said_and_the_others_go(execute):
+    execute(TABLE.format("events"), ADD.format("events", "1, 250"), KEEPS.format("old.id <= 20"))
+
+    with capture_logs() as logs:
+        result = run(declare())
+
+    assert (result["deleted"], result["stopped"], count("events")) == (230, "drained", 20)
+    assert [(one["record"], one["rows"]) for one in logs if one["event"] == "rows kept"] == [("event", 20)]
+
+
+def test_a_rule_that_does_nothing_instead_fails_the_run_with_what_postgresql_says(execute):
+    execute(TABLE.format("events"), ADD.format("events", "1, 20"))
+    execute("create rule keep as on delete to events do instead nothing")
+
+    with pytest.raises(DatabaseError, match="cannot perform DELETE RETURNING on relation"):
+        run(declare())
 
 
 def test_a_trigger_that_deletes_is_believed_once_the_rows_are_gone(execute):

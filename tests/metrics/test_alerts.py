@@ -112,10 +112,11 @@ def test_prometheus_scrapes_the_jobs_that_the_rules_ask_for_with_their_installat
 
     groups = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
 
-    ports = {"worker": 9191, "scheduler": 9192, "exporter": 9193}
+    ports = {"worker": (9191, 9194), "scheduler": (9192,), "exporter": (9193,)}
+    targets = {name: [f"127.0.0.1:{port}" for port in those] for name, those in ports.items()}
     assert groups == {
-        f"forgekeeper-{name}": [{"targets": [f"127.0.0.1:{port}"], "labels": {"installation": "production"}}]
-        for name, port in ports.items()
+        f"forgekeeper-{name}": [{"targets": those, "labels": {"installation": "production"}}]
+        for name, those in targets.items()
     }
 
 

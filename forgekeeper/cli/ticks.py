@@ -236,8 +236,8 @@ def _acts(run: JobRun) -> Iterator[Act]:
 def result_of(run: JobRun) -> dict[str, Any] | None:
     """Return the row's result, without the errors of earlier attempts.
 
-    If no attempt has come to its end, there is no reason why it ended.  Until then `stopped` has the value with which
-    every outcome begins, such as ``drained``.
+    Unless an attempt has come to its end, the reason why it ended is left out: until then `stopped` has the value with
+    which every outcome begins, such as ``drained``.
     """
     if run.result is None:
         return None

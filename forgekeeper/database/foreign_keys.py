@@ -135,7 +135,7 @@ def deleted_from(target: Target) -> list[int]:
         if sqlstate(error) not in NOT_KNOWN:
             raise
         return []
-    # Where a rule does nothing instead, there is no plan.
+    # A rule that does nothing instead leaves the list of plans empty.
     nodes = [plan["Plan"] for (found,) in plans for plan in found if "Schema" in plan["Plan"]]
     values = [one["Schema"] for one in nodes], [one["Relation Name"] for one in nodes]
     return [oid for (oid,) in database.execute_sql(NUMBERS, values).fetchall()]

@@ -40,11 +40,11 @@ MARK_SENT = f"""
     returning id, batch, token, tick
 """
 # What the last attempt came to joins what earlier ones did, and its error theirs.
-EARLIER = """
+EARLIER_RESULTS = """
     case when result is null then '{}' else jsonb_build_object(
         'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier' - 'failures')
     ) end"""
-FAILURES = """
+FAILED_ATTEMPTS = """
     case when error is null then '{}' else jsonb_build_object(
         'failures', coalesce(result -> 'failures', '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', attempt, 'worker', started_by, 'started_at', started_at, 'error', error
@@ -54,7 +54,7 @@ FAILURES = """
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
-        result = nullif({EARLIER} || {FAILURES}, '{{}}'),
+        result = nullif({EARLIER_RESULTS} || {FAILED_ATTEMPTS}, '{{}}'),
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from anyio import to_thread
 from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -188,8 +189,12 @@ ACTIONS = {
 }
 
 
-def act(request: Request) -> Response:
-    """Show the form of an act, or do it and go back; Starlette calls it in a thread."""
+async def act(request: Request) -> Response:
+    """Show the form of an act, or do it and go back: in one of the acts' own threads, which no page can use up."""
+    return await to_thread.run_sync(_act, request, limiter=request.app.state.acts)
+
+
+def _act(request: Request) -> Response:
     action, post = ACTIONS.get(request.path_params["name"]), request.method == "POST"
     if not may_act(request):
         raise HTTPException(403, "only operators may do this, and only where the settings let them act")

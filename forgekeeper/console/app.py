@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from anyio import CapacityLimiter
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from forgekeeper.console.access import Gate
 from forgekeeper.console.acting import act
 from forgekeeper.console.backlogs import BACKLOGS
 from forgekeeper.console.pages import PAGES, Asked, Page, load_pages, shown
-from forgekeeper.console.reading import Reader
+from forgekeeper.console.reading import Busy, Reader
 from forgekeeper.console.words import FILTERS
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
@@ -27,6 +28,9 @@ from forgekeeper.settings import Settings
 HERE = Path(__file__).parent
 SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
 """What Starlette refuses by itself, as a person reads it."""
+MAX_ACTS = 3
+"""Limit of acts at a time.  Each needs a connection to the database: pages leave so many of the pool."""
+BUSY = "the console is busy: too many pages wait for an answer of the servers; try again in a moment"
 
 
 def application(settings: Settings) -> Starlette:
@@ -52,17 +56,20 @@ def application(settings: Settings) -> Starlette:
     )
     made.state.templates.filters.update(FILTERS)
     made.state.templates.globals.update(batches=BATCHES, version=version(), trouble=None, live=False)
-    made.state.settings, made.state.reader = settings, Reader()
+    made.state.settings, made.state.reader, made.state.acts = settings, Reader(), CapacityLimiter(MAX_ACTS)
     return made
 
 
 def _endpoint(page: Page) -> Callable[[Request], Response]:
     def show(request: Request) -> Response:
         # Starlette calls it in a thread, as it waits.
-        query = {name: value for name, value in request.query_params.items() if value}
+        query = {name: value for name in page.query if (value := request.query_params.get(name))}
         asked = Asked(request.path_params, query, request.app.state.settings)
         key = (page.address, *sorted(request.path_params.items()), *sorted(query.items()))
-        known = request.app.state.reader.ask(key, lambda: page.look(asked), patience=page.patience)
+        try:
+            known = request.app.state.reader.ask(key, lambda: page.look(asked), patience=page.patience)
+        except Busy:
+            return shown(request, "problem.html", "Busy", 503, sentence=BUSY)
         if known.problem is not None:
             raise HTTPException(404, str(known.problem))
         title = page.title.format(**request.path_params)

@@ -24,7 +24,7 @@ SIZE, DRAWN = 50, 60
 STATES = (*OPEN, "succeeded", "failed", "blocked", "skipped", "coalesced", "missed")
 
 
-@page("/batches/{batch}", "batch.html", "{batch}")
+@page("/batches/{batch}", "batch.html", "{batch}", query=("state", "before"))
 def one_batch(asked: Asked) -> dict[str, Any]:
     """Show what is known of a batch, and its ticks, newest first: of a ``state``, and ``before`` a run's number."""
     batch, settings, instant = batch_named(asked.path["batch"]), asked.settings, now()

@@ -125,12 +125,14 @@ def _served(settings: Settings) -> Config:
 
     from forgekeeper.console.access import HEADERS
     from forgekeeper.console.app import application
+    from forgekeeper.console.connections import Connections
 
     if settings.console_users:
         _users().known()
     # Of what uvicorn has to say only what went wrong is of use, and our log has it.
     made = Config(
         application(settings),
+        http=Connections(settings.console_proxy).protocol(),
         ws="none",
         lifespan="off",
         headers=list(HEADERS.items()),

@@ -29,7 +29,10 @@ Look = Callable[[Asked], dict[str, Any]]
 
 
 class Page(NamedTuple):
-    """A page: address, template and title, how many seconds it waits for its answer, and whether it renews itself."""
+    """A page: address, template and title, how many seconds it waits for its answer, and whether it renews itself.
+
+    *query* are the parameters that its answer depends on; others ask no other question.
+    """
 
     address: str
     template: str
@@ -37,6 +40,7 @@ class Page(NamedTuple):
     look: Look
     patience: float
     live: bool
+    query: tuple[str, ...]
 
 
 PAGES: list[Page] = []
@@ -45,12 +49,18 @@ SAID = "forgekeeper_said"
 
 
 def page(
-    address: str, template: str, title: str, *, patience: float = PATIENCE, live: bool = True
+    address: str,
+    template: str,
+    title: str,
+    *,
+    query: tuple[str, ...] = (),
+    patience: float = PATIENCE,
+    live: bool = True,
 ) -> Callable[[Look], Look]:
     """Declare a page; *title* may name parts of the path, as in ``{batch}``."""
 
     def declare(look: Look) -> Look:
-        PAGES.append(Page(address, template, title, look, patience, live))
+        PAGES.append(Page(address, template, title, look, patience, live, query))
         return look
 
     return declare

@@ -15,7 +15,7 @@ SIZE = 100
 """So many are on a page; of what documents keep themselves, so many of each kind are on the first."""
 
 
-@page("/quarantine", "quarantine.html", "Quarantine")
+@page("/quarantine", "quarantine.html", "Quarantine", query=("batch", "kind", "after"))
 def entries(asked: Asked) -> dict[str, Any]:
     """Show what failed and is left out, in the order in which it came in; ``after`` is the last one's id before."""
     batch, kind = asked.query.get("batch"), asked.query.get("kind")

@@ -20,7 +20,14 @@ TODAY = "00:00"
 QUESTIONS = ("what", "project", "run", "who")
 
 
-@page("/audit", "audit.html", "Audit", patience=10, live=False)
+@page(
+    "/audit",
+    "audit.html",
+    "Audit",
+    query=("what", "since", "project", "run", "act", "line", "who"),
+    patience=10,
+    live=False,
+)
 def recorded(asked: Asked) -> dict[str, Any]:
     """Answer one question: of one thing, of a project, of a run, or what is newest, of a person or of all."""
     try:

@@ -45,7 +45,7 @@ def of_run(asked: Asked) -> dict[str, Any]:
     return _story(numbered(read_number(asked.path["run"], "a run")), asked.settings)
 
 
-@page("/batches/{batch}/ticks", "story.html", "{batch}")
+@page("/batches/{batch}/ticks", "story.html", "{batch}", query=("time",))
 @page("/batches/{batch}/ticks/{time}", "story.html", "{batch}")
 def of_tick(asked: Asked) -> dict[str, Any]:
     """Show what became of a batch's tick, also of one that has no row; of the newest where no ``time`` is given."""

@@ -1,9 +1,10 @@
 """A real console for each test."""
 
-from itertools import count
+import time
 
 import pytest
 
+from forgekeeper.console.reading import FRESH
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -52,10 +53,19 @@ def shared(database, consoles, tmp_path_factory):
     return find
 
 
-ASKED = count(1)
+ASKED = {}
 
 
 @pytest.fixture
 def seen(shared):
-    """Ask the file's console for a page; each time by another address, so that no answer is one of the test before."""
-    return lambda path, **settings: shared(**settings).get(f"{path}{'&' if '?' in path else '?'}turn={next(ASKED)}")
+    """Ask the file's console for a page, once the answer that it gave to the last who asked has expired."""
+
+    def ask(path, **settings):
+        console = shared(**settings)
+        expired = ASKED.get((console.url, path), 0.0) + FRESH
+        time.sleep(max(0.0, expired - time.monotonic()))
+        answer = console.get(path)
+        ASKED[console.url, path] = time.monotonic()
+        return answer
+
+    return ask

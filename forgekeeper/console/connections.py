@@ -1,0 +1,98 @@
+"""Connections of browsers: each has a time limit for its request, and an address and the console a number of them.
+
+Uvicorn has neither: requests that were sent half would hold connections until no file is left for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 10
+"""Time limit for a whole request, its body included."""
+MAX_CONNECTIONS = 400
+"""Limit of connections at a time; each needs a file."""
+MAX_CONNECTIONS_PER_ADDRESS = 100
+"""The same for one address that is no known proxy: a browser opens six."""
+
+
+class Connections:
+    """The connections that are open, counted by address."""
+
+    def __init__(self, proxies: tuple[IPv4Network | IPv6Network, ...]) -> None:
+        self._proxies = proxies
+        self._open: Counter[str] = Counter()
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """Return the protocol by which uvicorn serves each connection."""
+        return partial(LimitedProtocol, connections=self)  # type: ignore[return-value]  # uvicorn only calls it
+
+    def add(self, address: str) -> bool:
+        """Count a connection; return whether it may stay."""
+        self._open[address] += 1
+        if self._open.total() > MAX_CONNECTIONS:
+            return False
+        return self._open[address] <= MAX_CONNECTIONS_PER_ADDRESS or self._is_proxy(address)
+
+    def remove(self, address: str) -> None:
+        """Forget a connection that has ended."""
+        self._open[address] -= 1
+        self._open = +self._open
+
+    def _is_proxy(self, address: str) -> bool:
+        with suppress(ValueError):
+            return any(ip_address(address) in network for network in self._proxies)
+        return False
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection that is closed if its request is not there in time, or if there are too many."""
+
+    def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._all = connections
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Begin, or close the connection at once if there are too many."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        if self._all.add(self._address):
+            self._begin_timer()
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_timer()
+        self._all.remove(self._address)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE and self.conn.their_state is not h11.SEND_BODY:
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._begin_timer()
+
+    def _begin_timer(self) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self._timer = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,117 @@
+"""Many who look, and some who send half of a request: whoever acts is answered, and connections are left for others."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from demo.sample_data import add_statuses
+from forgekeeper.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST_SECONDS
+from forgekeeper.console.reading import MAX_WAITING, Busy, Reader
+from forgekeeper.console.users import User, Users, hashed_password
+from forgekeeper.runs.holds import Hold
+from tests.harness.waiting import patient, wait_until
+
+PASSWORD, LIMIT = "correct horse", 60.0
+BATCH = "user_status_cleanup"
+
+
+@pytest.fixture
+def acting(console, tmp_path):
+    """A console in which anna may act, and her session."""
+    users = Users(tmp_path / "users")
+    with users.changed() as known:
+        known["anna"] = User("anna", "operator", hashed_password(PASSWORD))
+    one = console(console_users=users.path, console_actions="on")
+    return one, one.log_in("anna", PASSWORD)
+
+
+@pytest.fixture
+def slow_table(database):
+    """Let whatever reads the statuses take a minute; sessions of the console that still read in the end are ended."""
+    add_statuses(5)
+    database.execute_sql(
+        "alter table user_statuses rename to quick;"
+        "create view user_statuses as select * from quick where pg_sleep(60) is not null"
+    )
+    yield
+    database.execute_sql(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'forgekeeper console'"
+    )
+    database.execute_sql("drop view user_statuses; alter table quick rename to user_statuses")
+
+
+@pytest.mark.usefixtures("slow_table")
+def test_an_operator_stops_all_while_many_wait_for_previews(acting):
+    console, cookie = acting
+    with ThreadPoolExecutor(100) as crowd:
+        paths = [f"/batches/{BATCH}/preview?turn={number}" for number in range(100)]
+        answers = [crowd.submit(console.get, path, Cookie=cookie) for path in paths]
+        assert wait_until(lambda: any(one.done() for one in answers), LIMIT)
+
+        stopped = console.post("/act/stop", {"batch": "*", "reason": "wrong rows go"}, cookie=cookie)
+
+        waiting = sum(not one.done() for one in answers)
+        said = {one.result().status for one in answers}
+    assert (stopped.status, Hold.why(BATCH), waiting > 0) == (303, "stopped", True)
+    assert said == {503}
+
+
+def test_a_parameter_that_a_page_does_not_know_asks_no_other_question(acting, other):
+    console, cookie = acting
+    other.execute("lock table user_statuses")
+    with ThreadPoolExecutor(20) as crowd:
+        paths = [f"/batches/{BATCH}/preview?turn={number}" for number in range(20)]
+        answers = [crowd.submit(console.get, path, Cookie=cookie) for path in paths]
+        locks = (
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%%user_statuses%%'"
+        )
+        other.execute(locks)
+        waiting = other.fetchone()[0]
+        other.connection.rollback()
+        for one in answers:
+            one.result()
+
+    assert waiting <= 1
+
+
+def test_more_questions_than_it_can_ask_at_a_time_are_refused_and_later_ones_answered():
+    reader, let_go = Reader(), threading.Event()
+
+    def ask(number):
+        return reader.ask(number, lambda: {"waited": let_go.wait(patient(LIMIT))}, patience=patient(LIMIT))
+
+    with ThreadPoolExecutor(MAX_WAITING) as crowd:
+        asked = [crowd.submit(ask, number) for number in range(MAX_WAITING)]
+        assert wait_until(lambda: len(reader._asking) == MAX_WAITING, LIMIT)
+        with pytest.raises(Busy):
+            ask("one more")
+        let_go.set()
+        assert all(one.result().problem is None for one in asked)
+        assert wait_until(lambda: not reader._asking, LIMIT)
+        assert ask("later").problem is None
+
+
+def connect(console, stack):
+    port = int(console.settings["FORGEKEEPER_CONSOLE_PORT"])
+    made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patient(REQUEST_SECONDS + 20)))
+    made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+    return made
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_half_a_request_is_cut_off_and_an_address_has_a_number_of_connections(console):
+    one = console()
+    with ExitStack() as stack:
+        halves = [connect(one, stack) for _ in range(MAX_CONNECTIONS_PER_ADDRESS)]
+        assert is_closed(connect(one, stack))
+        assert is_closed(halves[0])
+        assert wait_until(lambda: one.get("/").status == 200, LIMIT)

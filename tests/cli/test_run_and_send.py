@@ -53,11 +53,9 @@ def test_a_run_that_was_killed_is_taken_over_by_the_next_though_no_scheduler_liv
     sample.add_statuses(5)
     killed = forgekeeper("run", NAME, FAILPOINTS=f"{NAME}.deleted=kill")
     sample.add_statuses(5)
-    JobRun.update(alive_at=JobRun.alive_at - timedelta(seconds=10)).execute()
-    waits = main("run", NAME, "--json")
-    JobRun.update(alive_at=JobRun.alive_at - timedelta(minutes=1)).execute()
-
-    taken_over = main("run", NAME, "--json")
+    JobRun.update(alive_at=now() - timedelta(minutes=3)).execute()
+    waits = main("run", NAME, "--json", DEAD_AFTER="300")
+    taken_over = main("run", NAME, "--json", DEAD_AFTER="60")
 
     assert (killed.status, waits.status, waits.json["skipped"]) == (-signal.SIGKILL, 3, "overlap")
     assert re.search(rf"run 1 of {NAME} on \S+ has been silent for .*: try again in ", waits.stderr)

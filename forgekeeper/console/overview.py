@@ -49,12 +49,17 @@ def overview(asked: Asked) -> dict[str, Any]:
 
 
 def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
-    """Say what can be undone of the newest deletions of each kind, and until when, as its document declares."""
+    """Say what can be undone of the newest deletions of each kind, and until when, as its document declares.
+
+    Objects that are due can be kept until a run deletes them: no time is said then.
+    """
+    is_waiting = DeletedObject.due(instant).exists()
     for one in subjects():
         if one.undone and one.batch and one.record:
             last = lookup.last_of(one.batch, one.record, instant - timedelta(days=DAYS))
             record = next(iter(last.records()), {}) if last else {}
             until = last and one.kept and last.at + getattr(settings, one.kept)
+            until = None if until and until < instant and is_waiting else until
             command = last and one.restore and not (until and until < instant) and filled(one.restore, record)
             yield {"kind": one, "line": last, "until": until, "command": command}
 

@@ -41,8 +41,8 @@ LYING = """
         select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
-# What a run has failed to delete may be gone.  By now(), as no index is looked into for a clock that goes on.
-WAITING = "from deleted_objects where pick_up_at > now() and pick_up_at < 'infinity' and attempts = 0"
+# What a run has failed to delete may be gone.  What is due waits for a run, for long if the batch is held.
+WAITING = "from deleted_objects where pick_up_at < 'infinity' and attempts = 0"
 RECOVERABLE = f"""
     select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
         (select pick_up_at {WAITING} order by pick_up_at limit 1),
@@ -156,7 +156,7 @@ class DeletedObject(Base):
 
     @classmethod
     def recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
-        """Say how many objects, at most *bound*, still lie where they did, and when the first and the last are due."""
+        """Say how many objects, at most *bound*, a person can still keep, and when the first and the last are due."""
         count, first, last = database.execute_sql(RECOVERABLE, {"bound": bound}).fetchone()
         return count, first, last
 

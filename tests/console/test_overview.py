@@ -161,7 +161,7 @@ def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, k
 
 
 def test_it_says_how_many_objects_can_be_kept_and_until_when(seen, known):
-    for hours in (1, 5, -1):
+    for hours in (1, 5):
         DeletedObject.create(store_dir="a", file=str(hours), pick_up_at=now() + timedelta(hours=hours))
 
     assert re.search(
@@ -196,6 +196,21 @@ def test_what_can_be_undone_has_its_command_for_no_longer_than_it_can(seen, know
     )
 
     assert re.search(seen_there, said(seen("/", object_grace="86400").text)["stop"])
+
+
+def test_what_is_due_can_be_kept_until_a_run_deletes_it(seen, known):
+    database.execute_sql(
+        "insert into audit_deletions (at, batch, record, run, phase, ids, hashes, detail) values (now() - interval"
+        " '25 h', 'expired_job_artifacts', 'expired_artifact', 7, 'done', '{41}', '{}', '{\"project_id\": 5}')"
+    )
+    DeletedObject.create(store_dir="a", file="b", pick_up_at=now() - timedelta(hours=1))
+
+    page = said(seen("/", object_grace="86400").text)["stop"]
+
+    assert "by run 7 : forgekeeper objects hold --project 5" in page
+    assert re.search(
+        "1 object lies in the outbox and can be kept: the first has been due since .* delete_objects", page
+    )
 
 
 def test_batches_are_named_whose_deletions_cannot_be_undone(seen, known):

@@ -13,6 +13,7 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
+from forgekeeper.cli.standby import said_while_waiting
 from forgekeeper.cli.terminal import HELD, Problem, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
@@ -112,7 +113,8 @@ def connected(
         try:
             if migrated:
                 require_schema()
-            yield settings
+            with said_while_waiting():
+                yield settings
         finally:
             release()
 

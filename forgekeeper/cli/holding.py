@@ -12,6 +12,7 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
+from forgekeeper.cli import standby
 from forgekeeper.cli.connection import batch_named, connected, sentence
 from forgekeeper.cli.running import Names, Reason
 from forgekeeper.cli.terminal import (
@@ -149,8 +150,10 @@ def _hold(
     """Hold the batches back, and say it."""
     # An emergency brake does not ask for more than it needs: another version's migration may be pending.
     with connected(kind, migrated=kind != "stop", redis_needed=False):
+        standby.commit_without_standby()
         held = hold_now(kind, names, until=until, reason=reason, replace=replace)
-    say(held.not_done(), err)
+        warning = standby.warning()
+    say([*held.not_done(), *([warning] if warning else [])], err)
     if json:
         _emit([{"batch": name, held.word: True} | held.facts(name) for name in held.done])
     else:

@@ -30,7 +30,7 @@ SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that c
 """What Starlette refuses by itself, as a person reads it."""
 MAX_ACTS = 3
 """Limit of acts at a time.  Each needs a connection to the database: pages leave so many of the pool."""
-BUSY = "the console is busy: too many pages wait for an answer of the servers; try again in a moment"
+BUSY = "the console is busy: too many questions wait for the servers; try again in a moment"
 
 
 def application(settings: Settings) -> Starlette:

@@ -33,8 +33,8 @@ PATIENCE = 1.5  # seconds: a page has to say within two that nothing answers
 RENEWING = 0.5
 KEPT = 200  # answers, those that were asked for last
 THREADS = 4  # questions at once, each on a connection of its own
-MAX_WAITING = 24
-"""Limit of questions, and of requests that wait for an answer, at a time: each of these takes one of 40 threads."""
+MAX_QUESTIONS = 24
+"""Limit of questions that are asked or wait for a thread; one that nobody waits for any more is still asked."""
 SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
 AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """Errors of a server that is away, or that refuses."""
@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 
 
 class Busy(Exception):
-    """Too many wait for answers: nothing more is asked now."""
+    """Too many questions are asked: no other one is now."""
 
 
 class Reader:
@@ -81,7 +81,6 @@ class Reader:
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._asking: dict[Hashable, tuple[Future[Known], float]] = {}
         self._acted = 0.0
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
     def acted(self) -> None:
         """Show nobody what was asked for before now: a person who has acted sees what came of it."""
@@ -91,17 +90,16 @@ class Reader:
         """Return what *look* says, or has said to another who asked for *key* a moment ago.
 
         Waits no longer than *patience* seconds; then, or where a server refuses, the answer says what the trouble is.
-        Raises `Busy` if too many wait.
+        Raises `Busy` if too many other questions are asked.
         """
         with self._lock:
             known = self._known.get(key, Known())
             if known.began > self._acted and time.monotonic() - known.asked < FRESH:
                 return known
-            # Questions that nobody waits for any more are still asked, one after another.
-            if len(self._asking) >= MAX_WAITING or not self._waiting.acquire(blocking=False):
-                raise Busy
             asking, since = self._asking.get(key, (None, 0.0))
             if asking is None or since <= self._acted:
+                if len(self._asking) >= MAX_QUESTIONS:
+                    raise Busy
                 since = time.monotonic()
                 asking = self._pool.submit(self._look, key, look, since)
                 self._asking[key] = asking, since
@@ -110,8 +108,6 @@ class Reader:
             return asking.result(max(0.0, since + patience - time.monotonic()))
         except TimeoutError:
             return replace(known, trouble=SILENT)
-        finally:
-            self._waiting.release()
 
     def _look(self, key: Hashable, look: Callable[[], dict[str, Any]], began: float) -> Known:
         known = replace(_asked(look, self._known.get(key, Known())), began=began)

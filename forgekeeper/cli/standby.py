@@ -1,0 +1,68 @@
+"""A synchronous standby that is gone: PostgreSQL keeps each commit waiting for it, and a command says so.
+
+A commit that waits has been written on the primary, but nobody sees it yet, and its locks are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import peewee as pw
+from playhouse.pool import MaxConnectionsExceeded
+
+from forgekeeper.cli.terminal import err
+from forgekeeper.database import database, release
+from metrics.threads import Thread
+
+PATIENCE_SECONDS = 3.0
+"""How long a command may wait before it says what it waits for."""
+WAITS = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
+NAMES = "select current_setting('synchronous_standby_names')"
+MISSING = f"""
+    select ({NAMES}) <> '' and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
+"""
+SENTENCE = (
+    "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command goes on"
+    " once one does, or synchronous_standby_names is set to '' and the server reloaded"
+)
+NOT_REPLICATED = (
+    "it is in force; no synchronous standby has it, as none answers: look again after a failover, which may lose it"
+)
+
+
+@contextmanager
+def said_while_waiting() -> Iterator[None]:
+    """Say it on standard error, once, if the session of this thread waits for a standby within."""
+    done = threading.Event()
+    backend = database.connection().info.backend_pid
+    Thread(lambda: _watch(done, backend), "standby").start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _watch(done: threading.Event, backend: int) -> None:
+    while not done.wait(PATIENCE_SECONDS):
+        with suppress(pw.PeeweeException, MaxConnectionsExceeded):
+            try:
+                database.connect()
+                if database.execute_sql(WAITS, (backend,)).fetchone():
+                    (names,) = database.execute_sql(NAMES).fetchone()
+                    err.print(SENTENCE.format(names))
+                    return
+            finally:
+                release()
+
+
+def commit_without_standby() -> None:
+    """Let the transactions of this session wait for no standby: what brakes must work at once, and can be repeated."""
+    database.execute_sql("set synchronous_commit = local")
+
+
+def warning() -> str | None:
+    """Return a sentence if no synchronous standby has what was committed without waiting for one."""
+    (missing,) = database.execute_sql(MISSING).fetchone()
+    return NOT_REPLICATED if missing else None

@@ -60,9 +60,9 @@ class Known:
     problem: Problem | None = None
 
     @property
-    def age(self) -> float:
-        """How many seconds old the value is."""
-        return time.monotonic() - self.at
+    def age(self) -> float | None:
+        """How many seconds old the value is; None if there is none."""
+        return None if self.value is None else time.monotonic() - self.at
 
 
 log = structlog.get_logger(__name__)

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,6 +26,7 @@ from tests.harness.every import every
 from tests.harness.programs import eventually
 from tests.system.soak import rights
 
+ROOT = Path(__file__).parents[2]
 PASSWORD = "correct horse"
 HASH = hashed_password(PASSWORD)
 LOOPBACK = "127.0.0.1"
@@ -619,8 +621,8 @@ def every_page():
 
 
 def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, database):
-    database.execute_sql("create role looker login; grant usage on schema public, forgekeeper to looker")
-    database.execute_sql("grant select on all tables in schema public, forgekeeper to looker")
+    (grants,) = re.findall(r"`(grant usage .* to forgekeeper_console)`", (ROOT / "docs" / "security.md").read_text())
+    database.execute_sql(f"create role looker login; {grants.replace('forgekeeper_console', 'looker')}")
     # As any process does that serves: Redis belongs to this installation.
     claim_by_writing(client, Installation.ensure())
     with redis.from_url(urls.redis, decode_responses=True) as server:

@@ -65,6 +65,7 @@ def test_an_operator_stops_all_while_many_wait_for_previews(acting, database):
         said = {one.result().status for one in answers}
     assert (stopped.status, Hold.why(BATCH), waiting > 0) == (303, "stopped", True)
     assert said == {503}
+    assert "What you see is" not in answers[0].result().text
 
 
 def test_a_parameter_that_a_page_does_not_know_asks_no_other_question(acting, other):

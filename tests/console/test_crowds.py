@@ -86,7 +86,7 @@ def test_a_parameter_that_a_page_does_not_know_asks_no_other_question(acting, ot
     assert waiting <= 1
 
 
-def test_more_questions_than_it_can_ask_at_a_time_are_refused_and_later_ones_answered():
+def test_more_questions_than_it_can_ask_at_a_time_are_refused_and_later_ones_answered(database):
     reader, let_go = Reader(), threading.Event()
 
     def ask(number):

@@ -16,14 +16,14 @@ from forgekeeper.cli.terminal import err
 from forgekeeper.database import database, release
 from metrics.threads import Thread
 
-PATIENCE_SECONDS = 3.0
+SAY_AFTER_SECONDS = 3.0
 """How long a command may wait before it says what it waits for."""
-WAITS = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
-NAMES = "select current_setting('synchronous_standby_names')"
-MISSING = f"""
-    select ({NAMES}) <> '' and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
+FIND_WAIT = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
+SHOW_STANDBY_NAMES = "select current_setting('synchronous_standby_names')"
+FIND_NO_STANDBY = f"""
+    select ({SHOW_STANDBY_NAMES}) <> '' and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
 """
-SENTENCE = (
+WAITING_SENTENCE = (
     "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command goes on"
     " once one does, or synchronous_standby_names is set to '' and the server reloaded"
 )
@@ -45,13 +45,13 @@ def said_while_waiting() -> Iterator[None]:
 
 
 def _watch(done: threading.Event, backend: int) -> None:
-    while not done.wait(PATIENCE_SECONDS):
+    while not done.wait(SAY_AFTER_SECONDS):
         with suppress(pw.PeeweeException, MaxConnectionsExceeded):
             try:
                 database.connect()
-                if database.execute_sql(WAITS, (backend,)).fetchone():
-                    (names,) = database.execute_sql(NAMES).fetchone()
-                    err.print(SENTENCE.format(names))
+                if database.execute_sql(FIND_WAIT, (backend,)).fetchone():
+                    (names,) = database.execute_sql(SHOW_STANDBY_NAMES).fetchone()
+                    err.print(WAITING_SENTENCE.format(names))
                     return
             finally:
                 release()
@@ -64,5 +64,5 @@ def commit_without_standby() -> None:
 
 def warning() -> str | None:
     """Return a sentence if no synchronous standby has what was committed without waiting for one."""
-    (missing,) = database.execute_sql(MISSING).fetchone()
+    (missing,) = database.execute_sql(FIND_NO_STANDBY).fetchone()
     return NOT_REPLICATED if missing else None

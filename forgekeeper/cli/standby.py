@@ -21,7 +21,8 @@ SAY_AFTER_SECONDS = 3.0
 FIND_WAIT = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
 SHOW_STANDBY_NAMES = "select current_setting('synchronous_standby_names')"
 FIND_NO_STANDBY = f"""
-    select ({SHOW_STANDBY_NAMES}) <> '' and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
+    select ({SHOW_STANDBY_NAMES}) <> ''
+        and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
 """
 WAITING_SENTENCE = (
     "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command goes on"

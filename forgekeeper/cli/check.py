@@ -165,7 +165,7 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
 def _postgresql(settings: Settings) -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
-    if refused := writes.why_refused():
+    if refused := writes.why_refused(prove=True):
         yield error("postgresql", refused)
     used = tuple(dict.fromkeys((*OURS, *(one.model for batch in BATCHES.values() for one in batch.relations))))
     if hidden := list(schema.closed(used)):
@@ -214,7 +214,7 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
                     act = f"check --init {'--copied' if copied else '--moved'}"
                     acts.record(act, "the installation", reason=reason, before=before, after=after)
                     if copied:
-                        # What was released where the copy comes from was not released here.
+                        # A release of the original does not release its copy.
                         hold_new()
         said = installation.objection()
     except pw.PeeweeException as refused:

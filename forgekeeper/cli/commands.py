@@ -185,7 +185,7 @@ def _called(arguments: list[str]) -> int:
 
 
 def _without_old_options(arguments: list[str]) -> list[str]:
-    """Leave out options that are needless, and say so; refuse those that have gone.  Raises `Problem`."""
+    """Remove needless options with a message; raise `Problem` for an option that has gone."""
     for written, instead in (GONE_OPTIONS | NEEDLESS_OPTIONS).items():
         words, _, option = written.rpartition(" ")
         begin = words.split()

@@ -150,7 +150,6 @@ def _hold(
     """Hold the batches back, and say it."""
     # An emergency brake does not ask for more than it needs: another version's migration may be pending.
     with connected(kind, migrated=kind != "stop", redis_needed=False):
-        standby.commit_without_standby()
         held = hold_now(kind, names, until=until, reason=reason, replace=replace)
         warning = standby.warning()
     say([*held.not_done(), *([warning] if warning else [])], err)
@@ -263,6 +262,7 @@ def hold_now(
     kept: dict[str, Hold] = {}
 
     def add(name: str) -> None:
+        standby.commit_without_standby()
         before = _state(name)
         if hold := Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end, replace=replace):
             kept[name] = hold

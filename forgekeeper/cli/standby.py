@@ -59,8 +59,8 @@ def _watch(done: threading.Event, backend: int) -> None:
 
 
 def commit_without_standby() -> None:
-    """Let the transactions of this session wait for no standby: what brakes must work at once, and can be repeated."""
-    database.execute_sql("set synchronous_commit = local")
+    """Let this transaction wait for no standby: a pause or stop must work at once, and can be repeated."""
+    database.execute_sql("set local synchronous_commit = local")
 
 
 def warning() -> str | None:

@@ -221,7 +221,7 @@ class Gate:
         return user
 
     def _client(self, request: Request) -> IPv4Address | IPv6Address:
-        """Return the address of who asks: if a known proxy does, the last one of which it says so and that is none."""
+        """Return the client's address: behind known proxies, the last one in `X-Forwarded-For` that is not theirs."""
         client, proxies = _peer(request), self._settings.console_proxy
         said = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         with suppress(ValueError):

@@ -34,7 +34,7 @@ RENEWING = 0.5
 KEPT = 200  # answers, those that were asked for last
 THREADS = 4  # questions at once, each on a connection of its own
 MAX_QUESTIONS = 24
-"""Limit of questions that are asked or wait for a thread; one that nobody waits for any more is still asked."""
+"""Limit of questions that are asked or wait for a thread, those included that nobody waits for any more."""
 SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
 AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """Errors of a server that is away, or that refuses."""

@@ -125,7 +125,7 @@ class Sweep:
         run has deleted nothing, so that a batch which can delete nothing is noticed; else a line of the log says so.
         """
         kept = self._claimed - self.deleted
-        if not kept or self._held_up:
+        if not kept or self._held_up or not self._run.brakes.free(1):
             return
         before = self._claimed, self.deleted
         self._position = START

@@ -1,6 +1,7 @@
 """A real console for each test."""
 
 import time
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -61,11 +62,13 @@ def seen(shared):
     """Ask the file's console for a page, once the answer that it gave to the last who asked has expired."""
 
     def ask(path, **settings):
-        console = shared(**settings)
-        expired = ASKED.get((console.url, path), 0.0) + FRESH
+        console, asked = shared(**settings), urlsplit(path)
+        # Parameters without a value ask no other question.
+        question = (console.url, asked.path, *sorted(parse_qsl(asked.query)))
+        expired = ASKED.get(question, 0.0) + FRESH
         time.sleep(max(0.0, expired - time.monotonic()))
         answer = console.get(path)
-        ASKED[console.url, path] = time.monotonic()
+        ASKED[question] = time.monotonic()
         return answer
 
     return ask

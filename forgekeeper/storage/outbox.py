@@ -50,7 +50,9 @@ RECOVERABLE = f"""
 """
 STILL_CLAIMED = f"select id from deleted_objects where {OURS}"
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
-STILL_OURS = f"select id from deleted_objects where {OURS} for no key update skip locked"
+# Rows that another session has locked are waited for: a second claim locks ours until it ends, if it found them due
+# before our claim ended.  All sessions lock in the order of the ids, so none waits for another in a circle.
+STILL_OURS = f"select id from deleted_objects where {OURS} order by id for no key update"
 FAIL = f"""
     update deleted_objects set attempts = attempts + 1,
         pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
@@ -210,7 +212,7 @@ class DeletedObject(Base):
 
     @classmethod
     def still_ours(cls, claimed: Sequence[DeletedObject]) -> set[int]:
-        """Return the ids of those that no other has claimed or locked since, locked until the transaction ends."""
+        """Return the ids of those that no other has claimed since, locked until the transaction ends."""
         return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
 
     @classmethod

@@ -20,9 +20,12 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import numbered
 from tests.harness.stores import Folder
+from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
+from tests.harness.waiting import wait_until
 from workers import delete_objects
 from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
 
+LIMIT = 10.0
 SECOND = timedelta(seconds=1)
 VISIBILITY = timedelta(minutes=10)
 
@@ -254,6 +257,25 @@ def test_two_at_once_delete_every_object_once(folder):
     assert sum(outcome.deleted for outcome in outcomes) == 3 * CHUNK
     assert sum(outcome.missing + outcome.failed for outcome in outcomes) == 0
     assert (folder.keys(), outbox()) == (set(), {})
+
+
+def test_objects_that_another_session_locks_for_a_moment_stay_in_the_claim(other):
+    record(*numbered(3))
+    claimed = DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=3)
+    other.execute("select from deleted_objects where id = 2 for update")
+
+    def lock_claimed():
+        with database.connection_context():
+            wait_for_locks()
+            return DeletedObject.still_ours(claimed)
+
+    with ThreadPoolExecutor(1) as pool:
+        locking = pool.submit(lock_claimed)
+        waited = wait_until(somebody_waits_for_a_lock, LIMIT)
+        other.connection.rollback()
+        still_ours = locking.result()
+
+    assert (waited, still_ours) == (True, {1, 2, 3})
 
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):

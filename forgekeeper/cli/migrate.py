@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import peewee as pw
@@ -40,6 +41,13 @@ OWNER = (
     "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, where there is"
     " no schema for them yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
 )
+TOO_OLD = (
+    "nothing was changed: processes of an older version would fail on the new tables: {}; stop them, or let"
+    " `forgekeeper migrate --wait` wait until they have ended"
+)
+PROCESSES = "0007_processes"
+"""The migration that makes the table in which processes are found."""
+POLL_SECONDS = 0.5
 NEW = (
     "\nheld, as this is a new installation: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
     " `forgekeeper release BATCH --reason REASON` lets it go"
@@ -48,6 +56,9 @@ NEW = (
 
 def migrate(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until processes that would fail on the new tables have ended.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
@@ -55,14 +66,20 @@ def migrate(
     The first one makes the installation's id, and writes it to Redis if that answers.  In a new installation the
     batches that delete begin held: `release` lets them go.  The setting FORGEKEEPER_AUDIT_KEEP of this command is
     recorded: workers drop no part of the audit that is younger.
+
+    Nothing is changed while processes live whose version is too old for the new tables; they are named.
     """
     with connected("migrate", migrated=False, redis_needed=False) as settings:
         if check:
             pending = migrations.pending(database.obj)
             if pending and not json:
-                raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
-            answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
+                too_old = _find_too_old()
+                stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
+                raise Problem(f"pending: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
+            found = {"applied": [], "pending": pending, "too_old": _find_too_old()}
+            answer(found, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
+        _require_none_too_old(wait=wait)
         try:
             with database.atomic():
                 applied = apply_pending()
@@ -81,6 +98,26 @@ def migrate(
         sentence + (NEW.format(", ".join(held)) if held else ""),
         json=json,
     )
+
+
+def _find_too_old() -> list[str]:
+    """Name the living processes that would fail on the tables as all pending migrations leave them."""
+    oldest = migrations.oldest_survivor(database.obj)
+    if oldest is None or PROCESSES in migrations.pending(database.obj):
+        return []
+    return Process.find_older(oldest)
+
+
+def _require_none_too_old(*, wait: bool) -> None:
+    """Raise `Problem` while such processes live, or *wait* until the last of them has ended."""
+    said: list[str] = []
+    while found := _find_too_old():
+        if not wait:
+            raise Problem(TOO_OLD.format(", ".join(found)))
+        if found != said:
+            err.print(f"waiting until these have ended: {clean(', '.join(found))}")
+            said = found
+        time.sleep(POLL_SECONDS)
 
 
 def apply_pending() -> list[str]:

@@ -1,4 +1,8 @@
-"""Bring a database's schema up to date, one process at a time.  An operator's own tables are never touched."""
+"""Bring a database's schema up to date, one process at a time.  An operator's own tables are never touched.
+
+A migration that older processes cannot work with names, as `OLDEST_SURVIVOR`, the migration that a process has to know
+to go on.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +61,16 @@ def pending(database: Database, which: Set = OWN) -> list[str]:
     """Name the migrations that have not been applied, in their order."""
     runner = _runner(database, which, schema=_place(database, which))
     return [migration.name for migration in runner.status() if not migration.applied]
+
+
+def oldest_survivor(database: Database, which: Set = OWN) -> str | None:
+    """Name the migration that a process has to know to work once all pending ones are applied.
+
+    Returns None if processes of every age can.
+    """
+    runner = _runner(database, which, schema=_place(database, which))
+    loaded = [migration.load() for migration in runner.status() if migration.path and not migration.applied]
+    return max((one.OLDEST_SURVIVOR for one in loaded if hasattr(one, "OLDEST_SURVIVOR")), default=None)
 
 
 def migrate(database: Database, which: Set = OWN) -> list[str]:

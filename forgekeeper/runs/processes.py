@@ -31,6 +31,13 @@ from metrics.threads import Vital
 STOP_WITHIN = 2.0
 """Seconds that a process waits at its end until its row is gone; a row that stays expires."""
 
+# Read as JSON, as tables of the first versions lack the column `migration`.
+FIND_OLDER = """
+    select format('%%s %%s:%%s (version %%s)', kind, host, pid, version) from processes
+    where silent_from > clock_timestamp() and coalesce(to_jsonb(processes) ->> 'migration', '') < %s
+    order by kind, host, pid
+"""
+
 log = structlog.get_logger(__name__)
 
 
@@ -107,6 +114,14 @@ class Process(Base):
     def known(cls) -> list[Process]:
         """Return all that have not ended in an orderly way: those that live, and those that have expired."""
         return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
+
+    @classmethod
+    def find_older(cls, migration: str) -> list[str]:
+        """Name the living processes that do not know the *migration*, with their versions.
+
+        Works on the table of every version that has one.
+        """
+        return [name for (name,) in database.execute_sql(FIND_OLDER, (migration,)).fetchall()]
 
     @classmethod
     def beat(cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any) -> Process:

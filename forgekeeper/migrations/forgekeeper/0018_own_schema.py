@@ -9,6 +9,9 @@ from playhouse.migrate import SchemaMigrator
 from forgekeeper.database.sessions import Database
 from forgekeeper.migrations import make_schema
 
+OLDEST_SURVIVOR = "0017_one_quarantine"
+"""Processes that do not know it work on the view `passed_over_records`, which goes."""
+
 MOVE = """
 do $$
 declare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Generic, NamedTuple
@@ -163,13 +163,15 @@ class _Pass(Generic[One]):
         if self._run.lease is not None:
             self._run.lease.check()
         kept = dict(self._items.look(these))
-        lot = self._marked(scope, these, kept)
+        intended = Intended[One](self._run.audit, self._items.record, scope=scope)
+        with self._giving_back(intended):
+            lot = self._marked(intended, these, kept)
         self._going += len(lot.going)
         self._run.step("marked")
         if not lot.going:
             self._settle(lot, {})
             return None
-        with engine():
+        with engine(), self._giving_back(intended):
             found = self._items.delete(lot.going, self._fence(lot))
         if not found.began:
             self._run.brakes.give_back()
@@ -181,6 +183,11 @@ class _Pass(Generic[One]):
         if not found.states and self._run.deadline.left() > 0:
             self._items.unanswered(scope)
         return None
+
+    def _giving_back(self, intended: Intended[One]) -> AbstractContextManager[None]:
+        """Give back what is reserved for items that were not announced, if what is done within fails."""
+        # Without an audit nothing says what was.
+        return self._run.brakes.giving_back(lambda: len(intended.open())) if self._run.audit.on else nullcontext()
 
     def _fence(self, lot: _Lot[One]) -> Fence[One]:
         def announce(items: Mapping[One, Item]) -> None:
@@ -224,7 +231,7 @@ class _Pass(Generic[One]):
             with writing():
                 self._items.put_back(these)
 
-    def _marked(self, scope: str | None, these: Sequence[One], kept: dict[One, State]) -> _Lot[One]:
+    def _marked(self, intended: Intended[One], these: Sequence[One], kept: dict[One, State]) -> _Lot[One]:
         """Reserve what limits let, and say what is about to go, while it is ours; give back what is not."""
         free = [one for one in these if one not in kept]
         surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
@@ -233,7 +240,6 @@ class _Pass(Generic[One]):
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
         ours = [one for one in these if one not in given]
-        intended = Intended[One](self._run.audit, self._items.record, scope=scope)
         lot = _Lot[One]([], {}, intended)
         for start in range(0, len(ours), self._items.marked):
             some = ours[start : start + self._items.marked]

@@ -95,11 +95,8 @@ class Sweep:
         """
         while granted := self._reserve(bad, limit):
             following = partial(self._following, limit=granted, without=bad.keys)
-            try:
+            with self._run.brakes.giving_back():
                 reached = bad.chunk(partial(self._take, bad, granted), following)
-            except Blocked:
-                self._run.brakes.give_back()
-                raise
             self._run.brakes.give_back()
             if reached is not None:
                 self._position = reached
@@ -332,11 +329,9 @@ def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target,
     """Change the rows of these keys, those aside that cannot be; return how many were changed."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
-        bad.each(partial(_change, run, changes, target, len(keys)), keys)
+        with run.brakes.giving_back():
+            bad.each(partial(_change, run, changes, target, len(keys)), keys)
         run.brakes.give_back()
-    except Blocked:
-        run.brakes.give_back()
-        raise
     finally:
         run.add("failed", bad.failed - failed)
     done: int = getattr(run.outcome, changes.counted) - before

@@ -7,20 +7,24 @@ Limits are those of the batch: a child counts to the run in force, which is the 
 it; and it ends when that one is cancelled, or the one that has sent it.
 
 No history deletes more than a limit: an attempt reserves a chunk, committed, before anything of it goes, and the
-transaction in which it goes counts it and gives the rest back.  Whatever is killed or hears no answer in between has
-used what it had reserved, a chunk at most, until the limit's run or day is over (`docs/adr/0028`).
+transaction in which it goes counts it and gives the rest back.  An attempt that PostgreSQL refuses a statement gives it
+back, too.  One that is killed or hears no answer in between has used what it had reserved, a chunk at most, until the
+limit's run or day is over (`docs/adr/0028`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import peewee as pw
+
 from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
-from forgekeeper.database import database
+from forgekeeper.database import database, reachable, sqlstate
 from forgekeeper.database.sessions import writing
 from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, UNUSED, Amount, Limits, RunTotal, Why
@@ -212,6 +216,21 @@ class Brakes:
                 self.settle(NONE, of=of)
             self.went(NONE, of=of)
 
+    @contextmanager
+    def giving_back(self, count_used: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        """Give back what is reserved if what is done within fails, and was rolled back for certain.
+
+        *count_used* says of how many records that is not certain.  A transaction of which PostgreSQL has not said that
+        it failed may be committed: then all stays used up.
+        """
+        try:
+            yield
+        except Exception as error:
+            if _is_rolled_back(error):
+                with suppress(pw.PeeweeException):
+                    self.give_back(max(0, self._reserved.records - count_used()))
+            raise
+
     def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
         """Count the records that an earlier attempt at a *run* deleted, *of* those that it had reserved.
 
@@ -238,6 +257,11 @@ class Brakes:
             with writing():
                 RunTotal.add(self._batch, self._run, grown)
             self._noted = Amount(records, size)
+
+
+def _is_rolled_back(error: Exception) -> bool:
+    """Say whether the transaction that has failed so has changed nothing, for certain."""
+    return not isinstance(error, pw.PeeweeException) or (sqlstate(error) is not None and reachable())
 
 
 class Deadline:

@@ -21,4 +21,7 @@ RUNS = """
 def lived(batch, ago, records):
     """Write down runs of so many seconds *ago*, and how many records each has deleted: a number, or one for each."""
     each = records if isinstance(records, list) else [records] * len(ago)
-    db.execute_sql(RUNS, {"batch": batch.name, "ago": list(ago), "records": each})
+    with db.atomic():
+        # Tens of thousands of runs: a busy machine may take long.
+        db.execute_sql("set local statement_timeout = 0")
+        db.execute_sql(RUNS, {"batch": batch.name, "ago": list(ago), "records": each})

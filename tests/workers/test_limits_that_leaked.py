@@ -19,6 +19,7 @@ from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, Project, UserStatus
+from tests.harness.bulk_imports import entity
 from tests.harness.git_samples import put_root
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
@@ -136,3 +137,41 @@ def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):
     attempt(lambda: recorded(STATUSES, settings), times=4)
 
     assert (UserStatus.select().count(), used(STATUSES), len(lost)) == (2_200, 300, 2)
+
+
+# What was reserved and certainly did not go
+
+
+@pytest.fixture(params=["rows", "changes", "objects", "refs", "uploads"])
+def limited_to_five(request, folder, tmp_path):
+    """Let each kind of batch have ten due records, of which five may go a day; return what works on them, and the batch."""
+    if request.param == "rows":
+        statuses(30)
+        batch, options = STATUSES, {}
+    elif request.param == "changes":
+        for _ in range(10):
+            entity()
+        batch, options = BATCHES["stale_imports"], {}
+    elif request.param == "objects":
+        folder.put(*(paths := [f"sample/{number}" for number in range(10)]))
+        DeletedObject.insert_many([{"store_dir": "sample", "file": path.partition("/")[2]} for path in paths]).execute()
+        batch, options = OBJECTS, {"object_stores": {DeletedObject.location: folder.url}}
+    elif request.param == "uploads":
+        begin(folder, *(f"a/{number}" for number in range(10)))
+        batch, options = UPLOADS, {"object_stores": {HERE: folder.url}}
+    else:
+        settings, _left = request.getfixturevalue("refs")
+        return lambda: as_child(REFS, settings, 7), BATCHES["git_ref_cleanup"]
+    settings = settings_with(**options, **{f"max_per_day_{batch.name}": 5})
+    return lambda: recorded(batch, settings), batch
+
+
+def test_what_a_full_disk_keeps_uses_up_nothing_of_a_limit(limited_to_five):
+    work, batch = limited_to_five
+
+    with before_each("insert", "audit_deletions", "raise exception 'no space left' using errcode = 'disk_full'"):
+        attempt(work, times=1)
+
+    assert used(batch) == 0
+    attempt(work, times=1)
+    assert used(batch) == 5

@@ -61,8 +61,8 @@ def test_a_stale_upload_is_deleted_with_its_entry(store):
 def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
     while True:
         client.delete(uploads.PENDING)
-        begin(folder, "a", age=MAX_UPLOAD_DURATION.total_seconds())
         second = now()
+        begin(folder, "a", age=MAX_UPLOAD_DURATION.total_seconds())
         outcome = run(artifacts=folder.url)
         if now() == second:
             break

@@ -150,6 +150,7 @@ class BatchSpec(Declared):
     reads: Sequence[type[Base]] = ()
     walks: dict[type[Base], str] = field(default_factory=dict)
     deletes_from: Place | None = None
+    released_with: str | None = None
     misreadings: Callable[[], Sequence[str]] = tuple
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None

@@ -63,6 +63,7 @@ class Outcome:
     # What live artifacts name, and what people exclude.
     reads=[JobArtifact, ProjectGroup],
     deletes_from="artifacts",
+    released_with="expired_job_artifacts",
     records=[
         Record(
             "deleted_object",

@@ -11,7 +11,7 @@ import peewee as pw
 import typer
 
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli import standby
 from forgekeeper.cli.connection import batch_named, connected, sentence
 from forgekeeper.cli.running import Names, Reason
@@ -129,7 +129,8 @@ def release(
     release_used_up`.  If nothing is due, the release has no amount.  It may be larger than in the
     preview that you have looked at: --expect with the number of the preview lets so many go of each batch.  A release
     ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and so does one
-    whose records cannot be counted now: then the status is 3.
+    whose records cannot be counted now: then the status is 3.  In a new installation the objects of artifacts are
+    released with the artifacts.
     """
     names = _named(batches, everything)
     if not reason.strip():
@@ -216,13 +217,15 @@ class Lifted(NamedTuple):
 class Released(NamedTuple):
     """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*.
 
-    *blocked* has a sentence for each batch whose last run was blocked.
+    *blocked* has a sentence for each batch whose last run was blocked.  *left* are the batches that would have been
+    released with these, if nothing were due in them.
     """
 
     released: dict[str, int]
     unheld: list[str]
     uncounted: list[str]
     blocked: dict[str, str]
+    left: list[str]
 
     def said(self) -> list[str]:
         """Say which batches run again, which of them are still blocked, and which no brake held."""
@@ -237,6 +240,7 @@ class Released(NamedTuple):
             if name in self.blocked:
                 again = f"is released, and blocked until this is solved: {self.blocked[name]}"
             said[name] = f"{again}; {limit}"
+        said |= dict.fromkeys(self.left, "stays held: something is due in it already, which nobody has looked at")
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
     def not_done(self) -> list[str]:
@@ -295,10 +299,10 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
     """Let these batches go that a brake holds, each for *expect* records or as many as are due now, and record it.
 
     Needs a connection.  Where *names* is None, all that delete are meant.  A batch whose records nobody can count stays
-    held unless *expect* is given.
+    held unless *expect* is given.  Batches of a new installation that are released with these follow them.
     """
     blocked = {row.name: str(row.blocked_sentence).rstrip(". ") for row in BatchRow.blocked()}
-    done = Released({}, [], [], blocked)
+    done = Released({}, [], [], blocked, [])
     for batch in BATCHES.values():
         if not (batch.deletes if names is None else batch.name in names):
             continue
@@ -312,7 +316,18 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
             done.released[batch.name] = number
         else:
             done.unheld.append(batch.name)
+    for batch in find_followers(done.released):
+        if breaker.amount(batch, now()) == 0 and _let_go(batch.name, 0, reason=reason):
+            done.released[batch.name] = 0
+        else:
+            done.left.append(batch.name)
     return done
+
+
+def find_followers(names: Collection[str]) -> list[BatchSpec]:
+    """Return the batches of a new installation that are released with one of these, and not one of them."""
+    held = {hold.batch for hold in Hold.standing("new")} - set(names)
+    return [batch for batch in BATCHES.values() if batch.name in held and batch.released_with in names]
 
 
 def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:

@@ -103,6 +103,14 @@ def _find_due(fields: Fields, settings: Settings) -> FormContent:
     return FormContent(map(str.strip, running.lines(found)), expect)
 
 
+def _find_released(fields: Fields, settings: Settings) -> FormContent:
+    """Find the same, and which batches are released with this one."""
+    found = _find_due(fields, settings)
+    names = [batch.name for batch in holding.find_followers([fields.get("batch", "")])]
+    with_it = [f"{name} is released with it, if nothing is due in it yet" for name in names]
+    return FormContent([*found.said, *with_it], found.fields)
+
+
 def _release(fields: Fields, _settings: Settings) -> holding.Released:
     batch = batch_named(fields.get("batch", "")).name
     expect = read_number(fields.get("expect", ""), "records", least=0)
@@ -169,7 +177,7 @@ ACTIONS = {
     # An emergency brake does not ask for more than it needs.
     "stop": Action(_at_work, lambda fields, _: _hold("stop", fields), typed=("until",), migrated=False),
     "resume": Action(_find_holds, _resume, typed=("by",), seen="hold"),
-    "release": Action(_find_due, _release, typed=("expect",), seen="expect"),
+    "release": Action(_find_released, _release, typed=("expect",), seen="expect"),
     "cancel": Action(_of_run, _cancel, ("run",)),
     "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
     "retry": Action(partial(_find_chosen, "retry"), partial(_decide_chosen, "retry"), LIE, seen="count"),

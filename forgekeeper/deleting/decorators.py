@@ -76,6 +76,7 @@ class OfBatch(Options, total=False):
     tables: Sequence[type[Base]]
     reads: Sequence[type[Base]]
     deletes_from: Place
+    released_with: str
     misreadings: Callable[[], Sequence[str]]
     logged_as: str
     commands: str
@@ -101,7 +102,8 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
     may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
     whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
-    *flags* are those that it reads, each with what it switches; by *flag* it is switched off.  *logged_as* is what the
+    *released_with* names the batch that creates its records: in a new installation the release of that batch releases
+    this one too.  *flags* are those that it reads, each with what it switches; by *flag* it is switched off.  *logged_as* is what the
     last line of a run calls the whole result, besides its fields.  *commands* is a module, imported by the command line
     alone, whose `COMMANDS` maps names to commands or groups.
 

@@ -12,6 +12,7 @@ from forgekeeper.batches import BATCHES, Record
 from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Batch, Hold
+from forgekeeper.storage.outbox import DeletedObject
 from models import UserStatus
 from tests.harness import toys
 
@@ -56,6 +57,24 @@ def test_where_nothing_is_due_the_hold_ends_and_a_release_limits_no_later_run(ma
     said = "nothing is due now, so the release has no amount: the breaker weighs each run"
     assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick; {said}\n")
     assert main("run", NAME, "--json").json["deleted"] == 2
+
+
+ARTIFACTS, OBJECTS = "expired_job_artifacts", "delete_objects"
+
+
+@pytest.mark.parametrize(("kind", "due", "stays"), [("new", 0, False), ("new", 1, True), ("breaker", 0, True)])
+def test_in_a_new_installation_objects_are_released_with_their_artifacts_unless_some_are_due(
+    main, database, kind, due, stays
+):
+    Hold.add(ARTIFACTS, "new", by="migrate", reason="new")
+    Hold.add(OBJECTS, kind, by="migrate", reason="new")
+    for number in range(due):
+        DeletedObject.create(store_dir="a", file=str(number))
+
+    result = main("release", ARTIFACTS, "--expect", "5", "--reason", "I looked", "--json")
+
+    assert [*result.json["released"]] == [ARTIFACTS, OBJECTS][: 1 if stays else 2]
+    assert (Hold.why(ARTIFACTS), Hold.why(OBJECTS)) == (None, "held" if stays else None)
 
 
 def test_of_a_batch_that_is_blocked_it_is_not_said_that_it_runs_again(main, database):

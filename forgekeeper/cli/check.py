@@ -165,7 +165,7 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
 def _postgresql(settings: Settings) -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
-    if refused := writes.why_refused(prove=True):
+    for refused in filter(None, (writes.why_refused(prove=True), preconditions.why_text_is_refused())):
         yield error("postgresql", refused)
     used = tuple(dict.fromkeys((*OURS, *(one.model for batch in BATCHES.values() for one in batch.relations))))
     if hidden := list(schema.closed(used)):

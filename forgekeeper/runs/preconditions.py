@@ -22,7 +22,7 @@ import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.connections import client
-from forgekeeper.database import Base, exclusions, now, relations, schema, signs
+from forgekeeper.database import Base, database, exclusions, now, relations, schema, signs
 from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.naming import name_parts, relation_name, shown_name
@@ -49,6 +49,8 @@ BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion
 RELATIONS = """
     with recursive reached (name, oid, reader) as (
         select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
+ENCODINGS = {"UTF8", "SQL_ASCII"}
+"""Encodings in which a database can store every text.  In SQL_ASCII it stores bytes, whatever they mean."""
         from unnest(%(names)s::text[]) as name
       union
         select reached.name, below.refobjid,
@@ -113,6 +115,8 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
 
 
 def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
+    if refused := why_text_is_refused():
+        raise Blocked("schema", refused)
     """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
     if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
         yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
@@ -123,6 +127,20 @@ def _require_installation(deletes_from: Place | None, settings: Settings, *, cla
 
     A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
     are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
+def why_text_is_refused() -> str | None:
+    """Return in a sentence why the database cannot store some paths and names, or None if it can store all.
+
+    The server has said its encoding when the session began: nothing is asked.  Needs a connection.
+    """
+    encoding = database.connection().get_parameter_status("server_encoding")
+    if encoding in ENCODINGS:
+        return None
+    return (
+        f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it, and"
+        " restore it into one that was created with `encoding 'UTF8' template template0`"
+    )
+
+
     away raises.
     """
     if said := objection():

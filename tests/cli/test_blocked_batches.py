@@ -1,5 +1,7 @@
 """What commands say of a batch that is blocked, stopped, held or off."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from forgekeeper.runs import holds
@@ -35,6 +37,25 @@ def test_status_and_why_say_that_a_batch_is_blocked_and_why(main):
     assert (blocked["reason"], blocked["sentence"]) == ("no_repositories", SENTENCE)
     assert sum("no_repositories" in warning for warning in facts["warnings"]) == 1
     assert f"It was blocked (no_repositories): {SENTENCE}." in main("why", BLOCKED).stdout
+
+
+@pytest.fixture
+def in_latin1(urls, query):
+    """Make a database that lacks most characters; return its URL."""
+    query(urls.database, "create database in_latin1 encoding 'LATIN1' locale 'C' template template0")
+    yield urlsplit(urls.database)._replace(path="/in_latin1").geturl()
+    query(urls.database, "drop database in_latin1 with (force)")
+
+
+def test_a_database_that_cannot_hold_every_path_blocks_all_batches_and_fails_check(main, in_latin1):
+    for command in ("migrate", "seed", f"release {NAME} --reason test"):
+        assert main(*command.split(), DATABASE_URL=in_latin1).status == 0
+
+    result, checked = (main(*words, DATABASE_URL=in_latin1) for words in (("run", NAME), ("check", "--json")))
+
+    said = "the database has the encoding LATIN1, which lacks characters that paths and names may have"
+    assert (result.status, said in result.stderr) == (3, True)
+    assert [level for level, message in checked.findings("postgresql") if said in message] == ["error"]
 
 
 def test_status_and_why_say_that_a_batch_is_off_by_its_flag(main):

@@ -151,6 +151,7 @@ class BatchSpec(Declared):
     walks: dict[type[Base], str] = field(default_factory=dict)
     deletes_from: Place | None = None
     released_with: str | None = None
+    epoch_key: str | None = None
     misreadings: Callable[[], Sequence[str]] = tuple
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,10 +21,10 @@ from forgekeeper.cli.check_buckets import stores
 from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_others import others
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, warning
-from forgekeeper.cli.connection import configured, recorded, sentence
+from forgekeeper.cli.connection import configured, recorded, require_redis, sentence
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
-from forgekeeper.cli.terminal import FAILED, Json, emit, out, wrong_use
+from forgekeeper.cli.terminal import FAILED, Json, emit, err, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
 from forgekeeper.database import database, definers, relations, release, schema, sqlstate, writes
@@ -31,6 +32,7 @@ from forgekeeper.database.naming import relation_name
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.processes import version
+from forgekeeper.runs.register_epoch import accept_redis, forget_epochs, why_register_is_lost
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
 from forgekeeper.storage import installation
@@ -54,8 +56,15 @@ def check(
         bool,
         typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation, held."),
     ] = False,
+    redis_replaced: Annotated[
+        bool,
+        typer.Option(
+            "--redis-replaced", help="With --init: the entries of the lost Redis are gone; begin in this one."
+        ),
+    ] = False,
     reason: Annotated[
-        str | None, typer.Option(help="With --moved or --copied: how it came about; the audit keeps it.")
+        str | None,
+        typer.Option(help="With --moved, --copied or --redis-replaced: how it came about; the audit keeps it."),
     ] = None,
     watch: Annotated[
         float | None,
@@ -69,15 +78,23 @@ def check(
 
     A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
     as the owner of the tables: --init --moved or --init --copied.
+
+    A Redis that was emptied, or is another one, blocks the batch whose register was in it: name the right one, or say
+    --init --redis-replaced.
     """
     reason = (reason or "").strip() or None
-    if (moved and copied) or (moved or copied) != bool(reason) or ((moved or copied) and not init):
-        wrong_use("--moved or --copied, not both, needs --init, and --reason to say how it came about")
+    said = moved or copied or redis_replaced
+    if (moved and copied) or said != bool(reason) or (said and not init):
+        options = "--moved or --copied, not both, or --redis-replaced"
+        wrong_use(f"{options} needs --init, and --reason to say how it came about")
     settings = configured()
     connect(settings, Limits.of_worker(settings), name="check", connections=1)
     with recorded(settings):
         try:
-            found = list(findings(settings, init=init, copied=copied, reason=reason))
+            if redis_replaced:
+                connect_and_accept_redis(str(reason))
+            place_reason = reason if moved or copied else None
+            found = list(findings(settings, init=init, copied=copied, reason=place_reason))
             if watch is not None and not any(one.level == "error" for one in found):
                 found += others(partial(time.sleep, watch))
         finally:
@@ -91,6 +108,14 @@ def check(
             out.print(f"{subject}: {clean(message)}")
     if errors:
         raise typer.Exit(FAILED)
+
+
+def connect_and_accept_redis(reason: str) -> None:
+    """Let the register whose Redis was replaced begin again in the one that the settings name."""
+    database.connect(reuse_if_open=True)
+    require_redis()
+    if not accept_redis(reason):
+        err.print("nothing to accept: Redis has the register, or no run has used one yet")
 
 
 def findings(
@@ -119,6 +144,7 @@ def findings(
         init = init and elsewhere is None
         ours, finding = _installation(init=init)
         yield elsewhere or finding
+        yield from _registers()
     yield _git()
     yield from repositories(settings, ours, init=init)
     yield from stores(settings, ours, init=init)
@@ -216,6 +242,7 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
                     if copied:
                         # A release of the original does not release its copy.
                         hold_new()
+                        forget_epochs()
         said = installation.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:
@@ -247,6 +274,14 @@ def _installation(*, init: bool) -> tuple[str | None, Finding]:
     if theirs != ours:
         return ours, error("installation", conflict(ours, theirs))
     return ours, ok("installation", f"{ours}, in PostgreSQL and Redis")
+
+
+def _registers() -> Iterator[Finding]:
+    """Report each register in Redis whose entries are lost."""
+    with suppress(pw.PeeweeException, redis.RedisError):  # reported elsewhere
+        for batch in BATCHES.values():
+            if lost := why_register_is_lost(batch):
+                yield error("redis", lost)
 
 
 def _git() -> Finding:

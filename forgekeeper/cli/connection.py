@@ -14,12 +14,13 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
 from forgekeeper.cli.standby import said_while_waiting
-from forgekeeper.cli.terminal import HELD, Problem, wrong_use
+from forgekeeper.cli.terminal import HELD, Problem, err, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release, sqlstate
 from forgekeeper.database.looking import WritesInLook
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Blocked
+from forgekeeper.runs.register_epoch import find_warnings
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Disagreement, agree
 from metrics import logs
@@ -113,6 +114,8 @@ def connected(
         try:
             if migrated:
                 require_schema()
+                for warning in find_warnings():
+                    err.print(f"warning: {clean(warning)}")
             with said_while_waiting():
                 yield settings
         finally:

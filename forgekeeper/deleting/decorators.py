@@ -77,6 +77,7 @@ class OfBatch(Options, total=False):
     reads: Sequence[type[Base]]
     deletes_from: Place
     released_with: str
+    epoch_key: str
     misreadings: Callable[[], Sequence[str]]
     logged_as: str
     commands: str
@@ -103,9 +104,10 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
     whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
     *released_with* names the batch that creates its records: in a new installation the release of that batch releases
-    this one too.  *flags* are those that it reads, each with what it switches; by *flag* it is switched off.  *logged_as* is what the
-    last line of a run calls the whole result, besides its fields.  *commands* is a module, imported by the command line
-    alone, whose `COMMANDS` maps names to commands or groups.
+    this one too.  *epoch_key* is a key in Redis beside the register of a batch whose records lie there: if it is lost,
+    the batch is blocked.  *flags* are those that it reads, each with what it switches; by *flag* it is switched off.
+    *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
+    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 
     What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
     is a dataclass for the result, *records* say which of its fields count what: both follow from `Rows` and `Items`.

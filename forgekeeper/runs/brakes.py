@@ -8,7 +8,7 @@ it; and it ends when that one is cancelled, or the one that has sent it.
 
 No history deletes more than a limit: an attempt reserves a chunk, committed, before anything of it goes, and the
 transaction in which it goes counts it and gives the rest back.  An attempt that PostgreSQL refuses a statement gives it
-back, too.  One that is killed or hears no answer in between has used what it had reserved, a chunk at most, until the
+back, too.  If it is killed or hears no answer in between, it has used what it had reserved, a chunk at most, until the
 limit's run or day is over (`docs/adr/0028`).
 """
 

@@ -190,6 +190,7 @@ class Batch(Base):
     blocked_reason = pw.TextField(null=True)
     blocked_sentence = pw.TextField(null=True)
     child_blocked_at = DateTimeTZField(null=True)
+    redis_epoch = pw.TextField(null=True)
     stopped_since = DateTimeTZField(null=True)
     stopped_reason = pw.TextField(null=True)
     stopped_by = pw.TextField(null=True)
@@ -225,6 +226,12 @@ class Batch(Base):
     def unblock(cls, name: str, run: int) -> None:
         """Note that the run was not blocked."""
         database.execute_sql(UNBLOCK, {"name": name, "run": run})
+
+    @classmethod
+    def end_block(cls, name: str, reason: str) -> None:
+        """Note that a person has solved what blocked the batch for that *reason*; another block stays."""
+        solved = dict.fromkeys(("blocked_since", "blocked_reason", "blocked_sentence", "child_blocked_at"))
+        cls.update(solved).where(cls.name == name, cls.blocked_reason == reason).execute()
 
     @classmethod
     def position(cls, name: str) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import chain, combinations
@@ -30,15 +30,27 @@ from forgekeeper.database.sessions import execute_prepared
 from forgekeeper.runs import following
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.register_epoch import REASON, why_register_is_lost
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Disagreement, Installation, agree, conflict, objection, owner
 from forgekeeper.storage.outbox import LOCATIONS
 
-Reason = Literal["no_store", "no_repositories", "git_server", "flag_unreadable", "installation", "clocks", "schema"]
+Reason = Literal[
+    "no_store",
+    "no_repositories",
+    "git_server",
+    "flag_unreadable",
+    "installation",
+    "redis_replaced",
+    "clocks",
+    "schema",
+]
 REASONS: tuple[str, ...] = get_args(Reason)
 """A closed set: labels of metrics and entries of the ledger are made of it."""
+ENCODINGS = {"UTF8", "SQL_ASCII"}
+"""Encodings in which a database can store every text.  In SQL_ASCII it stores bytes, whatever they mean."""
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 
 BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
@@ -49,8 +61,6 @@ BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion
 RELATIONS = """
     with recursive reached (name, oid, reader) as (
         select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
-ENCODINGS = {"UTF8", "SQL_ASCII"}
-"""Encodings in which a database can store every text.  In SQL_ASCII it stores bytes, whatever they mean."""
         from unnest(%(names)s::text[]) as name
       union
         select reached.name, below.refobjid,
@@ -105,28 +115,18 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
 
     A run claims a Redis that is nobody's; a preview does not, and raises `redis.RedisError` where Redis is away.
     """
+    if refused := why_text_is_refused():
+        raise Blocked("schema", refused)
     _require_clocks(settings)
     try:
         _require_installation(batch.deletes_from, settings, claims=claims)
     except Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
+    _require_register(batch, begin=claims)
     for sentence in chain(unfit(batch, rights=claims), batch.misreadings(), _unknown_groups(batch), overlooked(batch)):
         raise Blocked("schema", sentence)
 
 
-def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
-    if refused := why_text_is_refused():
-        raise Blocked("schema", refused)
-    """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
-    if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
-        yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
-
-
-def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
-    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
-
-    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
-    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
 def why_text_is_refused() -> str | None:
     """Return in a sentence why the database cannot store some paths and names, or None if it can store all.
 
@@ -141,6 +141,26 @@ def why_text_is_refused() -> str | None:
     )
 
 
+def _require_register(batch: BatchSpec, *, begin: bool) -> None:
+    """Raise `Blocked` if the entries of the batch are not in this Redis; one that is away fails the run by itself."""
+    if batch.epoch_key is None:
+        return
+    with suppress(redis.RedisError) if begin else nullcontext():
+        if lost := why_register_is_lost(batch, begin=begin):
+            raise Blocked(REASON, lost)
+
+
+def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
+    """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
+    if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
+        yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
+
+
+def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
+    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
+
+    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
+    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
     away raises.
     """
     if said := objection():

@@ -24,7 +24,10 @@ ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
     *("feature_flag", "state_transition", "time_limit", "other"),
 )
-BLOCKS = ("no_store", "no_repositories", "git_server", "flag_unreadable", "installation", "clocks", "schema")
+BLOCKS = (
+    *("no_store", "no_repositories", "git_server", "flag_unreadable"),
+    *("installation", "redis_replaced", "clocks", "schema"),
+)
 """Why a batch may be blocked: what only a person can fix."""
 HOLDS = ("breaker", "new")
 """Why a batch may be held: a run would have been out of proportion, or nobody has looked at what it would do yet."""

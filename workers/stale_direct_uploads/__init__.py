@@ -42,7 +42,7 @@ from metrics.catalogue import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, failed, kept, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
-from workers.stale_direct_uploads.keys import FAILED, MAX_UPLOAD_DURATION
+from workers.stale_direct_uploads.keys import EPOCH, FAILED, MAX_UPLOAD_DURATION
 
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
@@ -79,6 +79,7 @@ class Outcome:
     reads=[JobArtifact],
     misreadings=lambda: register.unread(client),
     deletes_from="stores",
+    epoch_key=EPOCH,
     records=[
         Record("pending_upload", examined=("total_pending_entries",), backlog=True),
         Record(

@@ -16,7 +16,9 @@ ADOPTED = "{pending_direct_uploads}:adopted"
 CURSOR = "{pending_direct_uploads}:cursor"
 """Where the last move out of the forge's own register has ended."""
 DECLARED.update(dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash"))
-DECLARED[CURSOR] = "string"
+EPOCH = "{pending_direct_uploads}:epoch"
+"""Tells Redis from another server, and from itself after it was emptied."""
+DECLARED.update(dict.fromkeys((CURSOR, EPOCH), "string"))
 
 REFERENCE = "pending_direct_uploads"
 """The hash in which the forge itself registers uploads, which is read where `bridge.bridges` says so."""

@@ -34,7 +34,7 @@ BELOW = """
 """
 WAITING = """
     select pg_stat_clear_snapshot();
-    select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')
+    select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 """
 
 
@@ -43,9 +43,14 @@ def wait_for_locks():
     db.database.execute_sql("set lock_timeout = '60s'")
 
 
-def somebody_waits_for_a_lock():
-    """Say it as of now, within a transaction, too."""
+def sessions_waiting_for_a_lock():
+    """Count them as of now, within a transaction, too."""
     return db.database.execute_sql(WAITING).fetchone()[0]
+
+
+def somebody_waits_for_a_lock():
+    """Say it as of now."""
+    return sessions_waiting_for_a_lock() > 0
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What becomes of a batch's ticks: claimed, skipped, caught up and sent once, and if the database's clock was ahead."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -12,6 +11,7 @@ from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import ahead
 from tests.harness.performing import start_run
+from tests.harness.tables import sessions_waiting_for_a_lock, wait_for_locks
 from tests.harness.ticks import (
     DAWN,
     DEAD_AFTER,
@@ -35,7 +35,11 @@ from tests.harness.ticks import (
     time_passes,
 )
 
+from tests.harness.waiting import wait_until
+
 __all__ = ["ledger"]
+
+LIMIT_SECONDS = 30.0
 
 pytestmark = pytest.mark.usefixtures("ledger")
 
@@ -52,18 +56,24 @@ def test_a_batch_that_nobody_has_registered_is_known_from_its_first_reconcile_on
     assert not JobRun.select().exists()
 
 
-def test_a_tick_is_claimed_and_sent_once_by_schedulers_that_fire_together():
+def test_a_tick_is_claimed_and_sent_once_by_schedulers_that_fire_together(other):
     clock_is(NOON)
-    together = threading.Barrier(6)
+    # A claim that is not committed lets all of them come to the same point, and is taken back then.
+    other.execute("insert into job_runs (batch, tick, state) values (%s, %s, 'claimed')", (NAME, NOON))
 
     def fire(by):
         with db.database.connection_context():
-            together.wait()
+            wait_for_locks()
             reconcile(by=by)
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(fire, "ABCDEF"))
+        firing = [pool.submit(fire, by) for by in "ABCDEF"]
+        waited = wait_until(lambda: sessions_waiting_for_a_lock() == 6, LIMIT_SECONDS)
+        other.connection.rollback()
+        for one in firing:
+            one.result()
 
+    assert waited
     assert JobRun.select().count() == 1
     assert sent() == [row().id]
 

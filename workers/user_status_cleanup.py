@@ -32,6 +32,9 @@ def user_status_cleanup(now: datetime) -> Rows[UserStatus]:
         chunk=BATCH_SIZE,
         objective=timedelta(minutes=5),
         called=Subject(
-            "status", "USER", "user_status", because="it was to be cleared at {due}", gone="of that user was deleted"
+            *("status", "USER", "user_status"),
+            because="it was to be cleared at {due}",
+            gone="of that user was deleted",
+            is_there=lambda user: UserStatus.select().where(UserStatus.user_id == user).exists(),
         ),
     )

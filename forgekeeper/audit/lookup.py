@@ -5,7 +5,7 @@ A row is a chunk.  Of rows with many records all of a kind are looked through; t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ class Subject(NamedTuple):
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
     columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
     same in a word.  *undone* is a sentence on how that can be undone, and *kept* the setting that says for how long.
+    *is_there* looks whether the forge has a record with that id now.
     """
 
     called: str
@@ -101,6 +102,7 @@ class Subject(NamedTuple):
     restore: str = ""
     undone: str = ""
     kept: str = ""
+    is_there: Callable[[int], bool] | None = None
 
     @property
     def usage(self) -> str:

@@ -22,6 +22,7 @@ from forgekeeper.cli.terminal import facts as pairs
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
+from forgekeeper.storage.outbox import DeletedObject
 
 Answer = dict[str, Any]
 STATES = {
@@ -46,6 +47,9 @@ def audit(
         ),
     ] = None,
     run: Annotated[int | None, typer.Option(min=0, help="What that run and its children have deleted.")] = None,
+    project: Annotated[
+        int | None, typer.Option(min=0, metavar="P", help="What was deleted of this project, as far as the audit goes.")
+    ] = None,
     who: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only acts of this user, host, or FORGEKEEPER_ACTOR.")
     ] = None,
@@ -58,13 +62,15 @@ def audit(
 ) -> None:
     """Show what people did and what was deleted, newest first; or answer who deleted one thing, when and why."""
     rows: list[Any] = []
-    if sum(option is not None for option in (what, run, who)) > 1:
-        wrong_use("say one of --what, --run and --who")
+    if sum(option is not None for option in (what, run, project, who)) > 1:
+        wrong_use("say one of --what, --run, --project and --who")
     asked = None if what is None else subject_named(what)
     with connected("audit", redis_needed=False) as settings:
         begins = None if since is None else read_time(since, now(), ahead=False)
         if asked is not None:
             answer = about(*asked, begins, settings, limit=limit)
+        elif project is not None:
+            answer, rows = _list_project(project, begins or lookup.reaches_back() or now(), limit)
         elif run is not None:
             answer, lines = of_run(run, begins, limit)
             rows = [*map(row_of, lines)]
@@ -78,6 +84,23 @@ def audit(
     say(answer["sentences"])
     if rows:
         table(("at", "by", "what was done", "to what", "why"), rows)
+
+
+def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, list[tuple[Any, ...]]]:
+    """Answer what was deleted of a project, and return a row for each of the newest records."""
+    sentences, found = of_project(project, since)
+    rows = [
+        (one.line.at, *_shown(one.line, subjects())[1:2], became(one.line.record, one.state), _named(one), "")
+        for one in found[:limit]
+    ]
+    deletions = list(map(_fact, found[:limit]))
+    return {"project": project, "since": since, "deletions": deletions, "sentences": sentences}, rows
+
+
+def _named(one: Found) -> str:
+    """Name a record by its id, and its path or name where it has one."""
+    name = one.facts.get("path") or one.facts.get("ref") or ""
+    return f"{one.line.record} {one.facts.get('id', '')} {name}".strip()
 
 
 def subjects() -> list[Subject]:
@@ -107,6 +130,9 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
     """Answer who deleted one thing; of what had an object, what has become of that."""
     found, known = lookup.find(subject, rest, since, limit=limit), subjects()
     sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
+    restored = bool(found) and found[0].state == "deleted" and subject.is_there is not None and subject.is_there(int(rest))
+    if restored:
+        sentences.append(f"It is restored: the forge has {subject.called} {rest} again.")
     objects: list[Found] = []
     if subject is not PATH and found and (path := found[0].facts.get("path")):
         objects = [one for one in lookup.find(PATH, path, since, limit=limit) if one.line.record != subject.record]
@@ -114,6 +140,7 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
     return {
         "what": f"{subject.called}:{rest}",
         "found": list(map(_fact, found)),
+        "restored": restored,
         "object": list(map(_fact, objects)),
         "sentences": sentences or list(_nothing(subject, rest, settings)),
     }
@@ -238,7 +265,9 @@ def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
     for one in found:
         yield f"Its object {path} {STATES.get(one.state, 'was deleted')}{_when(one.line)}."
     if not found:
-        yield f"Of its object {path} the audit has nothing: it waits to be deleted, or was there no more."
+        waits = [held for _, _, held in DeletedObject.lying([path])]
+        now = "is held back" if any(waits) else "waits to be deleted" if waits else "was not there any more, or is kept"
+        yield f"Of its object {path} the audit has nothing: it {now}."
 
 
 def _shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:

@@ -92,6 +92,17 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
     assert "`forgekeeper refs restore 7`" in said
 
 
+def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed):
+    listed = main("audit", "--project", "7", "--json").json
+    shown, since, other = (ask(main, "--project", *words) for words in (["7"], ["7", "--since", "1h"], ["8"]))
+
+    (deletion,) = listed["deletions"]
+    assert (deletion["id"], deletion["path"], deletion["run"]) == (destroyed, "a/b/c", 77)
+    assert listed["sentences"] == ["expired_job_artifacts: 1 expired_artifact of project 7 deleted."]
+    assert f"expired_artifact {destroyed} a/b/c" in shown == since
+    assert "The audit has nothing of project 8" in other
+
+
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [

@@ -104,7 +104,23 @@ def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_
     assert "a/b [1]" in main("objects").stdout
 
 
-@pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)], ["--all"]])
+def test_one_artifact_comes_back_alone_and_the_audit_says_that_it_is_restored(main, store):
+    for path in ("a", "b"):
+        artifact(store, path)
+    wanted, other = (row.id for row in JobArtifact.select().order_by(JobArtifact.id))
+    destroy()
+    before = main("audit", "--what", f"artifact:{wanted}", "--json").json
+
+    insert_back(main("objects", "hold", "--artifact", str(wanted), "--json"))
+
+    after, left = (main("audit", "--what", f"artifact:{one}", "--json").json for one in (wanted, other))
+    assert ([row.id for row in JobArtifact.select()], DeletedObject.held().count()) == ([wanted], 1)
+    assert [one["restored"] for one in (before, after, left)] == [False, True, False]
+    assert f"It is restored: the forge has artifact {wanted} again." in after["sentences"]
+    assert f"`forgekeeper objects hold --artifact {other}` may bring it back." in left["sentences"]
+
+
+@pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)], ["--artifact", "1"], ["--all"]])
 def test_what_is_let_go_is_deleted_a_grace_later(main, store, words):
     artifact(store, "a")
     destroy()

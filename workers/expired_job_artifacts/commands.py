@@ -28,6 +28,7 @@ from workers.expired_job_artifacts.buckets import states
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
+Artifact = Annotated[int | None, typer.Option(metavar="ID", help="Of this artifact.")]
 BATCH = "delete_objects"
 OBJECT = "deleted_object"
 """What objects of the outbox are called in the audit."""
@@ -41,6 +42,7 @@ COLUMNS = {"id": "id", "expire_at": "due", "locked": "locked", **{column: name f
 """The columns of an artifact, and what the audit calls them."""
 
 OF_RUN = "run = %(run)s"
+OF_ARTIFACT = "%(artifact)s = any(ids)"
 # By so much the clock of an object's row and that of its artifact's line may differ: an hour.
 OF_PROJECT = """detail->'project_id' @> to_jsonb(%(project)s::bigint) and at >= (
         select min(created_at) - interval '1 hour' from deleted_objects where project_id = %(project)s
@@ -76,10 +78,16 @@ Row = dict[str, Any]
 
 
 class Which(NamedTuple):
-    """Whose artifacts and objects: of a *project*, or of those that a *run* has destroyed; else all objects."""
+    """Whose artifacts and objects: a *project*'s, those that a *run* has destroyed, or one *artifact*'s; else all."""
 
     project: int | None = None
     run: int | None = None
+    artifact: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many of these a person has named."""
+        return sum(one is not None for one in self)
 
 
 class Held(NamedTuple):
@@ -125,15 +133,15 @@ COMMANDS = {"buckets": buckets, "objects": objects}
 
 
 @objects.command("hold")
-def objects_hold(project: Project = None, run: Run = None, json: Json = False) -> None:
+def objects_hold(project: Project = None, run: Run = None, artifact: Artifact = None, json: Json = False) -> None:
     """Hold back objects of artifacts that were destroyed wrongly, and print the SQL that inserts the rows back.
 
     That is possible until the objects go: FORGEKEEPER_OBJECT_GRACE after the artifacts.  The rows are as the audit
     has them.  No run deletes what is held, until `unhold`.  The SQL is for `psql -X -v ON_ERROR_STOP=1 -f FILE`.
     """
-    if (project is None) == (run is None):
-        wrong_use("say --project P or --run N")
-    which = Which(project, run)
+    which = Which(project, run, artifact)
+    if which.count != 1:
+        wrong_use("say --project P, --run N or --artifact ID")
     with connected("objects") as settings:
         chosen = _chosen(which)
         # Before anything is held: what cannot be recorded does not happen.
@@ -150,11 +158,17 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
 
 
 @objects.command("unhold")
-def objects_unhold(project: Project = None, run: Run = None, everything: All = False, json: Json = False) -> None:
+def objects_unhold(
+    project: Project = None,
+    run: Run = None,
+    artifact: Artifact = None,
+    everything: All = False,
+    json: Json = False,
+) -> None:
     """Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless an artifact names it."""
-    if [project is not None, run is not None, everything].count(True) != 1:
-        wrong_use("say --project P, --run N or --all")
-    which = Which(project, run)
+    which = Which(project, run, artifact)
+    if which.count + everything != 1:
+        wrong_use("say --project P, --run N, --artifact ID or --all")
     with connected("objects") as settings:
         held = _chosen(which, held=True)
         acts.record("objects unhold", _what(which), batch=BATCH, after={"let_go": len(held)})
@@ -181,7 +195,7 @@ def _comments(which: Which, held: Held) -> list[str]:
 
 def _chosen(which: Which, *, held: bool = False) -> list[int]:
     """Return the ids of their objects in the outbox, or of those that are *held* alone; nothing is changed."""
-    if which.run is None:
+    if which.run is None and which.artifact is None:
         of_project = () if which.project is None else (DeletedObject.project_id == which.project,)
         query = DeletedObject.held() if held else DeletedObject.select()
         return [row.id for row in query.select(DeletedObject.id).where(True, *of_project)]
@@ -225,13 +239,15 @@ def _script(rows: Iterable[Row]) -> Iterator[str]:
 def _destroyed(which: Which) -> Iterator[list[Row]]:
     """Yield pages of the artifacts as they were, the latest first: of one that was destroyed twice, the last row."""
     seen = set[int]()
-    statement = DESTROYED.format(which=OF_PROJECT if which.run is None else OF_RUN)
+    of = OF_RUN if which.run is not None else OF_PROJECT if which.project is not None else OF_ARTIFACT
+    statement = DESTROYED.format(which=of)
     for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
         rows = list[Row]()
         for ids, detail in page:
             for facts in each_of(ids, {"locked": UNLOCKED, **detail}, len(ids)):
                 row = {column: facts[name] for column, name in COLUMNS.items()}
-                if row["id"] not in seen and which.project in {None, row["project_id"]}:
+                asked = which.project in {None, row["project_id"]} and which.artifact in {None, row["id"]}
+                if asked and row["id"] not in seen:
                     seen.add(row["id"])
                     rows.append(row)
         yield rows

@@ -85,9 +85,10 @@ class Subject(NamedTuple):
 
     *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
-    columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
-    same in a word.  *undone* is a sentence on how that can be undone, and *kept* the setting that says for how long.
-    *is_there* looks whether the forge has a record with that id now.
+    columns; *restore* is the command that brings it back, over the same and ``id``, *restore_run* the one for all that
+    a ``run`` has deleted.  *gone* is what has happened to it, *done* the same in a word.  *undone* is a sentence on how
+    that can be undone, and *kept* the setting that says for how long.  *is_there* looks whether the forge has a record
+    with that id now.
     """
 
     called: str
@@ -100,6 +101,7 @@ class Subject(NamedTuple):
     done: str = "deleted"
     because: str = ""
     restore: str = ""
+    restore_run: str = ""
     undone: str = ""
     kept: str = ""
     is_there: Callable[[int], bool] | None = None

@@ -130,7 +130,9 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
     """Answer who deleted one thing; of what had an object, what has become of that."""
     found, known = lookup.find(subject, rest, since, limit=limit), subjects()
     sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
-    restored = bool(found) and found[0].state == "deleted" and subject.is_there is not None and subject.is_there(int(rest))
+    restored = (
+        bool(found) and found[0].state == "deleted" and subject.is_there is not None and subject.is_there(int(rest))
+    )
     if restored:
         sentences.append(f"It is restored: the forge has {subject.called} {rest} again.")
     objects: list[Found] = []

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import peewee as pw
 import redis
+from rich import filesize
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
@@ -29,11 +30,13 @@ from forgekeeper.runs.holds import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.rates import Rate, find_rates
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Installation, claim_by_writing, conflict, owner
 
 TIMEOUT = timedelta(seconds=0.7)
 """How long one question waits for Redis: a command has to answer within two seconds."""
+HOUR_SECONDS = 3_600
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")
 RUN = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
@@ -121,6 +124,11 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     schedules, whose = process_list.schedules(known, instant, settings)
     batches = {name: batch_facts(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
+    rates = find_rates()
+    for name, one in batches.items():
+        rate = rates.get(name, Rate())
+        one |= {"records_per_hour": round(rate.records * HOUR_SECONDS), "bytes_freed_in_a_week": rate.bytes}
+        one |= {"seconds_left": rate.seconds_for(one["backlog"])}
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
@@ -207,7 +215,7 @@ def _show(found: Mapping[str, Any]) -> None:
     for wrong in found["warnings"]:
         out.print(warning(wrong))
     rows = (_batch_row(name, one, instant) for name, one in batches.items())
-    table(("batch", "schedule", "next", "now", "backlog", "oldest"), rows)
+    table(("batch", "schedule", "next", "now", "backlog", "oldest", "gone in"), rows)
     if found["timetable_of"] == "settings":
         out.print("Schedule and next are what this shell's settings say.", style="dim")
     out.print()
@@ -223,13 +231,31 @@ def _show(found: Mapping[str, Any]) -> None:
     declared = {name: part.sentence for one in all_declared() for name, part in one.statuses.items()}
     parts = [write(found[name]) for name, write in declared.items() if found[name] is not None]
     leases = None if found["leases"] is None else len(found["leases"])
-    say([lives + silent, " ".join([*parts, f"Leases held: {_figure(leases)}."])])
+    freed = write_freed(batches)
+    week = [f"Freed in the last 7 days: {freed}."] if freed else []
+    say([lives + silent, " ".join([*parts, f"Leases held: {_figure(leases)}.", *week])])
 
 
 def _batch_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
     backlog = "" if one["backlog"] is None else f"{one['backlog']:,}{'+' if one['backlog_is_more'] else ''}"
     following = relative(one["next"], instant) if one["next"] else ""
-    return name, one["schedule"], following, _now(one, instant), backlog, _age(one["backlog_oldest"], instant)
+    oldest = _age(one["backlog_oldest"], instant)
+    return name, one["schedule"], following, _now(one, instant), backlog, oldest, estimate_time_left(one)
+
+
+def write_freed(batches: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write how many bytes the batches of `gather` have freed in seven days; "" if none."""
+    freed = sum(one["bytes_freed_in_a_week"] for one in batches.values())
+    return filesize.decimal(freed) if freed else ""
+
+
+def estimate_time_left(one: Mapping[str, Any]) -> str:
+    """Write how long the backlog of a batch of `gather` takes at the rate of the last hour; "" where there is none."""
+    seconds = one["seconds_left"]
+    if not one["backlog"]:
+        return ""
+    about = "more than" if one["backlog_is_more"] else "about"
+    return "not known" if seconds is None else f"{about} {lasting(timedelta(seconds=seconds))}"
 
 
 def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:

@@ -39,6 +39,7 @@ def overview(asked: Asked) -> dict[str, Any]:
     return found | {
         "rule": {"times": TIMES, "days": DAYS, "least": settings.breaker_least, "share": settings.breaker_share},
         "counted": COUNTED,
+        "freed": status.write_freed(found["batches"]),
         "outbox": DeletedObject.recoverable(COUNTED + 1),
         "grace": settings.object_grace,
         "restored": restored,
@@ -60,7 +61,9 @@ def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
             record = next(iter(last.records()), {}) if last else {}
             until = last and one.kept and last.at + getattr(settings, one.kept)
             until = None if until and until < instant and is_waiting else until
-            command = last and one.restore and not (until and until < instant) and filled(one.restore, record)
+            restore = one.restore_run if one.restore_run and last and last.run is not None else one.restore
+            facts = {"run": last and last.run, **record}
+            command = last and restore and not (until and until < instant) and filled(restore, facts)
             yield {"kind": one, "line": last, "until": until, "command": command}
 
 
@@ -75,6 +78,7 @@ def _row(name: str, one: Facts, ticks: Sequence[JobRun], waiting: Sequence[Facts
         "breaker": BATCHES[name].stake,
         "objective": objective(BATCHES[name]),
         "last": one["last"] and status.ended(one),
+        "left": status.estimate_time_left(one),
         "line": line([*counts, one["backlog"]], 120, 24),
         "since": since,
         "ticks": ticks[::-1],

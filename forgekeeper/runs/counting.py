@@ -29,6 +29,7 @@ LATE = timedelta(minutes=1)
 """The documents promise a minute at most."""
 PROCESSED = "forgekeeper_records_processed_total"
 EXAMINED = "forgekeeper_records_examined_total"
+FREED = "forgekeeper_freed_bytes_total"
 ERRORS = "forgekeeper_record_errors_total"
 CHILDREN = "forgekeeper_children_enqueued_total"
 KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
@@ -80,6 +81,8 @@ def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
     for record in declared.records:
         yield EXAMINED, (name, record.name), record.examined
         yield PROCESSED, (name, record.name), record.processed
+        if record.bytes:
+            yield FREED, (name, record.name), record.bytes
         for error_kind, fields in record.errors.items():
             yield ERRORS, (name, record.name, error_kind), fields
     for own in declared.counters:

@@ -22,7 +22,7 @@ from forgekeeper.runs.ledger import JobRun
 REASON: Final = "redis_replaced"
 """The reason of the block, in the ledger and in metrics."""
 ACT = "check --init --redis-replaced"
-LOST = (
+LOST_REGISTER = (
     "Redis lacks the register of {batch}, last used {last}: it was emptied, or FORGEKEEPER_REDIS_URL names another one."
     " Name the right one; if its entries are lost, `forgekeeper check --init --redis-replaced --reason REASON` lets the"
     " batch begin again, and `forgekeeper uploads reconcile` finds objects that no entry and no row names"
@@ -42,7 +42,9 @@ def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None
         if begin:
             _record(batch, _ensure_epoch(batch.epoch_key))
         return None
-    return None if _read_epoch(batch.epoch_key) == known else LOST.format(batch=batch.name, last=_last_used(batch.name))
+    if _read_epoch(batch.epoch_key) == known:
+        return None
+    return LOST_REGISTER.format(batch=batch.name, last=_last_used(batch.name))
 
 
 def accept_redis(reason: str) -> list[str]:

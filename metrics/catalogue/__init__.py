@@ -166,6 +166,7 @@ def series(declared: Iterable[Any]) -> dict[str, Children | None]:
         "thresholds": tuple((one.name, limit.name) for one in declared for limit in one.thresholds),
         "examined": of(lambda record: record.examined),
         "processed": of(lambda record: record.processed),
+        "sized": of(lambda record: record.bytes),
         "objectives": of(lambda record: record.objective is not None),
         "backlogs": of(lambda record: record.objective is not None or record.backlog),
         "errors": tuple((name, record.name, kind) for name, record in records for kind in record.errors),

@@ -28,6 +28,7 @@ from forgekeeper.runs.processes import Process
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
 from tests.harness import installation
+from tests.harness.lived import lived
 from tests.harness.waiting import patient
 
 NAME = "user_status_cleanup"
@@ -353,3 +354,38 @@ def test_check_and_status_say_of_a_postgresql_that_takes_no_writes_which_setting
     assert any(one["subject"] == "postgresql" and said in one["message"] for one in checked.json["findings"])
     assert any(said in warning for warning in shown.json["warnings"])
     assert checked.status == 1
+
+
+# How long it takes, and what it has freed
+
+
+def test_the_time_that_a_backlog_takes_follows_from_the_rate_of_the_last_hour(main):
+    lived(BATCHES[NAME], [600.0 * n for n in range(6)], 100)
+    database.execute_sql(
+        "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, 1000) n"
+    )
+
+    facts, shown = main("status", "--json").json["batches"], main("status").stdout
+
+    found = facts[NAME]
+    assert 690 <= found["records_per_hour"] <= 720
+    assert found["seconds_left"] == pytest.approx(1_000 / (600 / 3_000), rel=0.02)
+    assert re.search(rf"{NAME} .* about 1 h 2[2-5] min", shown)
+    assert (facts["stale_imports"]["backlog"], facts["stale_imports"]["seconds_left"]) == (0, 0.0)
+
+
+def test_of_a_batch_that_has_deleted_nothing_lately_nobody_knows_how_long_it_takes(main):
+    lived(BATCHES[NAME], [7_200.0], 100)
+    sample.add_statuses(5)
+
+    assert main("status", "--json").json["batches"][NAME]["seconds_left"] is None
+
+
+def test_what_was_freed_in_seven_days_is_added_up(main):
+    today = now().date()
+    for days, size in ((0, 1_000_000), (6, 500_000), (7, 9_000_000)):
+        day = today - timedelta(days=days)
+        RunTotal.create(batch="expired_job_artifacts", run=days, day=day, records=1, bytes=size)
+
+    assert main("status", "--json").json["batches"]["expired_job_artifacts"]["bytes_freed_in_a_week"] == 1_500_000
+    assert "Freed in the last 7 days: 1.5 MB." in main("status").stdout

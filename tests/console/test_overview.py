@@ -19,6 +19,7 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
 from forgekeeper.storage.outbox import DeletedObject
+from tests.harness.lived import lived
 
 SCRIPT = "<script>alert(1)</script>"
 BATCH = "user_status_cleanup"
@@ -184,7 +185,7 @@ def test_what_was_deleted_last_and_can_be_undone_has_its_command(seen, known):
 @pytest.mark.parametrize(
     ("hours", "seen_there"),
     [
-        (1.5, r"by run 7 and can come back for 22 h \d+ min: forgekeeper objects hold --project 5 \."),
+        (1.5, r"by run 7 and can come back for 22 h \d+ min: forgekeeper objects hold --run 7 \."),
         (25, r"by run 7 and cannot come back any more\."),
     ],
 )
@@ -207,7 +208,7 @@ def test_what_is_due_can_be_kept_until_a_run_deletes_it(seen, known):
 
     page = said(seen("/", object_grace="86400").text)["stop"]
 
-    assert "by run 7 : forgekeeper objects hold --project 5" in page
+    assert "by run 7 : forgekeeper objects hold --run 7" in page
     assert re.search(
         "1 object lies in the outbox and can be kept: the first has been due since .* delete_objects", page
     )
@@ -281,3 +282,15 @@ def test_without_a_relation_of_the_forge_every_page_answers_and_its_batch_is_blo
 
     assert {path: page.status for path, page in pages.items()} == dict.fromkeys(pages, 200)
     assert "table bulk_imports is missing" in preview.text
+
+
+def test_the_page_says_how_long_a_backlog_takes_and_what_a_week_has_freed(seen, known):
+    lived(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
+    due = "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, 1000) n"
+    database.execute_sql(due)
+    RunTotal.create(batch="expired_job_artifacts", run=1, day=now().date(), records=1, bytes=1_500_000)
+
+    page = said(seen("/").text)
+
+    assert re.search(r"gone in: about 1 h 2\d min", page["batches"])
+    assert "Freed in the last 7 days: 1.5 MB." in page["deleted"]

@@ -22,7 +22,9 @@ OF_PROMETHEUS = {
 }
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 BOARDS = {file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))}
-SELECTOR = re.compile(r"(?<![\w:$.\"])(forgekeeper_\w+|batch:[\w:]+|up(?=\{)|ALERTS)(?:\{([^}]*)\})?")
+SELECTOR = re.compile(
+    r"(?<![\w:$.\"])(forgekeeper_\w+|batch(?:_record:backlog\w+)?:[\w:]+|up(?=\{)|ALERTS)(?:\{([^}]*)\})?"
+)
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
@@ -86,7 +88,7 @@ def labels_of(name):
     if name in OF_PROMETHEUS:
         return dict.fromkeys(OF_PROMETHEUS[name])
     if name in RECORDED:
-        return {"batch": CHOICES}
+        return {"batch": CHOICES} | ({"record": None} if name.startswith("batch_record:") else {})
     return {**METRICS[family(name)].values, "le": None, "job": None, "instance": None}
 
 

@@ -34,7 +34,6 @@ from tests.harness.ticks import (
     start,
     time_passes,
 )
-
 from tests.harness.waiting import wait_until
 
 __all__ = ["ledger"]

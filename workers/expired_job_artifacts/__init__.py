@@ -278,6 +278,7 @@ expired_job_artifacts.audited(
         gone="was destroyed",
         because="it had expired at {due}, was unlocked and no trace",
         restore="forgekeeper objects hold --artifact {id}",
+        restore_run="forgekeeper objects hold --run {run}",
         undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
         kept="object_grace",
         is_there=lambda number: JobArtifact.select().where(JobArtifact.id == number).exists(),

@@ -85,7 +85,7 @@ class Which(NamedTuple):
     artifact: int | None = None
 
     @property
-    def count(self) -> int:
+    def named(self) -> int:
         """How many of these a person has named."""
         return sum(one is not None for one in self)
 
@@ -140,7 +140,7 @@ def objects_hold(project: Project = None, run: Run = None, artifact: Artifact = 
     has them.  No run deletes what is held, until `unhold`.  The SQL is for `psql -X -v ON_ERROR_STOP=1 -f FILE`.
     """
     which = Which(project, run, artifact)
-    if which.count != 1:
+    if which.named != 1:
         wrong_use("say --project P, --run N or --artifact ID")
     with connected("objects") as settings:
         chosen = _chosen(which)
@@ -167,7 +167,7 @@ def objects_unhold(
 ) -> None:
     """Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless an artifact names it."""
     which = Which(project, run, artifact)
-    if which.count + everything != 1:
+    if which.named + everything != 1:
         wrong_use("say --project P, --run N, --artifact ID or --all")
     with connected("objects") as settings:
         held = _chosen(which, held=True)

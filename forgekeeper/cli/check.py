@@ -20,14 +20,15 @@ from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_buckets import stores
 from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_others import others
-from forgekeeper.cli.check_places import Finding, error, ok, repositories, warning
+from forgekeeper.cli.check_places import Finding, error, ok, repositories, sentinels, warning
 from forgekeeper.cli.connection import configured, recorded, require_redis, sentence
+from forgekeeper.cli.grants import DELETING, Process, needs_of
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, err, out, wrong_use
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, definers, relations, release, schema, sqlstate, writes
+from forgekeeper.database import Base, database, definers, relations, release, schema, sqlstate, writes
 from forgekeeper.database.naming import relation_name
 from forgekeeper.delivery.queues import types
 from forgekeeper.runs import preconditions
@@ -41,6 +42,8 @@ from metrics.logs import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""
+ASKING = (*DELETING, Process.CONSOLE)
+"""Processes that may ask Redis for every key."""
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
@@ -66,6 +69,9 @@ def check(
         str | None,
         typer.Option(help="With --moved, --copied or --redis-replaced: how it came about; the audit keeps it."),
     ] = None,
+    process: Annotated[
+        Process, typer.Option("--as", help="Judge rights and servers by what this process needs.")
+    ] = Process.PERSON,
     watch: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Look for so long whether another program deletes what is due."),
@@ -74,7 +80,8 @@ def check(
 ) -> None:
     """Check settings, servers, schema, schedules, repositories and object stores.
 
-    One line each: ok, warning or error.  Exit status 1 if there is an error.
+    One line each: ok, warning or error.  Exit status 1 if there is an error.  With the role and the user of a process
+    say --as which it is: then nothing counts as missing that it does not need.
 
     A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
     as the owner of the tables: --init --moved or --init --copied.
@@ -94,7 +101,7 @@ def check(
             if redis_replaced:
                 connect_and_accept_redis(str(reason))
             place_reason = reason if moved or copied else None
-            found = list(findings(settings, init=init, copied=copied, reason=place_reason))
+            found = list(findings(settings, process, init=init, copied=copied, reason=place_reason))
             if watch is not None and not any(one.level == "error" for one in found):
                 found += others(partial(time.sleep, watch))
         finally:
@@ -119,7 +126,12 @@ def connect_and_accept_redis(reason: str) -> None:
 
 
 def findings(
-    settings: Settings, *, init: bool = False, copied: bool = False, reason: str | None = None
+    settings: Settings,
+    process: Process = Process.PERSON,
+    *,
+    init: bool = False,
+    copied: bool = False,
+    reason: str | None = None,
 ) -> Iterator[Finding]:
     """Yield what is found, worst or not, in the order of the report; nothing is changed unless *init*.
 
@@ -130,24 +142,29 @@ def findings(
     if (what := settings.tls_unverified) != "nothing":
         yield warning("tls", f"FORGEKEEPER_TLS_UNVERIFIED is {what}: what answers there may be another server")
     yield from _schedules(settings)
-    yield from _redis()
+    yield from _redis(process)
     ours: str | None = None
     try:
         database.connect(reuse_if_open=True)
     except pw.OperationalError as refused:
         yield error("postgresql", clean(str(refused).strip().splitlines()[0]))
     else:
-        yield from _postgresql(settings)
-        yield from _clocks(settings)
+        yield from _postgresql(settings, process)
+        if process is not Process.SCHEDULER:
+            yield from _clocks(settings)
         elsewhere = _place(copied=copied, reason=reason)
         # Where the database may be a copy nothing is claimed.
         init = init and elsewhere is None
-        ours, finding = _installation(init=init)
+        ours, finding = _installation(init=init, asks_redis=process is not Process.EXPORTER)
         yield elsewhere or finding
-        yield from _registers()
-    yield _git()
-    yield from repositories(settings, ours, init=init)
-    yield from stores(settings, ours, init=init)
+        if process in ASKING:
+            yield from _registers()
+    if process in DELETING:
+        yield _git()
+        yield from repositories(settings, ours, init=init)
+        yield from stores(settings, ours, init=init)
+    elif process is not Process.SCHEDULER:
+        yield from sentinels(settings, ours)
 
 
 def _schedules(settings: Settings) -> Iterator[Finding]:
@@ -160,17 +177,18 @@ def _schedules(settings: Settings) -> Iterator[Finding]:
             yield warning("batches", f"{one.name} writes by itself ({one.writes}): no limit, stop or audit holds that")
 
 
-def _redis() -> Iterator[Finding]:
+def _redis(process: Process) -> Iterator[Finding]:
     try:
         try:
             yield from _redis_server(client.info())
         except NoPermissionError:
             seen = "version 6.2 or newer, maxmemory_policy:noeviction and aof_enabled:1"
             yield warning("redis", f"its user may not run INFO: grant it +info, or see to it that INFO says {seen}")
-        if (whose := owner(client)) is not None:
+        if process is not Process.EXPORTER and (whose := owner(client)) is not None:
             claim_by_writing(client, whose)
-        yield from (error("redis", said) for batch in BATCHES.values() for said in batch.misreadings())
-        yield from (error("redis", clean(said)) for said in misfits(client, DECLARED | types(queues())))
+        if process in ASKING:
+            yield from (error("redis", said) for batch in BATCHES.values() for said in batch.misreadings())
+            yield from (error("redis", clean(said)) for said in misfits(client, DECLARED | types(queues())))
     except redis.RedisError as refused:
         yield error("redis", sentence(refused) or clean(str(refused)))
 
@@ -188,7 +206,7 @@ def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
     return ok(subject, f"version {version}") if new else error(subject, f"version {version}, needs {needed} or newer")
 
 
-def _postgresql(settings: Settings) -> Iterator[Finding]:
+def _postgresql(settings: Settings, process: Process) -> Iterator[Finding]:
     number = database.connection().server_version
     yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
     for refused in filter(None, (writes.why_refused(prove=True), preconditions.why_text_is_refused())):
@@ -197,13 +215,15 @@ def _postgresql(settings: Settings) -> Iterator[Finding]:
     if hidden := list(schema.closed(used)):
         yield from (error("privileges", said) for said in hidden)
         return
-    wanted = {schema.MIGRATIONS: ["select"]} | {model: relations.needs(model) for model in OURS}
+    lists = process is not Process.EXPORTER
+    wanted: dict[type[Base] | str, list[str]] = {schema.MIGRATIONS: ["select"]} if lists else {}
+    wanted |= {model: needs_of(model, process) for model in OURS}
     tables = relations.look([schema.MIGRATIONS, *map(relation_name, OURS)])
     lacking = list(relations.lacking(wanted, tables))
     yield from (error("privileges", said) for said in lacking)
     if any(schema.MIGRATIONS in said for said in lacking):
         return
-    if pending := migrations.pending(database.obj):
+    if lists and (pending := migrations.pending(database.obj)):
         said = "there are no tables of forgekeeper's yet" if FIRST in pending else f"pending: {', '.join(pending)}"
         yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
         return
@@ -215,7 +235,7 @@ def _postgresql(settings: Settings) -> Iterator[Finding]:
     # A forge that creates its tables in our schema is no stranger.
     yield from (warning("privileges", said) for said in definers.objections_to_functions(settings.own_schema))
     yield from (error("privileges", said) for said in definers.objections_to_views(settings.forge_schema))
-    yield from contract(settings)
+    yield from contract(settings, process)
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:
@@ -253,10 +273,12 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
     return error("installation", said) if said else None
 
 
-def _installation(*, init: bool) -> tuple[str | None, Finding]:
+def _installation(*, init: bool, asks_redis: bool) -> tuple[str | None, Finding]:
     """Report whose database and Redis these are; with *init* claim a Redis that is nobody's."""
     try:
         ours = Installation.ensure()
+        if not asks_redis:
+            return ours, ok("installation", f"{ours}, in PostgreSQL")
         theirs = owner(client)
         if theirs is None and init:
             acts.record("check --init", "redis", after={"installation": ours})

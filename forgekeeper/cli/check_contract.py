@@ -8,7 +8,8 @@ from itertools import chain
 
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
-from forgekeeper.database import database, plans, signs
+from forgekeeper.cli.grants import DELETING, Process, needs_of
+from forgekeeper.database import Base, database, plans, signs
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.database.relations import Column, Index, Relation, lacking, look
 from forgekeeper.database.targets import Target
@@ -36,14 +37,17 @@ UNUSED_INDEXES = """
 """
 
 
-def contract(settings: Settings) -> Iterator[Finding]:
+def contract(settings: Settings, process: Process) -> Iterator[Finding]:
     """Look at the forge's tables batch by batch; what is the same for several is said once, and names them.
 
-    Of a batch that has no schedule nothing is an error: the forge may lack what it works on.
+    Of a batch that has no schedule nothing is an error: the forge may lack what it works on.  A scheduler has no rights
+    there, and of processes that only look nothing but their rights is said.
     """
+    if process is Process.SCHEDULER:
+        return
     said = defaultdict[Finding, list[str]](list)
     for batch in BATCHES.values():
-        for finding in _looked_at(batch):
+        for finding in _looked_at(batch, process):
             off = settings.cron(batch.name) is None and finding.level == "error"
             said[finding._replace(level="warning") if off else finding].append(batch.name)
     for finding, names in said.items():
@@ -52,22 +56,29 @@ def contract(settings: Settings) -> Iterator[Finding]:
     yield from (error("forge", sentence) for sentence in signs.objections(settings.forge_schema))
 
 
-def _looked_at(batch: BatchSpec) -> list[Finding]:
+def _looked_at(batch: BatchSpec, process: Process) -> list[Finding]:
     """Look at the batch's tables in a transaction that only reads."""
     try:
         with looking("a view or function that it reads"):
-            return list(_of(batch))
+            return list(_of(batch, process))
     except WritesInLook as refused:
         return [error(SUBJECT, str(refused))]
 
 
-def _of(batch: BatchSpec) -> Iterator[Finding]:
+def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
     tables = look([one.sql for one in batch.relations])
     # The forge may lack what is optional.
     relations = [one for one in batch.relations if one.sql in tables]
-    wrong = [*preconditions.unfit(batch, rights=False), *lacking({one.model: one.needs() for one in relations}, tables)]
-    if wrong := wrong or [*preconditions.overlooked(batch)]:
+    needed: dict[type[Base] | str, list[str]] = {
+        one.model: needs_of(one.model, process, reads=one.reads) for one in relations
+    }
+    deletes = process in DELETING
+    wrong = [*preconditions.unfit(batch, rights=False), *lacking(needed, tables)]
+    if wrong := wrong or ([*preconditions.overlooked(batch)] if deletes else []):
         yield from (error(SUBJECT, sentence) for sentence in wrong)
+        return
+    if not deletes:
+        yield ok(SUBJECT, f"a {process} has the rights that it needs")
         return
     below = preconditions.below([one.model for one in relations])
     errors = False

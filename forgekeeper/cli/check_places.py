@@ -55,6 +55,16 @@ def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterato
             yield from _refused(root)
 
 
+def sentinels(settings: Settings, ours: str | None) -> Iterator[Finding]:
+    """Report on the sentinels alone, for a process that deletes nothing."""
+    if (root := settings.repositories_root) is not None:
+        try:
+            yield _sentinel("repositories", sentinel.Folder(root), ours, init=False, named=list)
+        except sentinel.Unreadable as unreadable:
+            yield error("repositories", str(unreadable))
+    yield from (store(location, url, ours, init=False) for location, url in settings.object_stores.items())
+
+
 def _refused(root: Path) -> Iterator[Finding]:
     """Report the first repository of a sample whose files git would replace by files of another owner."""
     for path in chain.from_iterable(_repositories_named()):

@@ -146,6 +146,66 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
     assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
 
 
+# `grants`, and `check` as a process
+
+PROCESSES = ["scheduler", "worker", "exporter", "console", "person"]
+
+
+@pytest.fixture
+def stranger(role, own_database, new_role):
+    """Return the settings of a role with no rights, and a user of Redis for each process."""
+
+    def settings_of(process):
+        user = EVERYTHING if process == "person" else f"{EVERYTHING}-{process}"
+        url = new_role(own_database, "revoke usage on schema forgekeeper from ROLE;")
+        server = role.settings["REDIS_URL"].replace(f"://{EVERYTHING}:", f"://{user}:")
+        return role.settings | {"DATABASE_URL": url, "REDIS_URL": server}
+
+    return settings_of
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_what_a_process_is_granted_is_what_check_asks_for_as_that_process(main, role, stranger, own_database, process):
+    settings = stranger(process)
+    name = urlsplit(settings["DATABASE_URL"]).username
+
+    before = main("check", "--as", process, "--json", **settings)
+    granted = main("grants", "--role", name, "--as", process, "--json", DATABASE_URL=own_database)
+    after = main("check", "--as", process, "--json", **settings)
+
+    assert (before.status, granted.status, granted.json["granted"]) == (1, 0, True)
+    assert [one["message"] for one in after.json["findings"] if one["level"] == "error"] == []
+
+
+def test_a_scheduler_is_not_told_to_get_rights_of_others(main, role, stranger, own_database):
+    settings = stranger("scheduler")
+    main(
+        "grants", "--role", urlsplit(settings["DATABASE_URL"]).username, "--as", "scheduler", DATABASE_URL=own_database
+    )
+
+    assert "user_statuses" not in main("check", "--as", "scheduler", **settings).stdout
+
+
+def test_grants_that_are_printed_are_not_made(main, role, stranger, own_database, query):
+    name = urlsplit(stranger("worker")["DATABASE_URL"]).username
+
+    printed = main("grants", "--role", name, "--as", "worker", "--print", DATABASE_URL=own_database)
+
+    assert (
+        f'grant select, update ("user_id"), delete on "public"."user_statuses" to "{name}";'.replace(
+            '"user_id"', "user_id"
+        )
+        in printed.stdout
+    )
+    assert query(own_database, f"select has_table_privilege('{name}', 'user_statuses', 'delete')") == [(False,)]
+
+
+def test_grants_for_a_role_that_does_not_exist_are_refused_with_what_to_do(main, own_database):
+    refused = main("grants", "--role", "nobody", "--as", "worker", DATABASE_URL=own_database)
+
+    assert (refused.status, 'make it first, as with `create role "nobody" login`' in refused.complaint) == (1, True)
+
+
 LACKING = {
     "revoke select on forgekeeper_migrations from {0}": (
         "{0} may not select forgekeeper_migrations: `grant select on forgekeeper.forgekeeper_migrations to {0}`"

@@ -1,0 +1,114 @@
+"""`grants`: give a role of PostgreSQL the rights that a process needs, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated
+
+import peewee as pw
+import typer
+
+from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli.connection import connected
+from forgekeeper.cli.migrate import OURS
+from forgekeeper.cli.terminal import Json, Problem, emit, say, write, wrong_use
+from forgekeeper.database import Base, database, relations, schema, sqlstate
+from forgekeeper.database.naming import name_parts, quote_name, relation_name
+from forgekeeper.settings import Settings
+from metrics.logs import clean, text_of
+
+UNDEFINED_ROLE = "42704"
+FORBIDDEN = "42501"
+
+
+class Process(StrEnum):
+    """A process with rights of its own; `person` has those of all commands, `console` is one on which nobody acts."""
+
+    PERSON = "person"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    EXPORTER = "exporter"
+    CONSOLE = "console"
+
+
+DELETING = (Process.PERSON, Process.WORKER)
+"""Processes that claim and delete records."""
+
+As = Annotated[Process, typer.Option("--as", help="What the role is for; `person` is for all commands.")]
+
+
+def grants(
+    role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="Who gets the rights.")] = None,
+    process: As = Process.PERSON,
+    print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Grant a role of PostgreSQL what a process needs: on forgekeeper's own tables, and on the forge's or their views.
+
+    Run it as the owner of both, after `migrate`, `adopt` and each upgrade; rights that the role has stay.  If others
+    own the forge's tables, hand them what --print prints.  `forgekeeper check --as` judges a role by the same rights.
+    """
+    if role is None and not print_:
+        wrong_use("say with --role who gets the rights, or look at them with --print")
+    with connected("grants", redis_needed=False) as settings:
+        statements = list(list_grants(process, role or f"forgekeeper_{process}", settings))
+        if not print_:
+            assert role is not None
+            _grant(role, process, statements)
+    if json:
+        emit({"role": role, "as": process, "granted": not print_, "statements": statements})
+    elif print_:
+        for statement in statements:
+            write(f"{statement};")
+    else:
+        say([f"{role} may do what a {process} does: {len(statements)} grants"])
+
+
+def list_grants(process: Process, role: str, settings: Settings) -> Iterator[str]:
+    """Yield the statements that give the *role* what the process needs, on the relations that are there."""
+    own, forge = settings.own_schema, settings.forge_schema
+    to = f"to {quote_name(role)}"
+    yield f"grant usage on schema {', '.join(map(quote_name, dict.fromkeys((own, forge))))} {to}"
+    if process is not Process.EXPORTER:
+        yield f"grant select on {quote_name(own)}.{schema.MIGRATIONS} {to}"
+    found = {one.model: needs_of(one.model, process, reads=one.reads) for one in _of_forge()}
+    wanted = {model: needs_of(model, process) for model in OURS} | found
+    there = relations.look([relation_name(model) for model in wanted])
+    for model, rights in wanted.items():
+        if rights and (relation_name(model) in there or not model.optional):
+            where = quote_name(name_parts(model)[0] or (own if relations.is_ours(model) else forge))
+            yield f"grant {', '.join(rights)} on {where}.{quote_name(name_parts(model)[1])} {to}"
+
+
+def needs_of(model: type[Base], process: Process, *, reads: bool = False) -> list[str]:
+    """Return the privileges that the process needs on the model's relation, which batches may only *read*."""
+    if process is Process.CONSOLE:
+        return ["select"]
+    if reads:
+        return [] if process in (Process.SCHEDULER, Process.EXPORTER) else ["select"]
+    return relations.needs(model, None if process is Process.PERSON else process)
+
+
+def _of_forge() -> Iterator[relations.Relation]:
+    """Yield the forge's relations, each once: as a batch that changes it has it, if there is one."""
+    every = [one for batch in BATCHES.values() for one in batch.relations]
+    chosen = {one.model: one for one in sorted(every, key=lambda one: not one.reads)}
+    yield from (chosen[model] for model in dict.fromkeys(one.model for one in every))
+
+
+def _grant(role: str, process: Process, statements: list[str]) -> None:
+    """Execute them, all or none, and record it; raise `Problem` for what PostgreSQL refuses."""
+    try:
+        with database.atomic():
+            acts.record("grants", role, after={"as": process, "statements": statements})
+            for statement in statements:
+                database.execute_sql(statement)
+    except pw.PeeweeException as error:
+        refused = clean(text_of(error).strip().splitlines()[0])
+        if sqlstate(error) == UNDEFINED_ROLE:
+            raise Problem(f"{refused}: make it first, as with `create role {quote_name(role)} login`") from error
+        if sqlstate(error) == FORBIDDEN:
+            raise Problem(f"{refused}: run this as the owner, or hand the owner what --print prints") from error
+        raise

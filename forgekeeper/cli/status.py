@@ -37,6 +37,8 @@ from forgekeeper.storage.installation import Installation, claim_by_writing, con
 TIMEOUT = timedelta(seconds=0.7)
 """How long one question waits for Redis: a command has to answer within two seconds."""
 HOUR_SECONDS = 3_600
+RESULT_CHARACTERS = 100
+"""Of a result or an error, so that a table in a pipe stays readable: the warnings and `why` have all of it."""
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")
 RUN = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
@@ -263,7 +265,8 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
     if last is None:
         return name, Text("never", "dim"), "", ""
     state, said = ended(one)
-    return name, relative(last["finished_at"], instant), Text(state, STATES.get(state, "")), said
+    short = said if len(said) <= RESULT_CHARACTERS else f"{said[: RESULT_CHARACTERS - 1]}…"
+    return name, relative(last["finished_at"], instant), Text(state, STATES.get(state, "")), short
 
 
 def ended(one: Mapping[str, Any]) -> tuple[str, str]:

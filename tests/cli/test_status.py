@@ -397,10 +397,13 @@ def test_the_result_of_a_run_with_children_says_what_these_have_deleted(main):
     row = JobRun.create(batch="expired_job_artifacts", state="succeeded", **run)
     RunTotal.create(batch=row.batch, run=row.id, day=at.date(), records=1_234, bytes=9)
 
-    told = main("why", str(row.id)).stdout
+    told, found = main("why", str(row.id)).stdout, main("why", str(row.id), "--json").json
+    (listed,) = main("ticks", row.batch, "--json").json["ticks"]
 
     assert "children_enqueued=5 children_deleted=1234" in told
-    assert main("status", "--json").json["batches"][row.batch]["last"]["result"]["children_deleted"] == 1_234
+    assert "children_deleted=1234" in main("ticks", row.batch).stdout
+    last = main("status", "--json").json["batches"][row.batch]["last"]
+    assert {one["result"]["children_deleted"] for one in (last, listed, found["run"])} == {1_234}
 
 
 def test_a_long_error_does_not_make_the_table_too_wide_to_read(main):

@@ -27,16 +27,16 @@ def cases(file: Path) -> list[Case]:
 
 
 def asked(case: Case) -> set[str]:
-    """Name the alerts that a case is about."""
-    assert "promql_expr_test" not in case
-    return {check["alertname"] for check in case["alert_rule_test"]}
+    """Name the alerts that a case is about, or what is recorded."""
+    recorded = {check["expr"] for check in case.get("promql_expr_test", ())}
+    return recorded | {check["alertname"] for check in case["alert_rule_test"]}
 
 
 def alerts_of(rule: Rule) -> set[str]:
-    """Name the alerts that a rule has a part in."""
+    """Name the alerts that a rule has a part in, and what it records."""
     if "alert" in rule:
         return {rule["alert"]}
-    return set().union(*(alerts_of(user) for user in RULES if rests_on(user, rule)))
+    return {rule["record"]}.union(*(alerts_of(user) for user in RULES if rests_on(user, rule)))
 
 
 def rests_on(user: Rule, rule: Rule) -> bool:

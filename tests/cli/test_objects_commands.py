@@ -15,6 +15,7 @@ from models import JobArtifact
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
+from workers.stale_direct_uploads.keys import EPOCH
 
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)
@@ -171,7 +172,7 @@ def test_what_is_registered_waits_a_day_and_no_upload_may_use_its_path(main, rec
 
     assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
     assert not (store / "orphan").exists()
-    assert client.keys("{pending_direct_uploads}:*") == []
+    assert client.keys("{pending_direct_uploads}:*") == [EPOCH.encode()]
 
 
 def test_what_lies_outside_the_folders_is_not_registered(store, reconcile):

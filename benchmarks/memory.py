@@ -23,6 +23,7 @@ from demo.servers import Servers
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.runs.register_epoch import forget_epochs
 from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
@@ -138,6 +139,7 @@ class Rounds:
         folder = self._servers.folder / "memory"
         with database_of(self._servers, "memory") as settings:
             client.flushdb()
+            forget_epochs()
             FeatureFlag.turn(FLAG, on=True)
             for place in ("repositories", "store"):
                 shutil.rmtree(folder / place, ignore_errors=True)

@@ -18,6 +18,7 @@ from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.runs.register_epoch import forget_epochs
 from forgekeeper.settings import Settings
 from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
 from forgekeeper.storage.installation import Installation
@@ -112,6 +113,7 @@ class World:
             endpoint().fill(self.delete, STAY)
             Store(DeletedObject.location, endpoint().store).create_sentinel(Installation.ensure())
             client.flushdb()
+            forget_epochs()
             database.execute_sql("truncate ci_job_artifacts, deleted_objects, settled_uploads")
             database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})
             self.fill()

@@ -12,6 +12,7 @@ from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.settings import settings_with
+from tests.harness.tables import wait_for_locks
 from tests.harness.thorough import examples
 
 STATUSES, CHILD = BATCHES["user_status_cleanup"], CHILDREN["delete_artifact_bucket"]
@@ -54,6 +55,7 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
     def child(number):
         own, outcome = Random(f"{seed} {number}"), STATUSES.outcome()
         with db.connection_context():
+            wait_for_locks()
             brakes = brakes_of(STATUSES, outcome, max_per_run=limit)
             # Some of a chunk is locked, or has gone.
             while granted := chunk_of(
@@ -166,6 +168,7 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
     def child(number):
         own = Random(f"{seed} {number}")
         with db.connection_context():
+            wait_for_locks()
             brakes, outcome = child_of(own.choice([*earlier, None]))
             while chunk_of(brakes, outcome, own.randint(1, 500), field="destroyed"):
                 if own.random() < 0.02:

@@ -90,8 +90,7 @@ def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, li
     """Answer what was deleted of a project, and return a row for each of the newest records."""
     sentences, found = of_project(project, since)
     rows = [
-        (one.line.at, *_shown(one.line, subjects())[1:2], became(one.line.record, one.state), _named(one), "")
-        for one in found[:limit]
+        (one.line.at, row_of(one.line)[1], became(one.line.record, one.state), _named(one), "") for one in found[:limit]
     ]
     deletions = list(map(_fact, found[:limit]))
     return {"project": project, "since": since, "deletions": deletions, "sentences": sentences}, rows
@@ -130,10 +129,7 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
     """Answer who deleted one thing; of what had an object, what has become of that."""
     found, known = lookup.find(subject, rest, since, limit=limit), subjects()
     sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
-    restored = (
-        bool(found) and found[0].state == "deleted" and subject.is_there is not None and subject.is_there(int(rest))
-    )
-    if restored:
+    if restored := bool(found) and found[0].state == "deleted" and _is_there(subject, rest):
         sentences.append(f"It is restored: the forge has {subject.called} {rest} again.")
     objects: list[Found] = []
     if subject is not PATH and found and (path := found[0].facts.get("path")):
@@ -146,6 +142,11 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
         "object": list(map(_fact, objects)),
         "sentences": sentences or list(_nothing(subject, rest, settings)),
     }
+
+
+def _is_there(subject: Subject, rest: str) -> bool:
+    """Say whether the forge has such a record now, as far as anything can look for it."""
+    return subject.is_there is not None and subject.is_there(int(rest))
 
 
 def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
@@ -268,8 +269,8 @@ def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
         yield f"Its object {path} {STATES.get(one.state, 'was deleted')}{_when(one.line)}."
     if not found:
         waits = [held for _, _, held in DeletedObject.lying([path])]
-        now = "is held back" if any(waits) else "waits to be deleted" if waits else "was not there any more, or is kept"
-        yield f"Of its object {path} the audit has nothing: it {now}."
+        state = "is held back" if any(waits) else "waits to be deleted" if waits else "was missing, or is kept"
+        yield f"Of its object {path} the audit has nothing: it {state}."
 
 
 def _shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:

@@ -99,7 +99,7 @@ def check(
     with recorded(settings):
         try:
             if redis_replaced:
-                connect_and_accept_redis(str(reason))
+                _accept_replaced_redis(str(reason))
             place_reason = reason if moved or copied else None
             found = list(findings(settings, process, init=init, copied=copied, reason=place_reason))
             if watch is not None and not any(one.level == "error" for one in found):
@@ -117,8 +117,8 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def connect_and_accept_redis(reason: str) -> None:
-    """Let the register whose Redis was replaced begin again in the one that the settings name."""
+def _accept_replaced_redis(reason: str) -> None:
+    """Connect, and let each register whose entries are lost begin again in this Redis.  Raises `Problem`."""
     database.connect(reuse_if_open=True)
     require_redis()
     if not accept_redis(reason):

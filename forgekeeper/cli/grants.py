@@ -12,7 +12,7 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.migrate import OURS
+from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import Json, Problem, emit, say, write, wrong_use
 from forgekeeper.database import Base, database, relations, schema, sqlstate
 from forgekeeper.database.naming import name_parts, quote_name, relation_name
@@ -20,7 +20,6 @@ from forgekeeper.settings import Settings
 from metrics.logs import clean, text_of
 
 UNDEFINED_ROLE = "42704"
-FORBIDDEN = "42501"
 
 
 class Process(StrEnum):

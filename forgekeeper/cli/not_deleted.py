@@ -19,7 +19,8 @@ TICKS = 60
 """So many ticks in a row are looked at for those that were missed."""
 LATE = timedelta(minutes=1)
 """A scheduler has looked at a tick by then, or there is something wrong."""
-KEPT = ("stopped", "held", "paused")
+HELD_BACK = ("stopped", "held", "paused")
+"""What a person or a brake does to a batch: `status` and the console list it with its reason."""
 WARNED = ("failing", "late", "missed")
 """What nothing else warns of."""
 
@@ -68,7 +69,7 @@ def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None
 
 def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[NotDeleted]:
     """Say what keeps a batch from running, whether it fails, and whether what is due has waited for too long."""
-    if why := next((word for word in KEPT if one[word]), None):
+    if why := next((word for word in HELD_BACK if one[word]), None):
         yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
     if one["blocked"]:
         yield NotDeleted([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])

@@ -11,7 +11,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli import status
 from forgekeeper.cli.amounts import DAYS, TIMES
 from forgekeeper.cli.audit import filled, subjects
-from forgekeeper.cli.not_deleted import objective
+from forgekeeper.cli.not_deleted import HELD_BACK, objective
 from forgekeeper.console import where
 from forgekeeper.console.backlogs import BACKLOGS
 from forgekeeper.console.drawing import line
@@ -43,6 +43,8 @@ def overview(asked: Asked) -> dict[str, Any]:
         "outbox": DeletedObject.recoverable(COUNTED + 1),
         "grace": settings.object_grace,
         "restored": restored,
+        "held_back": [name for one in found["not_deleted"] if one["word"] in HELD_BACK for name in one["batches"]],
+        "undone": [one for one in found["not_deleted"] if one["word"] not in HELD_BACK],
         "lost": [name for name, batch in BATCHES.items() if batch.deletes and name not in back],
         "where": where.facts(settings, found["redis"]["trouble"]),
         "rows": {name: _row(name, one, ticks[name], found["not_deleted"]) for name, one in found["batches"].items()},

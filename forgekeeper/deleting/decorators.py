@@ -105,7 +105,7 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
     *released_with* names the batch that creates its records: in a new installation the release of that batch releases
     this one too.  *epoch_key* is a key in Redis beside the register of a batch whose records lie there: if it is lost,
-    the batch is blocked.  *flags* are those that it reads, each with what it switches; by *flag* it is switched off.
+    the batch is blocked.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
     imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 

@@ -27,6 +27,7 @@ from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database, reachable, sqlstate
 from forgekeeper.database.sessions import writing
 from forgekeeper.runs.holds import ENDS, WHY
+from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.totals import NONE, UNUSED, Amount, Limits, RunTotal, Why
 from forgekeeper.settings import PREFIX, Settings
 
@@ -220,8 +221,7 @@ class Brakes:
     def giving_back(self, count_used: Callable[[], int] = lambda: 0) -> Iterator[None]:
         """Give back what is reserved if what is done within fails, and was rolled back for certain.
 
-        *count_used* says of how many records that is not certain.  A transaction of which PostgreSQL has not said that
-        it failed may be committed: then all stays used up.
+        *count_used* returns for how many records it is not certain.
         """
         try:
             yield
@@ -260,8 +260,14 @@ class Brakes:
 
 
 def _is_rolled_back(error: Exception) -> bool:
-    """Say whether the transaction that has failed so has changed nothing, for certain."""
-    return not isinstance(error, pw.PeeweeException) or (sqlstate(error) is not None and reachable())
+    """Say whether the transaction that has failed so has changed nothing, for certain.
+
+    PostgreSQL has said that it failed, or the engine has rolled it back.  After any other error, as one of a reply that
+    Python cannot read, the transaction may be committed.
+    """
+    if isinstance(error, pw.PeeweeException):
+        return sqlstate(error) is not None and reachable()
+    return isinstance(error, Blocked)
 
 
 class Deadline:

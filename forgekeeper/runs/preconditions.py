@@ -136,13 +136,13 @@ def why_text_is_refused() -> str | None:
     if encoding in ENCODINGS:
         return None
     return (
-        f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it, and"
-        " restore it into one that was created with `encoding 'UTF8' template template0`"
+        f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it,"
+        " create a database with `encoding 'UTF8' template template0`, and restore the dump there"
     )
 
 
 def _require_register(batch: BatchSpec, *, begin: bool) -> None:
-    """Raise `Blocked` if the entries of the batch are not in this Redis; one that is away fails the run by itself."""
+    """Raise `Blocked` if Redis lacks the register of the batch.  If Redis is away, the run fails by itself."""
     if batch.epoch_key is None:
         return
     with suppress(redis.RedisError) if begin else nullcontext():

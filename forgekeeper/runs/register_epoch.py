@@ -1,8 +1,8 @@
 """Whether Redis still has the register of a batch: if it was emptied, or is another server, the entries are missing.
 
-An epoch, a random text, lies in Redis beside the register and in the row of the batch in PostgreSQL.  The first run
-writes both.  If they differ later, the entries are lost or elsewhere, and the batch is blocked until a person says that
-Redis was replaced.  A Redis that has gone back to an earlier state has the same epoch: see docs/uploads.md.
+An epoch, a random text, is stored in Redis beside the register and in the row of the batch in PostgreSQL.  The first
+run writes both.  If they differ later, the entries are lost or elsewhere, and the batch is blocked until a person says
+that Redis was replaced.  A Redis that has gone back to an earlier state has the same epoch: see docs/uploads.md.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LOST_REGISTER = (
 def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None:
     """Return in a sentence why the entries of the batch are not in this Redis, or None if they are.
 
-    Where PostgreSQL knows no epoch yet, and *begin* says so, the register begins here.  Several processes that do so at
-    once agree on one epoch; after a crash the next run finishes.  Raises `redis.RedisError` if Redis does not answer.
+    If PostgreSQL has no epoch yet, *begin* stores one in both.  Several processes that do so at once agree on one
+    epoch; after a crash the next run finishes.  Raises `redis.RedisError` if Redis does not answer.
     """
     if batch.epoch_key is None:
         return None

@@ -212,7 +212,7 @@ class DeletedObject(Base):
 
     @classmethod
     def still_ours(cls, claimed: Sequence[DeletedObject]) -> set[int]:
-        """Return the ids of those that no other has claimed since, locked until the transaction ends."""
+        """Return the ids of the objects that are still claimed by us, and lock them until the transaction ends."""
         return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
 
     @classmethod

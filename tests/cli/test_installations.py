@@ -269,10 +269,13 @@ def test_what_was_moved_goes_on_as_the_same_installation(main, staging, query, o
 
 def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, staging, query, objects, server):
     number = identity(query, staging)
+    epoch = "insert into forgekeeper.batches (name, redis_epoch) values ('stale_direct_uploads', 'of production')"
+    query(staging["DATABASE_URL"], f"{epoch} on conflict (name) do update set redis_epoch = excluded.redis_epoch")
 
     main("check", "--init", "--copied", "--reason", "for staging", **staging)
 
     ours = identity(query, staging)
+    assert query(staging["DATABASE_URL"], "select count(redis_epoch) from forgekeeper.batches") == [(0,)]
     server.delete(INSTALLATION)  # as if it had a Redis of its own
     held = main("run", "delete_objects", "--json", **staging)
     assert held.json["skipped"] == "held"

@@ -84,6 +84,13 @@ def test_the_example_of_an_environment_can_be_loaded_and_a_shell_reads_it_as_sys
     assert said.stdout == '{"artifacts": "file:///srv/artifacts"}'
 
 
+@every("service", SERVICES)
+def test_a_service_reads_the_file_of_its_role_after_the_one_that_all_share(service):
+    read = re.findall(r"^EnvironmentFile=(.*)$", service.read_text(), re.MULTILINE)
+
+    assert read == ["/etc/forgekeeper/forgekeeper.env", f"-/etc/forgekeeper/{started(service)[0]}.env"]
+
+
 def test_systemd_has_nothing_against_the_units(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")

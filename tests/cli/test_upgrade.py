@@ -1,4 +1,4 @@
-"""An upgrade beside processes of an older version: those that would fail on the new tables hold it up."""
+"""`migrate` refuses, or waits, while processes live whose version would fail on the new tables."""
 
 import shutil
 from datetime import timedelta

@@ -26,6 +26,7 @@ class Form:
     def __init__(self, console, cookie, name, of):
         self._console, self._cookie, self._name = console, cookie, name
         text = console.get(f"/act/{name}?{urlencode(of, doseq=True)}", Cookie=cookie).text.partition("<main")[2]
+        self.text = text
         inputs = [dict(re.findall(r'(\w+)="(.*?)"', one)) for one in re.findall(r"<input ([^>]*)>", text)]
         self.fields = [(one["name"], html.unescape(one["value"])) for one in inputs if one["name"] != "reason"]
 
@@ -80,6 +81,16 @@ def test_what_nobody_can_count_is_released_by_a_number_that_somebody_types_alone
 
     assert (("expect", "") in form.fields, untyped.status, typed.status) == (True, 422, 303)
     assert Batch.get(name=UPLOADS).released_expect == 7
+
+
+def test_the_form_of_a_release_names_the_batch_that_is_released_with_it(opened):
+    Hold.add("expired_job_artifacts", "new", by="migrate", reason="new")
+    Hold.add("delete_objects", "new", by="migrate", reason="new")
+
+    assert (
+        "delete_objects is released with it, if nothing is due in it yet"
+        in opened("release", batch="expired_job_artifacts").text
+    )
 
 
 def test_a_link_cannot_put_another_number_into_the_form(opened):

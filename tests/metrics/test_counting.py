@@ -94,6 +94,15 @@ def test_an_outcome_is_counted_as_it_grows(counted):
     assert counted("records_processed_total", "user_status_cleanup", "user_status") == 5
 
 
+def test_the_bytes_of_what_was_deleted_are_counted(counted):
+    outcome = DECLARED["delete_artifact_bucket"].outcome()
+    outcome.destroyed, outcome.bytes = 2, 300
+
+    Growth(DECLARED["delete_artifact_bucket"], outcome).count()
+
+    assert counted("freed_bytes_total", "delete_artifact_bucket", "expired_artifact") == 300
+
+
 @pytest.mark.parametrize(("state", "retries"), [("enqueued", 1), ("failed", 0)])
 def test_a_failed_attempt_is_a_failure_and_a_retry_if_it_will_be_tried_again(counted, state, retries):
     end("prune", error=redis.ConnectionError(), state=state)

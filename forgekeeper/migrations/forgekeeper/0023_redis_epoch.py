@@ -1,4 +1,4 @@
-"""Which Redis has the register of a batch: the epoch that lies in both."""
+"""Add the epoch, by which a batch recognizes the Redis that has its register."""
 
 from forgekeeper.migrations import sql
 

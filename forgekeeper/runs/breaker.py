@@ -55,10 +55,12 @@ LARGEST = """
     ) as runs
 """
 # A run counts whole for the hour and the day in which it began; what grew out of the ordinary says nothing of rates.
+# Runs are joined by their id alone: by the batch too, statistics that know nothing of the batch yet let PostgreSQL
+# compare each total with each run.
 RATES = """
     with totals as (
         select run.started_at, sum(total.records) as records
-        from run_totals as total join job_runs as run on run.id = total.run and run.batch = total.batch
+        from run_totals as total join job_runs as run on run.id = total.run
         where total.batch = %(batch)s and total.records > 0 and run.ordinary
         group by run.id, run.started_at
     ), ordinary as (

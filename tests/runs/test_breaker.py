@@ -162,6 +162,17 @@ def test_a_release_ends_with_the_first_ordinary_run_that_had_no_need_of_it(datab
 # What cannot be had in time
 
 
+def test_a_ledger_that_statistics_do_not_know_yet_is_read_once(database):
+    lived(ARTIFACTS, range(60, 120_000, 60), 10)
+    db.execute_sql("analyze job_runs, run_totals")
+    lived(STATUSES, range(60, 120_000, 60), 10)
+
+    explain = "explain (analyze, costs off, timing off) " + breaker.RATES
+    plan = db.execute_sql(explain, {"batch": STATUSES.name, "run": NEXT, "runs": breaker.RUNS}).fetchall()
+
+    assert not [line for (line,) in plan if "Removed by Join Filter" in line]
+
+
 def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings, monkeypatch):
     monkeypatch.setattr(breaker, "PATIENCE", timedelta(milliseconds=1))
     statuses(due=40_000, total=50_000)

@@ -59,7 +59,7 @@ class Cascades:
     links: Sequence[Link] = ()
     refused: Sequence[str] = ()
     deleted: Sequence[int] = ()
-    """The tables, by PostgreSQL's numbers, from which rows are deleted."""
+    """The tables, by PostgreSQL's numbers, whose deleted rows are counted."""
     _types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
@@ -84,7 +84,7 @@ class Cascades:
         counted = _counted(links)
         types = {name: {each: one.type for each, one in found.items()} for name, found in _columns(models).items()}
         refused += _uncountable(models, counted, types)
-        deleted = [tables[link.below] for link in links if link.key.action == "cascade"]
+        deleted = [tables[link.below] for link in counted if link.key.action == "cascade"]
         return cls(models, counted, refused, sorted(tables[0].union(*deleted)), types)
 
     def row(self, place: int, alias: str) -> str:
@@ -144,11 +144,16 @@ def _place(oid: int, tables: Sequence[set[int]]) -> int | None:
 
 
 def _counted(links: Sequence[Link]) -> list[Link]:
-    """Leave out what follows a row at most once, and what nothing follows that is counted."""
+    """Leave out parts of rows: each follows a row at most once, and no counted row follows it or is in its table."""
     left = list(links)
-    while parts := [one for one in left if one.key.is_unique and all(other.above != one.below for other in left)]:
+    while parts := [one for one in left if _is_part(one, left)]:
         left = [one for one in left if one not in parts]
     return left
+
+
+def _is_part(link: Link, links: Sequence[Link]) -> bool:
+    beside = [one for one in links if one.below == link.below]
+    return all(one.key.is_unique for one in beside) and all(one.above != link.below for one in links)
 
 
 def _columns(models: Sequence[type[Base]]) -> Any:

@@ -200,6 +200,26 @@ def test_a_row_that_can_follow_only_once_has_to_be_named_and_is_a_part_of_the_ot
     assert (result["deleted"], count("notes")) == (40, 10)
 
 
+def test_parts_of_a_row_do_not_hinder_rows_that_are_counted(execute):
+    execute(EVENTS.format(5), NOTES.format("cascade", 5, 2))
+    execute("create table words (note bigint primary key references events on delete cascade, place bigint)")
+    execute("insert into words select generate_series(1, 5), 1")
+
+    result = run(declare(Note, Word))
+
+    assert (result["deleted"], result["cascaded"], count("words")) == (5, 10, 0)
+
+
+def test_a_table_that_follows_by_a_unique_key_and_by_another_is_counted_by_both(execute):
+    execute(EVENTS.format(5), NOTES.format("cascade", 5, 2))
+    execute("alter table notes add part bigint unique references events on delete cascade")
+    execute("insert into notes (part) select generate_series(1, 5)")
+
+    result = run(declare(Note))
+
+    assert (result["deleted"], result["cascaded"], count("notes")) == (5, 15, 0)
+
+
 def test_rows_that_come_while_they_are_counted_are_not_deleted_uncounted(execute):
     execute(EVENTS.format(3), NOTES.format("cascade", 3, 1))
     execute(

@@ -187,6 +187,10 @@ class BatchSpec(Declared):
         """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
         self.subjects.append(subject)
 
+    def obstacles(self) -> Iterator[str]:
+        """Say what of its deletions cannot be undone here, though it can elsewhere; needs a connection."""
+        yield from filter(None, (one.obstacle() for one in self.subjects if one.obstacle))
+
     @property
     def relations(self) -> tuple[Relation, ...]:
         """What it expects of the forge: each table or view of which rows go with it, and those that it only reads."""

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from hashlib import md5
 from itertools import islice
-from json import dumps
+from json import dumps, loads
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import peewee as pw
@@ -29,6 +29,9 @@ UNCLOSED_FOR = timedelta(days=7)
 # What is the same for all is there once; to find that out costs less than to write it a hundred times.
 COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1]) else to_jsonb(gone.{key}) end"
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
+
+OTHER = "column_"
+"""Begins the name of a column that the model has no field of; its value is JSON in a text."""
 
 UNCLOSED = """
     select id, ids, cardinality(hashes), detail, run from audit_deletions as intended
@@ -147,8 +150,8 @@ class Audit:
         if not self.on:
             return ""
         hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
-        arrays = "".join(f", array_agg({value}) as {column}" for column, value in columns.items())
-        detail = ", ".join(f"'{column}', {COLUMN.format(key=column)}" for column in columns)
+        arrays = "".join(f", array_agg({value}) as of_{place}" for place, value in enumerate(columns.values()))
+        detail = ", ".join(f"{_text(called)}, {COLUMN.format(key=f'of_{n}')}" for n, called in enumerate(columns))
         return f"""
     , {part} as (
         insert into audit_deletions (batch, record, run, tick, child, phase, ids, hashes, detail)
@@ -200,15 +203,21 @@ class Audit:
 
 
 def each_of(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """Yield what a row says of each of its *count* records, its id included."""
+    """Yield what a row says of each of its *count* records: its id, too, and as ``others`` columns without a field."""
     for place in range(count):
         facts = {key: value[place] if isinstance(value, list) else value for key, value in detail.items()}
-        yield {"id": ids[place] if place < len(ids) else None, **facts}
+        others = {key.removeprefix(OTHER): loads(facts.pop(key)) for key in detail if key.startswith(OTHER)}
+        yield {"id": ids[place] if place < len(ids) else None, **facts} | ({"others": others} if others else {})
 
 
 def hashed(name: str) -> int:
     """Return what a name is found by: the first 32 bits of its MD5, as PostgreSQL's integer."""
     return int.from_bytes(md5(name.encode(), usedforsecurity=False).digest()[:4], signed=True)
+
+
+def _text(name: str) -> str:
+    """Return a name as a text of SQL, in a statement with values."""
+    return "'{}'".format(name.replace("'", "''").replace("%", "%%"))
 
 
 def _parts(

@@ -87,8 +87,8 @@ class Subject(NamedTuple):
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
     columns; *restore* is the command that brings it back, over the same and ``id``, *restore_run* the one for all that
     a ``run`` has deleted.  *gone* is what has happened to it, *done* the same in a word.  *undone* is a sentence on how
-    that can be undone, and *kept* the setting that says for how long.  *is_there* looks whether the forge has a record
-    with that id now.
+    that can be undone, *obstacle* finds out why it cannot be here, and *kept* is the setting that says for how long.
+    *is_there* looks whether the forge has a record with that id now.
     """
 
     called: str
@@ -103,6 +103,7 @@ class Subject(NamedTuple):
     restore: str = ""
     restore_run: str = ""
     undone: str = ""
+    obstacle: Callable[[], str | None] | None = None
     kept: str = ""
     is_there: Callable[[int], bool] | None = None
 

@@ -257,9 +257,12 @@ def _tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> 
     became = subject.gone if gone else STATES.get(found.state, f"was {found.state}")
     yield f"{asked.called.capitalize()} {rest} {became}{_when(found.line)}{because}."
     facts = {name: _written(value) for name, value in found.facts.items() if value is not None}
-    if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due"}}):
+    if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due", "others"}}):
         yield f"It was: {said}."
-    if subject.restore and gone:
+    obstacle = subject.obstacle() if gone and subject.obstacle else None
+    if obstacle:
+        yield f"{obstacle[0].upper()}{obstacle[1:]}."
+    elif subject.restore and gone:
         yield f"`{filled(subject.restore, found.facts)}` may bring it back."
 
 

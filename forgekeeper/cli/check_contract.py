@@ -90,6 +90,7 @@ def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
             yield finding
     for forbids, sentence in following.described(batch, tables):
         yield (warning if forbids else ok)(SUBJECT, sentence)
+    yield from (warning(SUBJECT, sentence) for sentence in batch.obstacles())
     if relations and not errors:
         yield ok(SUBJECT, f"as expected: {', '.join(_shown(relation, below) for relation in relations)}")
 

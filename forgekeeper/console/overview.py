@@ -66,7 +66,9 @@ def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
             restore = one.restore_run if one.restore_run and last and last.run is not None else one.restore
             facts = {"run": last and last.run, **record}
             command = last and restore and not (until and until < instant) and filled(restore, facts)
-            yield {"kind": one, "line": last, "until": until, "command": command}
+            obstacle = one.obstacle and one.obstacle()
+            command = None if obstacle else command
+            yield {"kind": one, "line": last, "until": until, "command": command, "obstacle": obstacle}
 
 
 def _row(name: str, one: Facts, ticks: Sequence[JobRun], waiting: Sequence[Facts]) -> dict[str, Any]:

@@ -165,6 +165,13 @@ def look(names: Sequence[str]) -> Tables:
     return tables
 
 
+def find_other_columns(model: type[Base]) -> list[str]:
+    """Return the columns of the relation that *model* has no field of and this role may read."""
+    known = {field.column_name for field in model._meta.sorted_fields}
+    columns = look([relation_name(model)]).get(relation_name(model), {})
+    return [name for name, column in columns.items() if name not in known and "select" in column.may]
+
+
 def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
     """Yield what *tables* lack for the model: all of it, columns, or the right types."""
     table, columns = shown_name(model), tables.get(relation_name(model))

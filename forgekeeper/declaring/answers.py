@@ -86,8 +86,9 @@ class Rows(Answer, Generic[Row]):
     *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
     is the field of the result that counts them, *verb* what the preview says that becomes of them.  *name* is what it
     shows and people look for in the audit besides the id, *called* how they ask for it there, *audit* what else that
-    keeps of each row: names, each with an expression of SQL.  *project* and *size* (bytes) let the preview group and
-    add up; with *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
+    keeps of each row: names, each with an expression of SQL.  If rows are *restorable*, the audit keeps each other
+    column of the relation, too.  *project* and *size* (bytes) let the preview group and add up; with *size*,
+    *counted_bytes* names the field of the result, and bytes have limits, too.
 
     Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
     and patterns by *name*; the engine says which *batch* that is of.
@@ -114,6 +115,7 @@ class Rows(Answer, Generic[Row]):
     name: pw.Field[Any] | None = None
     called: Subject | None = None
     audit: Mapping[str, str] = field(default_factory=dict)
+    restorable: bool = False
     project: pw.Field[Any] | None = None
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None

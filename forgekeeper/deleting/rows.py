@@ -73,7 +73,7 @@ class Sweep:
         self._composed = Composed(rows)
         # A row became due so much *after* its *since*.
         due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
-        columns = {"due": due} | {name: f"_audit_{name}" for name in rows.audit}
+        columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._composed.audit)}
         name = None if rows.name is None else "_named"
         self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
         self._audited += "".join(self._audit_of(place) for place in self._composed.cascades.followers)

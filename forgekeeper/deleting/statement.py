@@ -30,9 +30,11 @@ from typing import Any
 
 import peewee as pw
 
+from forgekeeper.audit.deletions import OTHER
 from forgekeeper.database import Base
 from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.naming import column_name, quote_name, relation_name, write_expression
+from forgekeeper.database.relations import find_other_columns
 from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import Rows, Total
 from forgekeeper.runs.preconditions import Blocked
@@ -174,6 +176,8 @@ def named(text: str, values: Sequence[Any], *, name: str) -> tuple[str, dict[str
 class Composed:
     """The statements of the rows that a run deletes, and the *values* that they name.
 
+    *audit* has the expressions of what the audit keeps of each row, by its names.
+
     Raises `Blocked` if PostgreSQL would delete or change rows with them that the answer does not name.
     """
 
@@ -190,6 +194,8 @@ class Composed:
             self._also[name], values = named(each.sql, each.params or (), name=name)
             self.values |= values
         self.values |= {"tables": list(self.cascades.deleted)} if self.follows else {}
+        others = find_other_columns(rows.model) if rows.restorable else ()
+        self.audit = dict(rows.audit) | {f"{OTHER}{name}": _as_json(name) for name in others}
         self._key = column_name(rows.model._meta.primary_key)
         partition = None if self.target.by_ctid else rows.model.partition
         self._part = column_name(getattr(rows.model, partition)) if partition else None
@@ -229,7 +235,7 @@ class Composed:
         columns |= {} if rows.total is None or rows.size is None else {"_summed": summed(rows.size)}
         columns |= {f'"{one.column_name}"': column_name(one) for one in rows.model._meta.sorted_fields if self._also}
         columns |= {} if rows.name is None else {"_named": column_name(rows.name)}
-        columns |= {f"_audit_{name}": value for name, value in rows.audit.items()}
+        columns |= {f"_audit_{place}": value for place, value in enumerate(self.audit.values())}
         if self.follows:
             claimed |= {"own": self.cascades.own}
             columns |= {"_own": self.cascades.own}
@@ -303,6 +309,11 @@ def row_of(target: Target) -> str:
     """Return how the deletion finds a row, in SQL: by its ctid in a table, by its key in a view."""
     (key,) = target.model._meta.get_primary_keys()
     return target.ctid if target.has_places else column_name(key)
+
+
+def _as_json(name: str) -> str:
+    """Return the value of a column of any type in SQL, as JSON in a text: an array would be one value for each row."""
+    return f"coalesce(to_jsonb({quote_name(name)})::text, 'null')".replace("%", "%%")
 
 
 def _as(columns: Mapping[str, str]) -> str:

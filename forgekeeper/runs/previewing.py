@@ -72,6 +72,7 @@ def preview(
     with looking(batch.name):
         instant = at or now()
         notes += states(batch, settings)
+        notes += batch.obstacles()
         due = breaker.amount(batch, instant)
         notes += _brakes(batch, settings, instant)
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from forgekeeper.database import database, definers
 from forgekeeper.database.integrity import reasons_to_miss_rows
+from forgekeeper.database.naming import quote_name
 from forgekeeper.database.relations import needs
 from forges.gitlab import templates
-from models import APPLICATION, FOLLOWERS, OPTIONAL, JobLock
+from models import APPLICATION, FOLLOWERS, OPTIONAL, JobArtifact, JobLock
 
 MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
 """What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
@@ -52,6 +53,7 @@ COLUMNS = """
     select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relkind in ('r', 'p')
         and a.attnum > 0 and not a.attisdropped
+    order by c.relname, a.attnum
 """
 # GitLab puts it on each table that belongs to its other database.
 LOCKED = """
@@ -84,7 +86,13 @@ OIDS = """
 """
 ELSEWHERE = "select repository_storage from {}.projects where repository_storage <> 'default' limit 1"
 TRIGGER_FUNCTION = re.compile(r"create or replace function VIEWS\.(\w+)\(\) returns trigger")
-WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS)\b")
+FOLLOWS_BY = {
+    "ci_job_artifact_states": "job_artifact_id",
+    "p_ci_job_artifact_reports": "job_artifact_id",
+    "p_ci_build_trace_metadata": "trace_artifact_id",
+}
+"""The tables of the rows that PostgreSQL deletes with an artifact, with the column that has the artifact's id."""
+WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS|OTHER_COLUMNS|RESTORE_FOLLOWERS)\b")
 WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
 """A line of a template that only versions with that column have, or only those without."""
 
@@ -132,6 +140,13 @@ class Adoption(NamedTuple):
         there = {table: columns for table, columns in wanted.items() if {*columns} <= {*self.columns.get(table, ())}}
         return {table: ", ".join(columns) for table, columns in there.items()}
 
+    @property
+    def other_columns(self) -> str:
+        """Return in SQL the columns of an artifact that its view has only so that it can be restored."""
+        known = {one.column_name for one in JobArtifact._meta.sorted_fields}
+        others = [quote_name(name) for name in self.columns[self.artifacts] if name not in known]
+        return "".join(f",\n    {column}" for column in ["file_final_path as stored_path", *others])
+
     def statements(self) -> Iterator[str]:
         """Yield what makes the views, part by part; running it again changes nothing but what has to.
 
@@ -158,7 +173,15 @@ class Adoption(NamedTuple):
 
     def _filled(self, part: str, **words: str) -> str:
         words |= {"TABLES": self.tables, "VIEWS": self.views, "ARTIFACTS": self.artifacts}
+        words |= {"OTHER_COLUMNS": self._each_follower(templates.FOLLOWERS_OF_ROW, before=",") + self.other_columns}
+        words |= {"RESTORE_FOLLOWERS": self._each_follower(templates.RESTORE_FOLLOWERS)}
         return WORD.sub(lambda word: words[word[0]], WHERE.sub(self._where, templates.read_template(part)))
+
+    def _each_follower(self, template: str, *, before: str = "") -> str:
+        tables = [table for table in self.followers if table in FOLLOWS_BY]
+        return "".join(
+            before + template.format(tables=self.tables, table=table, column=FOLLOWS_BY[table]) for table in tables
+        )
 
     def _where(self, line: re.Match[str]) -> str:
         there = line[4] in self.columns.get(line[3], ())
@@ -181,9 +204,9 @@ def fit(tables: str, views: str, role: str | None) -> Adoption:
         )
     if role and not database.execute_sql("select true from pg_roles where rolname = %s", (role,)).fetchone():
         raise Unfit(f"there is no role {role}: create it first, `create role {role} login`")
-    columns: dict[str, set[str]] = {}
+    columns: dict[str, list[str]] = {}
     for table, column in database.execute_sql(COLUMNS, (tables,)).fetchall():
-        columns.setdefault(table, set()).add(column)
+        columns.setdefault(table, []).append(column)
     (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
     found = Adoption(_quoted(tables), _quoted(views), role and _quoted(role), "", tables, created, (), columns)
     _insist(found)

@@ -13,6 +13,17 @@ PARTS = (
 """What is made, in this order."""
 RECORDS_TEMPLATE = "loose_foreign_keys"
 """What is made for each table that says what was deleted."""
+# In the view and in the function of artifacts, for each table whose rows PostgreSQL deletes with them.
+FOLLOWERS_OF_ROW = """
+    (
+        select jsonb_agg(to_jsonb(follower)) from {tables}.{table} as follower
+        where follower.{column} = artifact.id and follower.partition_id = artifact.partition_id
+    ) as {table}"""
+RESTORE_FOLLOWERS = """
+        insert into {tables}.{table}
+        select follower.* from pg_catalog.jsonb_populate_recordset(
+            null::{tables}.{table}, nullif(destroyed->'{table}', 'null')
+        ) as follower;"""
 
 
 def read_template(part: str) -> str:
@@ -23,5 +34,7 @@ def read_template(part: str) -> str:
 @cache
 def comment_of_version() -> str:
     """Return the comment on the schema of views that this version makes."""
-    digest = sha256("".join(map(read_template, (*PARTS, RECORDS_TEMPLATE))).encode()).hexdigest()
+    digest = sha256(
+        "".join((*map(read_template, (*PARTS, RECORDS_TEMPLATE)), FOLLOWERS_OF_ROW, RESTORE_FOLLOWERS)).encode()
+    ).hexdigest()
     return f"made by forgekeeper adopt gitlab, {digest[:16]}"

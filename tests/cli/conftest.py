@@ -25,6 +25,7 @@ from forgekeeper.runs.preconditions import Blocked, require
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
+from tests.harness.adopted import gitlab  # noqa: F401
 from tests.harness.forks import run
 from tests.harness.git_samples import put_root
 from tests.harness.installation import INSTALLATION

@@ -94,6 +94,22 @@ def test_a_forge_with_other_names_times_and_removed_rows_is_kept_clean_through_v
     assert repository.refs().keys() == {"refs/heads/main", "refs/mr/2"}
 
 
+def test_destroyed_artifacts_come_back_as_they_were_in_all_columns(main, tide, server):
+    server.flushdb()
+    main("check", "--init", **tide.settings)
+    main("flags", "on", "bulk_delete_job_artifacts", **tide.settings)
+    main("release", "expired_job_artifacts", "--reason", "I have looked", **tide.settings)
+    tables = "select file::text, repo::text from build_files as file join repos as repo using (repo) order by 1"
+    before = tide.ask(tables)
+    main("run", "expired_job_artifacts", **tide.settings)
+    destroyed = tide.ask(tables)
+
+    held = main("objects", "hold", "--project", "7", "--json", **tide.settings)
+    tide.ask("\n".join(held.json["statements"]))
+
+    assert (len(destroyed), tide.ask(tables)) == (len(before) - 2, before)
+
+
 def test_its_role_can_do_nothing_to_the_tables(tide, query):
     for table in ("moods", "repos", "build_files", "ref_trash"):
         with pytest.raises(Exception, match="permission denied for table"):

@@ -22,7 +22,7 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import WHOLE, examples
 from workers.delete_objects import delete_objects
-from workers.expired_job_artifacts import commands
+from workers.expired_job_artifacts import restoring
 
 RUN = 17
 RUNS = count(RUN)
@@ -245,7 +245,7 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
 
 
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
-    monkeypatch.setattr(commands, "STATEMENT", 2)
+    monkeypatch.setattr(restoring, "STATEMENT_ROWS", 2)
     destroyed(*"abcde")
     text = main("objects", "hold", "--run", str(RUN)).stdout
     ends = [place for place, letter in enumerate(text) if letter in ";\n" and place < text.index("commit;")]

@@ -1,1 +1,1 @@
-from tests.harness.adopted import adopted, keeper, owner  # noqa: F401
+from tests.harness.adopted import adopted, gitlab, keeper, owner  # noqa: F401

@@ -6,45 +6,22 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper import database as db
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.settings import PREFIX
+from forgekeeper.connections import client
 from forgekeeper.storage.outbox import DeletedObject
 from forges.gitlab import adoption, indexes
 from models import JobArtifact
 from tests.harness import artifacts, bulk_imports, gitlab_tables
-from tests.harness.adopted import KEEPER, SMALL, VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
+from tests.harness.adopted import KEEPER, VIEWS
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.gitlab_tables import ids, rows
 from tests.harness.performing import as_child, perform
 from tests.harness.settings import settings_with
-from tests.harness.tables import empty
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, buckets
 from workers.git_ref_cleanup import clean_project_refs, deletions
 from workers.user_status_cleanup import user_status_cleanup
 
 NUMBER = 3
 """The project whose repository there is."""
-
-
-def connected(settings):
-    connect(settings, Limits.of_worker(settings), name="tests", connections=2)
-    return db.database.connection_context()
-
-
-@pytest.fixture
-def gitlab(settings, urls, _migrated, monkeypatch):
-    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
-    with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
-        with connected(settings):
-            empty()
-            client.flushdb()
-            adopt()
-        db.database.close_all()
-        monkeypatch.setenv(PREFIX + "FORGE_SCHEMA", VIEWS)
-        monkeypatch.setenv(PREFIX + "DATABASE_URL", as_keeper(urls.database))
-        with connected(settings_with()):
-            yield cursor
-        db.database.close_all()
 
 
 @pytest.fixture

@@ -125,5 +125,5 @@ def test_what_another_puts_into_the_tables_schema_does_not_run_as_their_owner(ke
 def test_nobody_but_the_owner_can_put_a_function_of_the_views_on_another_table(adopted):
     definers = f"select oid from pg_proc where pronamespace = '{VIEWS}'::regnamespace and prosecdef"
 
-    assert len(ids(adopted, definers)) == 6
+    assert len(ids(adopted, definers)) == 7
     assert ids(adopted, f"{definers} and has_function_privilege('{KEEPER}', oid, 'execute')") == set()

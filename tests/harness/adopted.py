@@ -7,11 +7,13 @@ import psycopg2
 import pytest
 
 from forgekeeper import database as db
-from forgekeeper.connections import Limits, connect
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.settings import PREFIX
 from forges.gitlab import adoption
 from tests.harness import gitlab_tables
 from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with
+from tests.harness.tables import empty
 
 VIEWS, KEEPER = "forgekeeper_gitlab", "keeper"
 # What the role needs on tables of our own, docs/security.md says; here it may do anything with them.
@@ -91,3 +93,24 @@ def keeper(urls, adopted):
         cursor.execute(f"set search_path = forgekeeper, {VIEWS}")
         yield cursor
         cursor.connection.rollback()
+
+
+def connected(settings):
+    connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+    return db.database.connection_context()
+
+
+@pytest.fixture
+def gitlab(settings, urls, _migrated, monkeypatch):
+    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
+    with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
+        with connected(settings):
+            empty()
+            client.flushdb()
+            adopt()
+        db.database.close_all()
+        monkeypatch.setenv(PREFIX + "FORGE_SCHEMA", VIEWS)
+        monkeypatch.setenv(PREFIX + "DATABASE_URL", as_keeper(urls.database))
+        with connected(settings_with()):
+            yield cursor
+        db.database.close_all()

@@ -63,6 +63,7 @@ from models import (
 )
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
+from workers.expired_job_artifacts.restoring import AUDITED, describe_obstacle
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
@@ -100,14 +101,6 @@ OUTBOX = """
         ) as place
     where file_final_path <> ''
 """
-AUDITED = {
-    **{name: name for name in ("project_id", "job_id", "partition_id", "file_type", "file_store", "file")},
-    "bytes": "size",
-    "path": "file_final_path",
-    "created_at": "created_at",
-    "updated_at": "updated_at",
-}
-"""What the audit says of an artifact besides its id and when it was due: its row, so that it can be inserted back."""
 NO_RULE = (
     "FORGEKEEPER_UNKNOWN_LOCKS is resolve, and the forge has no relation ci_job_locks (job_id, locked) that says"
     " whether the artifacts of a job are locked: make one, or set it to keep"
@@ -240,6 +233,7 @@ def expired(
         counted_bytes="bytes",
         name=JobArtifact.file_final_path,
         audit=AUDITED,
+        restorable=True,
         project=JobArtifact.project_id,
         size=JobArtifact.size,
         cascades_to=FOLLOWERS,
@@ -281,6 +275,7 @@ expired_job_artifacts.audited(
         restore_run="forgekeeper objects hold --run {run}",
         undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
         kept="object_grace",
+        obstacle=describe_obstacle,
         is_there=lambda number: JobArtifact.select().where(JobArtifact.id == number).exists(),
     )
 )

@@ -6,10 +6,10 @@ of their rows at a time; no transaction is open meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 from peewee import chunked
@@ -17,14 +17,14 @@ from peewee import chunked
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import at_work, each_of
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import All, Json, answer, emit, group, moment, out, table, write, wrong_use
+from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.queries import pages
 from forgekeeper.storage.outbox import DeletedObject
-from models import UNLOCKED
-from workers.expired_job_artifacts import AUDITED, RECORD
+from workers.expired_job_artifacts import RECORD
 from workers.expired_job_artifacts.buckets import states
+from workers.expired_job_artifacts.restoring import Row, describe_obstacle, read_row, write_script
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
@@ -36,10 +36,6 @@ PAGE = 5_000
 """So many objects are held at once, in a transaction of their own."""
 LINES = 50
 """So many rows of the audit are read at once, each of a hundred artifacts."""
-STATEMENT = 500
-"""So many artifacts are in a statement of the script."""
-COLUMNS = {"id": "id", "expire_at": "due", "locked": "locked", **{column: name for name, column in AUDITED.items()}}
-"""The columns of an artifact, and what the audit calls them."""
 
 OF_RUN = "run = %(run)s"
 OF_ARTIFACT = "%(artifact)s = any(ids)"
@@ -59,22 +55,6 @@ GONE = f"""
       and at >= (select min(created_at) - interval '1 hour' from deleted_objects)
       and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
 """
-# It means the same whatever the session's settings are: no name of an object leaves its literal.
-BEGIN = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
-PART = f"""\
-with back as (
-    insert into ci_job_artifacts ({", ".join(COLUMNS)})
-    overriding system value values
-        {{rows}}
-    on conflict (id) do nothing
-    returning project_id, size
-)
-update project_statistics as total
-set build_artifacts_size = total.build_artifacts_size + came.size
-from (select project_id, sum(coalesce(size, 0)) as size from back group by project_id) as came
-where total.project_id = came.project_id;"""
-
-Row = dict[str, Any]
 
 
 class Which(NamedTuple):
@@ -148,13 +128,16 @@ def objects_hold(project: Project = None, run: Run = None, artifact: Artifact = 
         acts.record("objects hold", _what(which), batch=BATCH, after=acts.some(chosen))
         audited = settings.audits(BATCH)
         held = _hold(which, chosen, settings.object_visibility, audited=audited)
-        script = _script(_artifacts(which))
+        obstacle = describe_obstacle()
+        script = write_script(_artifacts(which)) if held.artifacts and not obstacle else ()
         if json:
             counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
-            emit(counts | {"artifacts": list(_artifacts(which)), "statements": list(script)})
-            return
-        for line in chain(_comments(which, held), script if held.artifacts else ()):
-            write(line)
+            emit(counts | {"artifacts": list(_artifacts(which)), "statements": list(script), "obstacle": obstacle})
+        else:
+            for line in chain(_comments(which, held), script):
+                write(line)
+    if obstacle:
+        raise Problem(obstacle)
 
 
 @objects.command("unhold")
@@ -224,18 +207,6 @@ def _artifacts(which: Which) -> Iterator[Row]:
     return (row for rows, _ in _back(which) for row in rows)
 
 
-def _script(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the SQL that inserts artifacts back, in one transaction, and adds their bytes to their projects'."""
-    yield from BEGIN
-    (path,) = database.execute_sql("select current_setting('search_path')").fetchone()
-    yield f"set local search_path = {path};"
-    with database.connection().cursor() as cursor:
-        for some in chunked(rows, STATEMENT):
-            values = [cursor.mogrify("%s", (tuple(row.values()),)).decode() for row in some]
-            yield PART.format(rows=",\n        ".join(values))
-    yield "commit;"
-
-
 def _destroyed(which: Which) -> Iterator[list[Row]]:
     """Yield pages of the artifacts as they were, the latest first: of one that was destroyed twice, the last row."""
     seen = set[int]()
@@ -244,8 +215,7 @@ def _destroyed(which: Which) -> Iterator[list[Row]]:
     for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
         rows = list[Row]()
         for ids, detail in page:
-            for facts in each_of(ids, {"locked": UNLOCKED, **detail}, len(ids)):
-                row = {column: facts[name] for column, name in COLUMNS.items()}
+            for row in map(read_row, each_of(ids, detail, len(ids))):
                 asked = which.project in {None, row["project_id"]} and which.artifact in {None, row["id"]}
                 if asked and row["id"] not in seen:
                     seen.add(row["id"])

@@ -9,6 +9,7 @@ import pytest
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
+from tests.harness.thorough import whole_only
 
 pytestmark = pytest.mark.usefixtures("database")
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -23,6 +24,7 @@ def without_sudo(monkeypatch):
     monkeypatch.delenv("SUDO_USER", raising=False)
 
 
+@whole_only
 def test_an_act_says_who_did_what_to_what_and_why():
     with acts.begin(actor="Anna", on=True):
         acts.record("flags on", "a_flag", batch="prune", reason="it is time", before={"on": False}, after={"on": True})

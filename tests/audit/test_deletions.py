@@ -9,6 +9,7 @@ from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, hashed
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 NAMES = ["refs/heads/a", "", "ümlaut/日本語", "a b\n", "x" * 5_000, "🦊"]
 TICK = datetime(2026, 11, 20, 8, 30, tzinfo=UTC)
@@ -30,6 +31,7 @@ def rows():
 # The clause
 
 
+@whole_only
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
     clause = audit.clause("object", "gone", id="id", name="path")
     statement = f"with gone (id, path) as (select * from unnest(%(ids)s, %(paths)s)){clause} select from gone"

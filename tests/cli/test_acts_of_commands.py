@@ -189,6 +189,7 @@ def test_what_cannot_be_recorded_is_not_done(call, store, without_grant, case):
     assert everything() == before
 
 
+@whole_only
 @every("case", [case for case in CASES if case.command != "seed"], name=lambda case: case.line)
 def test_where_the_audit_is_off_a_command_works_without_a_word_to_it(call, store, without_grant, case):
     empty()

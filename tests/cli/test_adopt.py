@@ -10,6 +10,7 @@ from psycopg2.errors import FeatureNotSupported
 from tests.harness.adopted import KEEPER, VIEWS, adopted  # noqa: F401
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PARTITIONS, TABLES, rows
+from tests.harness.thorough import whole_only
 
 PAGE = Path(__file__).parents[2] / "docs" / "adopting_gitlab.md"
 FLAG = "bulk_delete_job_artifacts"
@@ -190,6 +191,7 @@ OLDER = {
 }
 
 
+@whole_only
 @every("version", OLDER)
 def test_tables_of_an_older_version_are_adopted_as_they_are(adopt, adopted, version):  # noqa: F811
     older, restore, view = OLDER[version]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.harness.adopted import KEEPER, VIEWS, adopted  # noqa: F401
 from tests.harness.gitlab_tables import PARTITIONS, TABLES, ids
+from tests.harness.thorough import whole_only
 
 FUNCTION, OPERATOR = f"{TABLES}.format(text, name)", f"{TABLES}.|| (name, text)"
 JOINED = f"{TABLES}.joined(name, text)"
@@ -70,6 +71,7 @@ def test_the_views_own_schema_must_not_be_shared_either(adopt, adopted):  # noqa
     adopted.execute(f"revoke create on schema {VIEWS} from public")
 
 
+@whole_only
 def test_views_that_an_older_version_has_made_are_found_and_made_again(adopt, errors, adopted):  # noqa: F811
     function = f"{VIEWS}.record_deletion()"
     adopted.execute(f"grant execute on function {function} to public; comment on schema {VIEWS} is null")

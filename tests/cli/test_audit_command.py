@@ -11,6 +11,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import now
 from models import JobArtifact, ProjectStatistics
 from tests.harness.performing import ended, runner_of
+from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -62,6 +63,7 @@ def test_who_deleted_an_artifact_when_and_why(main, destroyed):
     assert all(fact in said for fact in ("project_id=7", "job_id=3", "bytes=1000", "path=a/b/c", "file=a.zip"))
 
 
+@whole_only
 def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed, objects):
     before = ask(main, "--what", f"artifact:{destroyed}")
     (intent,) = objects.intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
@@ -103,6 +105,7 @@ def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed
     assert "The audit has nothing of project 8" in other
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [

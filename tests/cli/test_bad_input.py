@@ -9,6 +9,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
@@ -57,6 +58,7 @@ def closed_port():
         return server.getsockname()[1]
 
 
+@whole_only
 @every("command", [*NEED_SERVERS, "scheduler", "worker", "check", "migrate"])
 def test_without_a_url_a_command_names_the_setting_and_shows_one(main, command):
     result = main(*command.split())
@@ -65,6 +67,7 @@ def test_without_a_url_a_command_names_the_setting_and_shows_one(main, command):
     assert result.complaint.startswith("FORGEKEEPER_DATABASE_URL is not set: set it to a URL such as postgresql://")
 
 
+@whole_only
 @every("command", [*NEED_SERVERS, "migrate --check"])
 def test_where_there_is_no_server_a_command_names_it_and_the_setting(main, settings, closed_port, command):
     no_socket = main(*command.split(), DATABASE_URL=NO_SOCKET)
@@ -102,6 +105,7 @@ def test_on_a_database_without_our_tables_a_command_says_how_to_make_them(main, 
     assert result.complaint.endswith("migration(s): run `forgekeeper migrate`")
 
 
+@whole_only
 @every("command", SENTENCES)
 def test_wrong_use_is_refused_with_a_sentence(main, database, command):
     result = main(*command.split())
@@ -109,6 +113,7 @@ def test_wrong_use_is_refused_with_a_sentence(main, database, command):
     assert (result.status, result.complaint) == (2, SENTENCES[command])
 
 
+@whole_only
 @every("command", NAMED)
 def test_wrong_use_is_refused_with_a_sentence_that_names_it(main, database, command):
     result = main(*command.split())

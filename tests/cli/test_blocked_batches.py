@@ -7,6 +7,7 @@ import pytest
 from forgekeeper.runs import holds
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.thorough import whole_only
 
 BLOCKED, NAME, OFF = "git_ref_cleanup", "user_status_cleanup", "expired_job_artifacts"
 SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
@@ -47,6 +48,7 @@ def in_latin1(urls, query):
     query(urls.database, "drop database in_latin1 with (force)")
 
 
+@whole_only
 def test_a_database_that_cannot_hold_every_path_blocks_all_batches_and_fails_check(main, in_latin1):
     for command in ("migrate", "seed", f"release {NAME} --reason test"):
         assert main(*command.split(), DATABASE_URL=in_latin1).status == 0

@@ -58,6 +58,7 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, witho
         assert result.stderr.rstrip().endswith(DENIED)
 
 
+@whole_only
 def test_what_a_command_may_not_read_page_by_page_is_said_too(main, own_database, new_role):
     url = new_role(
         own_database,
@@ -71,6 +72,7 @@ def test_what_a_command_may_not_read_page_by_page_is_said_too(main, own_database
     assert (result.status, result.complaint) == (1, denied)
 
 
+@whole_only
 @every("state", REFUSED)
 def test_what_the_database_refuses_is_said_with_what_to_do(main, own_database, query, state):
     query(
@@ -102,6 +104,7 @@ def answering(answer):
         server.shutdown()
 
 
+@whole_only
 @every("answer", ANSWERS)
 def test_what_redis_answers_is_said_with_what_to_do(main, database, answer):
     with answering(answer.encode() + b"\r\n") as port:
@@ -112,6 +115,7 @@ def test_what_redis_answers_is_said_with_what_to_do(main, database, answer):
     assert result.complaint.endswith(f"; {ANSWERS[answer]}")
 
 
+@whole_only
 def test_a_mistake_of_our_own_keeps_its_trace(main, own_database, monkeypatch):
     # A statement that is no SQL is nobody's to mend but ours: without its trace nobody could.
     monkeypatch.setattr("forgekeeper.cli.status.now", lambda: db.database.execute_sql("selec 1"))

@@ -7,6 +7,7 @@ import pytest
 from forgekeeper.audit.acts import Act
 from forgekeeper.database.exclusions import Exclusion
 from tests.harness.excluding import exclude, groups
+from tests.harness.thorough import whole_only
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -30,6 +31,7 @@ WRONG = {
 }
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("what", "reached"),
     [("project:7", BY_PROJECT), ("pattern:a*b", BY_NAME), ("pattern:a,b --batch stale_imports", ["stale_imports"])],

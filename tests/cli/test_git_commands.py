@@ -19,6 +19,7 @@ from tests.harness.git_samples import Bare, stand_in
 from tests.harness.performing import ended, perform, recorded, runner_of
 from tests.harness.programs import LIMIT, eventually
 from tests.harness.settings import settings_with
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient
 from workers.git_ref_cleanup import clean_project_refs
 from workers.git_ref_cleanup import git_ref_cleanup as batch
@@ -100,6 +101,7 @@ exec $GIT "$@"
 """
 
 
+@whole_only
 def test_a_run_that_is_interrupted_twice_among_its_children_ends_git_with_itself(
     environment, root, tmp_path, monkeypatch
 ):
@@ -161,6 +163,7 @@ def test_a_child_whose_batch_was_stopped_has_not_shown_that_it_works(failed, fix
     assert Quarantined.select().count() == 1
 
 
+@whole_only
 def test_status_and_why_say_at_once_that_a_child_fails_also_when_redis_was_emptied(failed, main):
     client.flushdb()
 
@@ -281,6 +284,7 @@ def test_nothing_is_restored_unless_the_act_can_be_written(main, repository, unw
 LONG = "refs/" + "/".join(["long" * 20] * 10)
 
 
+@whole_only
 @pytest.mark.parametrize("ref", ["refs/it's", "refs/$(touch-x)", LONG])
 def test_the_command_for_a_symbolic_ref_can_be_copied(main, repository, ref):
     repository.loose(ref, value="ref: refs/keep")

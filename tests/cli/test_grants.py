@@ -22,6 +22,7 @@ from forgekeeper.cli.migrate import OURS
 from forgekeeper.database import relations, schema
 from forgekeeper.storage import sentinel
 from models import APPLICATION
+from tests.harness.thorough import whole_only
 from tests.system.soak import rights
 from workers.stale_direct_uploads import register
 
@@ -88,6 +89,7 @@ def test_the_page_grants_what_the_code_says(process):
     assert rights.grants()[role].splitlines() == lines
 
 
+@whole_only
 def test_check_finds_nothing_missing_with_these_grants_but_what_redis_does_not_let_it_see(main, role):
     found = main("check", "--json", **role.settings)
 
@@ -96,6 +98,7 @@ def test_check_finds_nothing_missing_with_these_grants_but_what_redis_does_not_l
     assert (level, "grant it +info, or see to it" in message) == ("warning", True)
 
 
+@whole_only
 def test_every_batch_runs_with_these_grants(main, role, query):
     role.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
     role.ask("insert into batched_git_ref_updates_deletions (project_id, ref) values (999, 'refs/x')")
@@ -128,6 +131,7 @@ COMMANDS = (
 )
 
 
+@whole_only
 def test_every_command_works_with_these_grants(main, role, tmp_path):
     # They work on a failed upload, a bad record, and an object that nobody knows.
     with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
@@ -164,6 +168,7 @@ def stranger(role, own_database, new_role):
     return settings_of
 
 
+@whole_only
 @pytest.mark.parametrize("process", PROCESSES)
 def test_what_a_process_is_granted_is_what_check_asks_for_as_that_process(main, role, stranger, own_database, process):
     settings = stranger(process)
@@ -177,6 +182,7 @@ def test_what_a_process_is_granted_is_what_check_asks_for_as_that_process(main, 
     assert [one["message"] for one in after.json["findings"] if one["level"] == "error"] == []
 
 
+@whole_only
 def test_a_scheduler_is_not_told_to_get_rights_of_others(main, role, stranger, own_database):
     settings = stranger("scheduler")
     main(
@@ -186,6 +192,7 @@ def test_a_scheduler_is_not_told_to_get_rights_of_others(main, role, stranger, o
     assert "user_statuses" not in main("check", "--as", "scheduler", **settings).stdout
 
 
+@whole_only
 def test_grants_that_are_printed_are_not_made(main, role, stranger, own_database, query):
     name = urlsplit(stranger("worker")["DATABASE_URL"]).username
 
@@ -220,6 +227,7 @@ LACKING = {
 }
 
 
+@whole_only
 @pytest.mark.parametrize("change", LACKING, ids=["migrations", "table", "schema"])
 def test_check_says_in_one_line_what_is_missing_and_the_grant_that_gives_it(role, errors, change):
     role.ask(change.format(role.name))
@@ -278,6 +286,7 @@ def in_code():
                     yield "zrevrange"
 
 
+@whole_only
 def test_whoever_may_do_everything_may_do_what_the_code_does_and_no_more():
     asked = in_scripts(LUA) | set(in_code()) | CONNECTING
 

@@ -20,7 +20,7 @@ from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from tests.harness.thorough import WHOLE, examples
+from tests.harness.thorough import WHOLE, examples, whole_only
 from workers.delete_objects import delete_objects
 from workers.expired_job_artifacts import restoring
 
@@ -104,6 +104,7 @@ def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_
     assert "a/b [1]" in main("objects").stdout
 
 
+@whole_only
 def test_one_artifact_comes_back_alone_and_the_audit_says_that_it_is_restored(main, store):
     for path in ("a", "b"):
         artifact(store, path)
@@ -120,6 +121,7 @@ def test_one_artifact_comes_back_alone_and_the_audit_says_that_it_is_restored(ma
     assert f"`forgekeeper objects hold --artifact {other}` may bring it back." in left["sentences"]
 
 
+@whole_only
 @pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)], ["--artifact", "1"], ["--all"]])
 def test_what_is_let_go_is_deleted_a_grace_later(main, store, words):
     artifact(store, "a")
@@ -214,6 +216,7 @@ PATHS = st.lists(
 )
 
 
+@whole_only
 @hypothesis.given(PATHS)
 @hypothesis.example([path for path in HOSTILE if is_normal(path)])
 @hypothesis.settings(
@@ -244,6 +247,7 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
     assert (done.returncode, done.stderr, rows(), canary()) == (0, b"", before, 1)
 
 
+@whole_only
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
     monkeypatch.setattr(restoring, "STATEMENT_ROWS", 2)
     destroyed(*"abcde")

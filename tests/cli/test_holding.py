@@ -15,6 +15,7 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.thorough import whole_only
 
 NAME, OTHER = "user_status_cleanup", "prune"
 ME = "ops"
@@ -43,6 +44,7 @@ def acts():
 # pause
 
 
+@whole_only
 def test_a_pause_holds_a_batch_back_until_it_is_resumed(forgekeeper, database):
     said = forgekeeper("pause", NAME, "--reason", "moving disks")
     held = hold()
@@ -122,6 +124,7 @@ ODD = "caf\udce9 \x1b[2J\x00\u202e"
 SEEN = r"caf\udce9 \x1b[2J\x00\u202e"
 
 
+@whole_only
 @pytest.mark.parametrize("command", ["pause", "stop", "release"])
 def test_a_reason_and_a_name_of_any_bytes_are_kept_escaped(forgekeeper, database, command):
     name = ODD.replace("\x00", "")
@@ -166,6 +169,7 @@ def test_what_cannot_be_stopped_is_named_and_all_others_are_stopped(main, databa
     assert result.stderr.startswith(f"{NAME} is not stopped: ")
 
 
+@whole_only
 def test_a_stop_works_while_migrations_are_pending(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)

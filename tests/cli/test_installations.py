@@ -13,6 +13,7 @@ from demo.servers.machine import postgres_folder
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import INSTALLATION
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 OLD = (b"", sentinel.TEXT)
 """What sentinels said before they had ids."""
@@ -34,6 +35,7 @@ def test_migrate_makes_an_id_once_and_puts_it_into_redis(main, settings, new_dat
     assert query(url, "select id::text from installation") == [(server.get(INSTALLATION),)]
 
 
+@whole_only
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", None], ids=["away", "not set"])
 def test_migrate_needs_no_redis(main, settings, new_database, query, url):
     database = new_database()
@@ -43,6 +45,7 @@ def test_migrate_needs_no_redis(main, settings, new_database, query, url):
     assert (result.status, query(database, "select count(*) from installation")) == (0, [(1,)])
 
 
+@whole_only
 @pytest.mark.parametrize("command", [("worker",), ("scheduler",), ("run", "prune")], ids=lambda words: words[0])
 def test_what_would_share_redis_with_another_installation_does_not_start(
     forgekeeper, own_database, database_id, server, command
@@ -59,6 +62,7 @@ def test_what_would_share_redis_with_another_installation_does_not_start(
     )
 
 
+@whole_only
 def test_a_redis_that_was_emptied_is_claimed_again(main, own_database, database_id, server):
     server.delete(INSTALLATION)
 
@@ -118,6 +122,7 @@ PLACES = [
 """What is there, whether the database knows anything of it, the sentinel, and why the place is refused, if it is."""
 
 
+@whole_only
 @every("case", PLACES)
 def test_a_place_is_taken_only_where_it_is_proved_to_be_the_right_one(main, place, database_id, case):
     there, known, old, refusal = case
@@ -131,6 +136,7 @@ def test_a_place_is_taken_only_where_it_is_proved_to_be_the_right_one(main, plac
         assert (level, place.sentinel, refusal in message) == ("error", old, True)
 
 
+@whole_only
 def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(main, own_database, server, tmp_path):
     server.flushdb()
     server.zadd("{pending_direct_uploads}:pending", {"uploads:a/b": 1})
@@ -239,10 +245,12 @@ def test_a_copy_deletes_nothing_until_a_person_says_what_it_is(main, copy, objec
     assert "--copied" in result.json["blocked"]
 
 
+@whole_only
 def test_batches_that_delete_rows_alone_are_blocked_in_a_copy_too(main, staging):
     assert main("run", "user_status_cleanup", "--json", **staging).json["skipped"] == "installation"
 
 
+@whole_only
 def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, server, tmp_path):
     (tmp_path / "store" / sentinel.NAME).unlink()
     server.delete(INSTALLATION)
@@ -256,6 +264,7 @@ def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, server, tmp_pa
     assert not (tmp_path / "store" / sentinel.NAME).exists()
 
 
+@whole_only
 def test_what_was_moved_goes_on_as_the_same_installation(main, staging, query, objects):
     number = identity(query, staging)
 
@@ -267,6 +276,7 @@ def test_what_was_moved_goes_on_as_the_same_installation(main, staging, query, o
     assert query(staging["DATABASE_URL"], ACTS) == [("check --init --moved", "new server", number, number)]
 
 
+@whole_only
 def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, staging, query, objects, server):
     number = identity(query, staging)
     epoch = "insert into forgekeeper.batches (name, redis_epoch) values ('stale_direct_uploads', 'of production')"
@@ -286,6 +296,7 @@ def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, st
     assert query(staging["DATABASE_URL"], ACTS)[0] == ("check --init --copied", "for staging", number, ours)
 
 
+@whole_only
 def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it(main, production, query):
     number = identity(query, production)
 
@@ -294,6 +305,7 @@ def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it
     assert identity(query, production) != number
 
 
+@whole_only
 def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, new_role):
     as_other = new_role(staging["DATABASE_URL"], "grant select on all tables in schema public, forgekeeper to ROLE")
 

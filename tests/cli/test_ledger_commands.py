@@ -8,6 +8,7 @@ import pytest
 from forgekeeper.batches import BATCHES, FeatureFlag
 from forgekeeper.storage import sentinel
 from tests.harness.catalogue import METRICS
+from tests.harness.thorough import whole_only
 
 FLAG = "bulk_delete_job_artifacts"
 
@@ -55,6 +56,7 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
     )
 
 
+@whole_only
 def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main, database, root, store):
     for place in (root, store):
         (place / sentinel.NAME).unlink()
@@ -75,6 +77,7 @@ def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main
         assert {level for level, _ in found.findings(subject)} == {"ok"}
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("spoil", "level", "named", "status"),
     [
@@ -139,6 +142,7 @@ def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings
     assert "job_runs" in result.complaint
 
 
+@whole_only
 def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)
@@ -159,6 +163,7 @@ def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, co
     assert FeatureFlag.is_on(FLAG) is on
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("group", "default"),
     [*((group, "list") for group in ("flags", "leases", "quarantine")), ("objects", "held")],

@@ -9,6 +9,7 @@ import pytest
 
 from forgekeeper.storage import sentinel
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 PARTITIONED = """
@@ -66,6 +67,7 @@ def make_a_partition(forge):
     )
 
 
+@whole_only
 @every("batch", ["expired_job_artifacts", "delete_objects", "stale_direct_uploads"])
 def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
     if forge.ask("select to_regclass('whole')") == [(None,)]:
@@ -78,6 +80,7 @@ def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
     assert (forge.ask("select count(*) from whole"), forge.object.exists()) == (before, True)
 
 
+@whole_only
 def test_a_partitioned_table_is_worked_on_whole(forge):
     make_a_partition(forge)
     forge.ask("delete from whole where id = 1000000; alter table ci_job_artifacts rename to first")
@@ -129,6 +132,7 @@ def test_what_a_half_detached_partition_names_stays_until_that_is_attached_again
     assert (forge.run("delete_objects")["deleted"], forge.object.exists(), forge.errors()) == (0, True, [])
 
 
+@whole_only
 def test_a_batch_whose_table_is_missing_is_blocked_and_says_where_to_look_and_the_others_run(forge):
     forge.ask("drop table batched_git_ref_updates_deletions")
 
@@ -151,6 +155,7 @@ def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_b
     assert (reconciled.status, message in reconciled.complaint) == (3, True)
 
 
+@whole_only
 def test_what_the_forge_registers_in_its_hash_is_worked_on_where_a_setting_says_so(forge, server):
     (stale := forge.object.with_name("stale")).touch()
     server.hset(

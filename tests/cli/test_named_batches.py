@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.thorough import whole_only
+
 ROOT = Path(__file__).parents[2]
 OF_THE_USER = "raise RuntimeError('it was imported')\n"
 (MINE,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing_a_batch.md").read_text(), re.DOTALL)
@@ -34,6 +36,7 @@ def named(tmp_path):
     return run
 
 
+@whole_only
 def test_the_commands_know_the_named_batches_alone(named):
     status, printed, complaint = named("batches")
 
@@ -42,6 +45,7 @@ def test_the_commands_know_the_named_batches_alone(named):
     assert "user_status_cleanup" not in printed
 
 
+@whole_only
 def test_no_help_imports_what_no_setting_names(named):
     status, printed, complaint = named("--help", batches="no_such_module")
 

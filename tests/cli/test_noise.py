@@ -31,7 +31,7 @@ from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
 from metrics.exporter import Exporter
 from tests.harness.tables import TABLES, empty
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
@@ -168,6 +168,7 @@ def begin_anew(database):
 # Redis
 
 
+@whole_only
 def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
     @few
     @hypothesis.given(NOISE, st.sampled_from(READING))
@@ -193,6 +194,7 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
     claim()
 
 
+@whole_only
 def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, main):
     @few
     @hypothesis.given(
@@ -246,6 +248,7 @@ def _of_column(column, kind, *, nullable):
     return st.none() | chosen if nullable else chosen
 
 
+@whole_only
 def test_noise_in_every_column_ends_nothing(database, settings, main):
     rows = st.fixed_dictionaries(
         {table: st.lists(st.fixed_dictionaries(each), min_size=1, max_size=6) for table, each in columns().items()}

@@ -12,6 +12,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
+from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
@@ -108,6 +109,7 @@ def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, store):
     assert orphans() == ["old"]
 
 
+@whole_only
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,6 +10,7 @@ from forgekeeper.runs import quarantine
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion
+from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads import register
 
 STATUS = ("user_status_cleanup", "user_status", "815")
@@ -93,6 +94,7 @@ def test_those_of_a_batch_or_a_kind_are_listed_alone(main, bad, kept, words, kin
     assert {kind for kind, one in entries.items() if one["retry_at"]} == kinds & {"record", "child"}
 
 
+@whole_only
 @pytest.mark.parametrize("kind", ["record", "child", "upload", "object", "ref"])
 def test_one_is_tried_again_where_it_is_kept(main, bad, kept, kind):
     result = main("quarantine", "retry", id_of(main, kind))
@@ -101,6 +103,7 @@ def test_one_is_tried_again_where_it_is_kept(main, bad, kept, kind):
     assert tried_again(kind) if kind in kept else waiting() == {"record", "child", "message"} - {kind}
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("kind", "said"), [("record", ERROR), ("upload", UPLOAD), ("object", "object"), ("ref", "ref")]
 )
@@ -132,6 +135,7 @@ def test_the_audit_has_the_number_of_those_that_were_discarded_and_not_of_others
     assert (answer, Act.get().before) == ({"discarded": 1}, {"kind": "upload", "count": 1, "first": [UPLOAD]})
 
 
+@whole_only
 @pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):

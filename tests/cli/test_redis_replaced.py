@@ -6,6 +6,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.runs.holds import Batch
 from tests.harness.stale_uploads import register
+from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads.keys import EPOCH
 
 UPLOADS, STATUSES = "stale_direct_uploads", "user_status_cleanup"
@@ -32,6 +33,7 @@ def test_an_emptied_redis_blocks_the_batch_that_has_its_register_there_and_no_ot
     assert [level for level, message in main("check", "--json").findings("redis") if LOST in message] == ["error"]
 
 
+@whole_only
 @pytest.mark.usefixtures("emptied")
 def test_every_command_warns_until_a_person_says_that_redis_was_replaced(main):
     main("run", UPLOADS)

@@ -15,6 +15,7 @@ from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.storage.outbox import DeletedObject
 from models import UserStatus
 from tests.harness import toys
+from tests.harness.thorough import whole_only
 
 NAME = "user_status_cleanup"
 DELETING = [name for name in BATCHES if name != "prune"]
@@ -97,6 +98,7 @@ def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
     assert Hold.why(NAME) == "paused"
 
 
+@whole_only
 @pytest.mark.parametrize("name", DELETING)
 def test_a_release_lets_go_what_a_preview_shows(main, database, name):
     main("seed")
@@ -157,6 +159,7 @@ def test_the_preview_of_a_held_batch_says_how_its_number_is_released(main, datab
     assert main(*command.split()).stdout == f"{NAME} runs again from its next tick; 2 records may go, and no more\n"
 
 
+@whole_only
 def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
     sample.add_statuses(100)
     Hold.add(NAME, "new", by="migrate", reason="nobody has looked")
@@ -169,6 +172,7 @@ def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
     assert main("run", NAME, "--json", **given).json["skipped"] == "held"
 
 
+@whole_only
 def test_the_first_migrate_holds_what_deletes_and_a_later_one_nothing(main, settings, new_database, query):
     url = new_database()
 

@@ -19,6 +19,7 @@ from forgekeeper.storage.installation import INSTALLATION
 from forgekeeper.storage.outbox import DeletedObject
 from models import UserStatus
 from tests.harness.performing import start_run
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
@@ -84,6 +85,7 @@ def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, command
     assert result.sentences == [f"{NAME} is running on elsewhere:42 since {since}; wait until it ends"]
 
 
+@whole_only
 def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_database, query):
     query(own_database, "alter table forgekeeper.quarantine rename to gone")
 
@@ -98,6 +100,7 @@ def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_
     ]
 
 
+@whole_only
 def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database, query):
     query(own_database, "alter table forgekeeper.quarantine rename to gone")
     query(own_database, f"insert into job_runs (batch, tick, state) values ('{NAME}', '2026-01-01', 'enqueued')")
@@ -109,6 +112,7 @@ def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database,
     assert query(own_database, "select state, failures from job_runs") == [("enqueued", 1)]
 
 
+@whole_only
 def test_ctrl_c_ends_a_run_at_the_next_chunk(environment):
     sample.add_statuses(1_000)
     running = subprocess.Popen(

@@ -29,6 +29,7 @@ from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
 from tests.harness import installation
 from tests.harness.lived import lived
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient
 
 NAME = "user_status_cleanup"
@@ -114,6 +115,7 @@ def test_without_a_living_scheduler_it_says_so_and_shows_what_this_shell_says(st
     assert f"warning: {sentence}" in said
 
 
+@whole_only
 @pytest.mark.parametrize("other", ["silent", "draining"])
 def test_it_names_the_queues_that_no_worker_serves(status, main, other):
     scheduler()
@@ -207,6 +209,7 @@ def test_a_backlog_is_counted_up_to_a_bound(status, main):
     assert "100,000+" in line_of(NAME, main("status").stdout, "batch")
 
 
+@whole_only
 def test_in_eighty_columns_names_are_whole_and_what_is_wrong_is_red(on_a_terminal, main):
     main("run", "expired_job_artifacts")
     main("send", NAME)

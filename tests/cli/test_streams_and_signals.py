@@ -12,7 +12,7 @@ import pytest
 from forgekeeper.runs import processes
 from tests.harness.every import every
 from tests.harness.pipes import full_pipe
-from tests.harness.thorough import some
+from tests.harness.thorough import some, whole_only
 from tests.harness.waiting import patient, wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
@@ -69,6 +69,7 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, monkeypatch, tm
     assert process.returncode in INTERRUPTED
 
 
+@whole_only
 def test_a_command_ends_with_its_own_status_whatever_the_client_for_stores_still_does(
     environment, database, root, store, tmp_path
 ):
@@ -82,6 +83,7 @@ def test_a_command_ends_with_its_own_status_whatever_the_client_for_stores_still
     assert "artifacts has its sentinel" in ended.stdout
 
 
+@whole_only
 def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
     process = start("worker", "--processes", "1", stdout=subprocess.DEVNULL)
     # The command has become the program `workers`, which takes a second to import what it needs.
@@ -96,6 +98,7 @@ def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
     assert process.returncode == 0
 
 
+@whole_only
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize(("command", "statement"), [("status", b"processes"), (f"run {NAME}", b"user_statuses")])
 def test_ctrl_c_ends_a_command_though_the_database_hangs(start, urls, command, statement):
@@ -121,6 +124,7 @@ def unread():
     os.close(writing)
 
 
+@whole_only
 @every("command", some(ANSWERS))
 def test_where_standard_output_is_full_one_sentence_says_so(start, database, command):
     with Path("/dev/full").open("w") as full:
@@ -131,6 +135,7 @@ def test_where_standard_output_is_full_one_sentence_says_so(start, database, com
     assert process.returncode == 1
 
 
+@whole_only
 @every("command", some(ANSWERS))
 def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, unread, command):
     process = start(*command.split(), stdout=unread)
@@ -150,6 +155,7 @@ def test_what_serves_works_and_ends_though_nobody_reads_its_log(start, database,
         assert process.wait(patient(LIMIT)) == 0
 
 
+@whole_only
 def test_a_run_ends_though_nobody_reads_its_log(start, database):
     with full_pipe() as (_reading, writing):
         process = start("run", NAME, "--json", stderr=writing)
@@ -163,6 +169,7 @@ def sentences(err):
     return [line for line in err.splitlines() if not line.startswith("{")]
 
 
+@whole_only
 def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, database, unread):
     process = start("run", NAME, stderr=unread)
     out, _err = process.communicate(timeout=patient(LIMIT))
@@ -170,6 +177,7 @@ def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, dat
     assert (out, process.returncode) == (f"{NAME}: deleted=0 batches=0 stopped=drained\n", 0)
 
 
+@whole_only
 @every("number", [1, 2])
 def test_a_stream_that_is_closed_is_no_failure(start, database, number):
     process = start("status", preexec_fn=lambda: os.close(number))
@@ -178,6 +186,7 @@ def test_a_stream_that_is_closed_is_no_failure(start, database, number):
     assert (process.returncode, out == "", err) == (0, number == 1, "")
 
 
+@whole_only
 def test_a_character_that_the_output_does_not_know_is_no_failure(start, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("PYTHONUTF8", "0")
@@ -187,6 +196,7 @@ def test_a_character_that_the_output_does_not_know_is_no_failure(start, monkeypa
     assert (process.returncode, err) == (0, "")
 
 
+@whole_only
 @every("command", ["", *sorted(ALL)])
 def test_every_command_has_help(main, command):
     result = main(*command.split(), "--help")

@@ -9,6 +9,7 @@ import psycopg2
 import pytest
 
 from demo.servers import servers
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 NAME, LIMIT = "user_status_cleanup", 60.0
@@ -60,6 +61,7 @@ def waiting(cursor):
     return cursor.fetchone()[0]
 
 
+@whole_only
 @pytest.mark.parametrize("command", ["pause", "stop"])
 def test_what_brakes_is_in_force_at_once_and_says_that_no_standby_has_it(main, without_standby, query, command):
     settings, _go_on = without_standby
@@ -72,6 +74,7 @@ def test_what_brakes_is_in_force_at_once_and_says_that_no_standby_has_it(main, w
     assert "it is in force; no synchronous standby has it" in result.stderr
 
 
+@whole_only
 def test_a_run_that_waits_for_a_standby_says_so_and_goes_on_once_it_may(environment, without_standby, tmp_path):
     settings, go_on = without_standby
     line = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"]

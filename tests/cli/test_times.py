@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from forgekeeper.cli.terminal import Problem, read_time
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -47,6 +48,7 @@ def test_what_is_no_time_is_refused(text):
         read_time(text, NOON, ahead=True)
 
 
+@whole_only
 @given(st.text(), st.booleans())
 def test_any_text_is_a_time_or_refused(text, ahead):
     try:

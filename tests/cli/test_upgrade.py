@@ -9,6 +9,7 @@ from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.database.sessions import Timeouts, open_pool
 from tests.harness.programs import Program, eventually
+from tests.harness.thorough import whole_only
 
 MINUTE = timedelta(minutes=1)
 LAST, OLDER = "0017_one_quarantine", "0016_quarantine"
@@ -59,6 +60,7 @@ def test_processes_of_the_last_version_and_those_that_have_expired_hold_nothing_
     assert (done.status, done.json["applied"][0]) == (0, "0018_own_schema")
 
 
+@whole_only
 def test_migrate_waits_if_asked_to_until_such_a_process_has_ended(query, migrated_long_ago, tmp_path):
     query(migrated_long_ago, LIVING.format(knows=OLDER, for_minutes=60))
     words = ("-m", "forgekeeper.cli", "migrate", "--wait")

@@ -10,6 +10,7 @@ import redis
 
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program, eventually
+from tests.harness.thorough import whole_only
 
 from ..system.proxy import postgres_through  # noqa: TID252
 
@@ -70,6 +71,7 @@ def ready(port):
         return None
 
 
+@whole_only
 def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_there(start, main, new_database, urls):
     url, (port,) = new_database(), free_ports(1)
     proxy, through = postgres_through(url)
@@ -108,6 +110,7 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
         assert worker.end() == 0
 
 
+@whole_only
 @pytest.mark.parametrize("command", ["scheduler", "worker", "up"])
 def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(start, urls, command):
     proxy, through = postgres_through(urls.database)

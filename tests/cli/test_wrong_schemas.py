@@ -9,6 +9,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.check import findings
+from tests.harness.thorough import whole_only
 
 STATUSES, REFS, IMPORTS = "user_status_cleanup", "git_ref_cleanup", "stale_imports"
 READS_ARTIFACTS = "expired_job_artifacts, delete_objects, stale_direct_uploads"
@@ -169,6 +170,7 @@ def test_of_tables_as_they_are_expected_check_says_so_batch_by_batch(settings, f
     assert named == {name for name, batch in BATCHES.items() if batch.relations}
 
 
+@whole_only
 @pytest.mark.parametrize(
     "changed",
     [

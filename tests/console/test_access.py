@@ -24,6 +24,7 @@ from forgekeeper.runs.processes import version
 from forgekeeper.storage.installation import Installation, claim_by_writing
 from tests.harness.every import every
 from tests.harness.programs import eventually
+from tests.harness.thorough import whole_only
 from tests.system.soak import rights
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,7 @@ def test_the_page_names_who_has_logged_in_with_role_and_a_way_out(guarded):
     assert '<form method="post" action="/logout">' in answer.text
 
 
+@whole_only
 def test_an_operator_is_a_viewer_where_nobody_may_act(looking):
     assert shown_person(looking.get("/", Cookie=session(looking, "anna"))) == ("anna", "viewer")
 
@@ -159,6 +161,7 @@ def test_an_operator_is_a_viewer_where_nobody_may_act(looking):
 EVIL = ["//evil.example", "https://evil.example/", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "evil"]
 
 
+@whole_only
 @every("to", [*EVIL, "/\t/evil.example", "/\n/evil.example", " //evil.example", "/a\r\nSet-Cookie: a=b"])
 def test_a_login_leads_to_no_other_host(guarded, to):
     answer = guarded.post("/login", {"name": "anna", "password": PASSWORD, "next": to})
@@ -307,6 +310,7 @@ def guess(console, name="anna", **headers):
     return console.post("/login", {"name": name, "password": "wrong"}, **headers).status
 
 
+@whole_only
 def test_behind_a_proxy_a_stranger_s_guesses_lock_out_nobody_at_another_address(console, users):
     one = console(console_users=users.path, console_proxy=LOOPBACK)
     guesses = [guess(one, "nobody", x_forwarded_for="203.0.113.7, 192.0.2.9") for _ in range(LOGINS + 1)]
@@ -329,6 +333,7 @@ def test_a_browser_in_which_a_person_has_logged_in_is_not_locked_out_by_stranger
     assert (guesses[-1], again.status, as_another, its_own[-1]) == (429, 303, 429, 429)
 
 
+@whole_only
 def test_the_log_says_who_has_logged_in_and_no_password_and_no_name_that_nobody_has(console, users):
     one = console(console_users=users.path)
     assert {one.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(LOGINS + 1)} == {303}
@@ -349,6 +354,7 @@ def proxied(shared, users):
     return shared(console_proxy=LOOPBACK, console_users=users.path, console_actions="on")
 
 
+@whole_only
 def test_whom_the_proxy_names_has_the_role_of_the_file(proxied):
     assert shown_person(proxied.get("/", **{HEADER: "petra"})) == ("petra", "operator")
 
@@ -554,6 +560,7 @@ def test_with_a_certificate_it_speaks_tls_and_its_sessions_never_go_without(cons
 STORE = '{"artifacts": "s3://bucket?region=eu&access_key_id=swordfish&secret_access_key=swordfish"}'
 
 
+@whole_only
 def test_no_page_shows_a_secret(console, users, urls):
     where = urlsplit(urls.database)
     url = where._replace(netloc=f"forgekeeper:swordfish@{where.netloc.rpartition('@')[2]}").geturl()
@@ -620,6 +627,7 @@ def every_page():
     return paths + [path.format(batch=batch) for path in of_batch for batch in BATCHES]
 
 
+@whole_only
 def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, database):
     (grants,) = re.findall(r"`(grant usage .* to forgekeeper_console)`", (ROOT / "docs" / "security.md").read_text())
     database.execute_sql(f"create role looker login; {grants.replace('forgekeeper_console', 'looker')}")

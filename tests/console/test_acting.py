@@ -26,6 +26,7 @@ from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.every import every
 from tests.harness.forks import run
 from tests.harness.tables import empty
+from tests.harness.thorough import whole_only
 
 BATCH, FLAG, LEASE = "user_status_cleanup", "bulk_delete_job_artifacts", "refs:7"
 REASON = "the disk is full"
@@ -239,6 +240,7 @@ def command(*words, **settings):
     return json.loads(run(["-m", "forgekeeper.cli", *words, "--json"], env=environment).stdout)
 
 
+@whole_only
 def test_everything_can_be_stopped_from_every_page_by_who_may(anna, vera):
     assert ["STOP ALL" in each.get("/settings").text for each in (anna, vera)] == [True, False]
 
@@ -259,6 +261,7 @@ def test_every_act_is_tried():
     assert {case.name for case in CASES} == {*ACTIONS}
 
 
+@whole_only
 @every_case
 def test_it_is_done_by_the_person_with_the_reason_and_the_next_page_says_so(anna, case):
     afresh(case)
@@ -458,6 +461,7 @@ def test_a_pause_is_what_status_and_audit_say(anna):
     assert (row["paused"]["by"], row["paused"]["reason"]) == ("anna", REASON)
 
 
+@whole_only
 @every("fields", [{"batch": "*"}, {"batch": BATCH}])
 def test_a_stop_works_while_redis_is_away(shared, users, fields):
     empty()

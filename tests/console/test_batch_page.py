@@ -14,6 +14,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.many_rows import artifacts, statuses
 from tests.harness.programs import ROOT
+from tests.harness.thorough import whole_only
 
 NAME = "user_status_cleanup"
 PAGE = f"/batches/{NAME}"
@@ -109,6 +110,7 @@ def test_its_alerts_lead_to_what_to_do_about_them(seen):
     assert "GitRefCleanupDeadLetters" not in text
 
 
+@whole_only
 def test_a_preview_has_the_numbers_of_a_dry_run_and_changes_nothing(seen):
     statuses(1234)
     command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--dry-run", "--json"]

@@ -18,6 +18,7 @@ from tests.harness import forks
 from tests.harness.every import every
 from tests.harness.ports import free_ports
 from tests.harness.programs import ROOT
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
@@ -91,6 +92,7 @@ REFUSED = [
 ]
 
 
+@whole_only
 @every("given, sentence", REFUSED)
 def test_what_would_let_in_who_should_not_be_is_refused_in_one_sentence(start, given, sentence):
     assert start(**given) == (2, "", f"forgekeeper: {sentence}\n")
@@ -128,6 +130,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
 # How it begins and ends
 
 
+@whole_only
 @every("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_a_line_and_nothing_but_ours_is_on_its_log(console, number):
     one = console()
@@ -161,6 +164,7 @@ def test_it_starts_while_both_servers_are_away_and_says_so(console):
     assert (answer.status, "cannot use PostgreSQL" in answer.text) == (503, True)
 
 
+@whole_only
 def test_it_ends_though_a_question_hangs(console, urls):
     proxy, url = postgres_through(urls.database)
     with proxy:
@@ -278,6 +282,7 @@ def typed(tmp_path, *lines):
     return status, shown.decode()
 
 
+@whole_only
 @pytest.mark.usefixtures("settings")
 def test_at_a_terminal_the_password_is_asked_for_twice_and_not_shown(tmp_path):
     status, shown = typed(tmp_path, PASSWORD, PASSWORD)

@@ -12,6 +12,7 @@ from forgekeeper.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST
 from forgekeeper.console.reading import MAX_QUESTIONS, Busy, Reader
 from forgekeeper.console.users import User, Users, hashed_password
 from forgekeeper.runs.holds import Hold
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient, wait_until
 
 PASSWORD, LIMIT = "correct horse", 60.0
@@ -52,6 +53,7 @@ def slow_table(database):
     database.execute_sql("drop view user_statuses; alter table quick rename to user_statuses")
 
 
+@whole_only
 @pytest.mark.usefixtures("slow_table")
 def test_an_operator_stops_all_while_many_wait_for_previews(acting, database):
     console, cookie = acting
@@ -68,6 +70,7 @@ def test_an_operator_stops_all_while_many_wait_for_previews(acting, database):
     assert "What you see is" not in answers[0].result().text
 
 
+@whole_only
 def test_a_parameter_that_a_page_does_not_know_asks_no_other_question(acting, other):
     console, cookie = acting
     other.execute("lock table user_statuses")

@@ -14,6 +14,7 @@ from forgekeeper.console import declared
 from tests.harness.every import every
 from tests.harness.programs import ROOT
 from tests.harness.rules import RULES
+from tests.harness.thorough import whole_only
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -60,6 +61,7 @@ def test_every_setting_is_shown_with_where_it_comes_from(seen):
     assert shown["FORGEKEEPER_QUEUE_LIMIT"][3] == "default"
 
 
+@whole_only
 def test_no_secret_of_a_setting_is_in_any_page(seen):
     secret = "hunter2hunter2"
     store = f"s3://bucket?access_key_id=a&secret_access_key={secret}"
@@ -70,6 +72,7 @@ def test_no_secret_of_a_setting_is_in_any_page(seen):
         assert secret not in seen(path, **given).text
 
 
+@whole_only
 def test_the_page_shows_the_findings_of_the_command(seen):
     command = [sys.executable, "-m", "forgekeeper.cli", "check", "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout

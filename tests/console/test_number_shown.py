@@ -13,6 +13,7 @@ from forgekeeper.coordination import leases as locks
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.quarantine import Quarantined
+from tests.harness.thorough import whole_only
 
 BATCH, UPLOADS, LEASE = "user_status_cleanup", "stale_direct_uploads", "refs:7"
 PASSWORD = "correct horse"
@@ -73,6 +74,7 @@ def test_a_release_is_of_the_number_shown_whatever_becomes_due_until_it_is_sent(
     assert Batch.get(name=BATCH).released_expect == 2
 
 
+@whole_only
 def test_what_nobody_can_count_is_released_by_a_number_that_somebody_types_alone(opened):
     Hold.add(UPLOADS, "breaker", reason="too much", by="a run")
     form = opened("release", batch=UPLOADS, redis_url="redis://127.0.0.1:1/0")

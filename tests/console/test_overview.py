@@ -20,6 +20,7 @@ from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
 from forgekeeper.storage.outbox import DeletedObject
 from tests.harness.lived import lived
+from tests.harness.thorough import whole_only
 
 SCRIPT = "<script>alert(1)</script>"
 BATCH = "user_status_cleanup"
@@ -105,6 +106,7 @@ def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
     assert "Nothing unusual is deleted: 3,000 records today." in said(seen("/").text)["deleted"]
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("kind", "until", "answer"),
     [
@@ -188,6 +190,7 @@ def test_what_was_deleted_last_and_can_be_undone_has_its_command(seen, known):
     assert re.search(r"until `git gc` prunes .* ago by run 7 : forgekeeper refs restore 41", page)
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("hours", "seen_there"),
     [

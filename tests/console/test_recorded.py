@@ -13,6 +13,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion, Ended
 from forgekeeper.database import now
 from tests.harness.programs import ROOT
+from tests.harness.thorough import whole_only
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -36,6 +37,7 @@ def rows(text):
     return [[" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row] for row in cells if row]
 
 
+@whole_only
 def test_who_deleted_one_thing_is_answered_in_the_sentences_of_the_command(seen, artifacts):
     artifacts.done("job_artifact", ids=[7, 8], project_id=[7, 9], path=["a", "b"])
     command = [sys.executable, "-m", "forgekeeper.cli", "audit", "--what", "artifact:7"]

@@ -19,6 +19,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness.performing import start_run
 from tests.harness.programs import ROOT
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 NAME, REFS = "user_status_cleanup", "git_ref_cleanup"
@@ -179,6 +180,7 @@ def test_a_story_says_what_is_excluded_of_the_batch_now(seen):
     assert "project:7 is excluded" in page(seen, run.id)
 
 
+@whole_only
 def test_the_command_for_the_log_finds_the_lines_of_the_run(seen, monkeypatch):
     monkeypatch.setenv("FORGEKEEPER_LOG_FORMAT", "json")
     command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME]

@@ -7,6 +7,7 @@ import pytest
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.console.users import User, Users, fits, hashed_password, is_password
 from tests.harness.every import every
+from tests.harness.thorough import whole_only
 
 HASH = hashed_password("correct horse")
 ANNA = User("anna", "operator", HASH)
@@ -112,6 +113,7 @@ def test_a_name_can_be_printed(name):
     assert not fits(name)
 
 
+@whole_only
 @every(
     "user, password, right",
     [

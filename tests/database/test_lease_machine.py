@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from forgekeeper.coordination.leases import KEY, LeaseLost, LeaseTaken, break_lease, lease, leases
-from tests.harness.thorough import examples, sequences
+from tests.harness.thorough import examples, sequences, whole_only
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]
 WORKERS = range(3)
@@ -268,6 +268,7 @@ def workers(urls):
         yield [Worker(connection_pool=pool) for _ in WORKERS]
 
 
+@whole_only
 def test_no_sequence_of_events_makes_two_trusted_holders_or_lets_a_stale_token_change_anything(workers, monkeypatch):
     server = redis.Redis(connection_pool=workers[0].connection_pool)
     monkeypatch.setattr(Sequences, "workers", workers)

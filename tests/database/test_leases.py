@@ -8,6 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from forgekeeper.coordination.leases import KEY, LeaseInTransaction, LeaseLost, LeaseTaken, lease, leases
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
@@ -103,6 +104,7 @@ def test_a_late_holder_frees_nothing(client, other):
 # Renewing
 
 
+@whole_only
 def test_a_lease_is_renewed_while_its_holder_works(client):
     with take(client, ttl=9 * SECOND):
         assert wait_until(lambda: leases(client)[0].left < 8 * SECOND, LIMIT)

@@ -15,6 +15,7 @@ from forgekeeper import migrations
 from forgekeeper.cli.migrate import OURS
 from forgekeeper.database.schema import Difference, differences
 from forgekeeper.database.sessions import SCHEMAS, Timeouts, open_pool
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)
@@ -274,6 +275,7 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(
         assert thread.submit(migrating, empty).result() == []
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("change", "sentence", "harmless"),
     [
@@ -308,6 +310,7 @@ def test_what_is_missing_is_told_and_whether_it_does_harm(migrated, change, sent
     assert Difference(sentence, harmless) in list(differences(MODELS))
 
 
+@whole_only
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,6 +10,7 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.database import database, release
 from forgekeeper.database.sessions import Timeouts, execute_prepared, open_pool
+from tests.harness.thorough import whole_only
 from tests.system.proxy import Proxy, postgres_through
 
 ME = "select pg_backend_pid()"
@@ -58,6 +59,7 @@ def test_an_interrupted_transaction_goes_to_nobody_else(opened):
     assert my_pid() != pid
 
 
+@whole_only
 def test_no_more_connections_are_made_than_the_pool_has(opened):
     opened()
 
@@ -74,6 +76,7 @@ def test_the_server_ends_what_takes_longer_than_the_settings_say(opened):
     }
 
 
+@whole_only
 def test_a_server_that_does_not_answer_is_given_up_and_its_place_in_the_pool_is_free_again(opened, urls):
     proxy, url = postgres_through(urls.database)
     with proxy:
@@ -91,6 +94,7 @@ def test_a_server_that_does_not_answer_is_given_up_and_its_place_in_the_pool_is_
         assert my_pid()
 
 
+@whole_only
 def test_a_second_host_is_reached_while_the_first_does_not_answer(opened, urls):
     proxy, url = postgres_through(urls.database)
     with proxy, Proxy(proxy._target) as living:

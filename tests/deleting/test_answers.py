@@ -19,6 +19,7 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import as_child, perform, recorded
 from tests.harness.settings import settings_with
+from tests.harness.thorough import whole_only
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 ROWS = 500
@@ -135,6 +136,7 @@ def test_a_limit_of_bytes_is_never_exceeded(limit, rows):
     assert (row.result["deleted"], row.result["bytes"]) == (rows, 10 * rows)
 
 
+@whole_only
 @pytest.mark.usefixtures("weeds")
 def test_a_row_that_is_locked_once_its_bytes_are_reserved_ends_no_run(monkeypatch, other):
     # The rows behind it are larger than what was reserved for it.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.thorough import whole_only
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import fcntl, multiprocessing, os, signal, sys, termios, time
@@ -60,10 +62,12 @@ def run(*parts):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 
+@whole_only
 def test_a_signal_to_one_process_is_none_to_its_master():
     assert run(ITS_OWN).stdout == "0 signals heard\n"
 
 
+@whole_only
 @pytest.mark.parametrize("waits", [HELD, TAKEN], ids=["held by the kernel", "dead with a lock"])
 def test_a_master_does_not_wait_for_ever_for_a_process(waits):
     ended = run(waits, ASKED)

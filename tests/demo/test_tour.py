@@ -48,18 +48,22 @@ def tour(start, tmp_path_factory):
     return command
 
 
+@whole_only
 def test_it_ends_well_on_a_machine_whose_own_settings_are_bad(tour):
     assert tour.process.returncode == 0, tour.said
 
 
+@whole_only
 def test_it_shows_what_there_was_and_is_left_and_that_the_metrics_say_so(tour):
     assert {" ".join(line.split()) for line in tour.said.splitlines()} >= FIGURES | SHOWN
 
 
+@whole_only
 def test_it_shows_no_log_lines(tour):
     assert not [line for line in tour.said.splitlines() if line.startswith("{")]
 
 
+@whole_only
 def test_it_leaves_nothing_behind_and_runs_nothing_that_lies_in_the_folder(tour):
     assert tour.leaves_nothing(), tour.process_table()
     assert (tour.left, tour.sprung) == (set(), [])

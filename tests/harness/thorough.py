@@ -17,7 +17,7 @@ Row = TypeVar("Row")
 WHOLE = "THOROUGH" in os.environ
 SEARCHES = WHOLE and "CI" not in os.environ
 
-# For what has no tenth.
+# For a test that takes seconds and that `docs/promises.md` does not name: `make test` takes five minutes at most.
 whole_only = pytest.mark.skipif(not WHOLE, reason="only `make test-all` runs it")
 
 

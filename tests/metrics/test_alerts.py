@@ -11,7 +11,7 @@ import yaml
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
-from tests.harness.thorough import some
+from tests.harness.thorough import some, whole_only
 
 from .pages import ran
 
@@ -56,6 +56,7 @@ def test_the_rules_fire_and_stay_silent_where_they_should(file, tmp_path):
     assert status == 0, said
 
 
+@whole_only
 def test_every_alert_is_shown_to_fire_and_to_stay_silent():
     shown = {name: set() for name in NAMES}
     for file in UNIT_TESTS:

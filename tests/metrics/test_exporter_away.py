@@ -11,6 +11,7 @@ import pytest
 from forgekeeper.storage import sentinel
 from tests.harness.catalogue import SERIES
 from tests.harness.installation import INSTALLATION
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient, wait_until
 
 IN_REDIS = {"queues", "leases", "uploads"}
@@ -28,6 +29,7 @@ def black_hole():
         yield silent.getsockname()[1]
 
 
+@whole_only
 def test_a_store_that_never_answers_is_unreadable_and_hides_no_other(look, tmp_path, settings, black_hole):
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     silent = f"s3://bucket?endpoint=http://127.0.0.1:{black_hole}&allow_http=true&region=x&access_key_id=a&secret_access_key=b"
@@ -50,6 +52,7 @@ AWAY = {
 }
 
 
+@whole_only
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("how", ["closed", "silent"])
 @pytest.mark.parametrize("server", AWAY)

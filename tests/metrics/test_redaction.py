@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from metrics import logs
 from metrics.logs import LONGEST, MASK, MORE, MOST, SEEN, clean, describe, escaped, redact
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""
@@ -48,6 +48,7 @@ def seconds(function, text):
     return min(took)
 
 
+@whole_only
 @pytest.mark.parametrize(("begin", "piece"), SHAPES.values(), ids=SHAPES)
 def test_a_text_of_any_shape_takes_as_long_as_it_is(begin, piece):
     less, more = (begin + piece * (size // len(piece)) for size in (15_000, 150_000))
@@ -89,6 +90,7 @@ BORDERS = some.sampled_from([0, LONGEST // 2, LONGEST, SEEN, SEEN + LONGEST])
 NEARBY = some.integers(-60, 60)
 
 
+@whole_only
 @pytest.mark.parametrize(("secrets", "written"), WHOLE.values(), ids=WHOLE)
 @hypothesis.settings(max_examples=examples(40))
 @given(data=some.data())

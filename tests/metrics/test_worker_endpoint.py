@@ -27,6 +27,7 @@ from tests.harness.waiting import wait_until
 from .worker import NAME, PATIENT, ROOT, due
 
 
+@whole_only
 def test_every_series_is_there_at_zero_before_the_first_message(start_worker, scrape_when_up, promtool):
     worker = start_worker()
     assert wait_until(worker.is_up, LIMIT)
@@ -41,6 +42,7 @@ def test_every_series_is_there_at_zero_before_the_first_message(start_worker, sc
         assert metric.name == "forgekeeper_log_messages_total" or set(found.values()) == {0}, metric.name
 
 
+@whole_only
 def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, promtool):
     due(3)
     worker = start_worker(processes=2)
@@ -64,6 +66,7 @@ def send_child(project):
     send_children(broker, None, CHILD, [(str(project), (project,))], limit_depth=None)
 
 
+@whole_only
 def test_a_child_is_retried_until_its_last_failure_which_is_a_dead_letter_and_a_breach(start_worker, counts):
     worker = start_worker()
     for project in (1, 2):
@@ -90,6 +93,7 @@ def test_a_child_is_retried_until_its_last_failure_which_is_a_dead_letter_and_a_
     assert counts(worker, 2, "lease_acquisitions_total", lease=CHILD.name)
 
 
+@whole_only
 def test_a_message_of_an_unknown_actor_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
     broker.client.hset(queues.bodies("git"), "bad", Message("git", "nobody", (), {}, {}).encode())
     broker.client.rpush(queues.ready("git"), "bad")
@@ -109,6 +113,7 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
     assert (status, worker.folders) == (1, [])
 
 
+@whole_only
 def test_the_folder_is_private_and_replaces_those_of_workers_that_have_ended(start_worker, scrape_when_up, tmp_path):
     nobodys = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     abandoned, alive = (
@@ -124,6 +129,7 @@ def test_the_folder_is_private_and_replaces_those_of_workers_that_have_ended(sta
     assert (abandoned.exists(), alive.exists()) == (False, True)
 
 
+@whole_only
 def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkeypatch):
     monkeypatch.setenv(PREFIX + "METRICS_PORT_WORKER", "9191")
 
@@ -139,6 +145,7 @@ def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkey
     assert refused.stderr == ("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
 
 
+@whole_only
 def test_it_serves_while_the_worker_drains_and_ends_with_it(start_worker, send, counts, scrape, table_lock):
     worker = start_worker(**PATIENT)
     send()
@@ -155,6 +162,7 @@ def test_it_serves_while_the_worker_drains_and_ends_with_it(start_worker, send, 
     assert wait_until(lambda: not worker.listens() and not worker.folders, LIMIT)
 
 
+@whole_only
 def test_what_a_killed_process_has_counted_stays(start_worker, send, counts, scrape):
     due(3)
     worker = start_worker(processes=2, **PATIENT)
@@ -202,6 +210,7 @@ def test_a_worker_that_reloads_goes_on_counting(start_worker, send, counts):
     assert worker.process.poll() is None
 
 
+@whole_only
 def test_a_killed_master_frees_the_port_at_once(start_worker, send, counts, table_lock):
     worker = start_worker(**PATIENT)
     send()

@@ -20,6 +20,7 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.many_rows import artifacts, clean_statuses, destroy_artifacts, ids, statuses
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient
 from workers import delete_objects
 from workers.prune import prune
@@ -182,6 +183,7 @@ def test_a_right_that_is_missing_is_no_bad_record():
     assert (passed_over(), len(ids(UserStatus))) == ({}, 10)
 
 
+@whole_only
 def test_a_table_that_somebody_has_locked_is_no_bad_record(other):
     statuses(10)
     other.execute("lock table user_statuses in share mode")
@@ -204,6 +206,7 @@ def test_what_a_trigger_says_of_a_record_is_about_it_whatever_its_code():
 # What makes a run wait
 
 
+@whole_only
 def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
     statuses(250)
     database.execute_sql("create table holding (user_id bigint references user_statuses)")

@@ -15,6 +15,7 @@ from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.preconditions import Difference
 from forgekeeper.settings import PREFIX
+from tests.harness.thorough import whole_only
 
 NAME = "user_status_cleanup"
 ROOT = str(Path(__file__).parents[2])
@@ -29,6 +30,7 @@ def test_what_the_way_to_the_servers_may_have_cost_does_not_count_against_a_cloc
 # Batches that delete
 
 
+@whole_only
 def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings, ahead):
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() + interval '1 minute')")
     own = {f"{PREFIX}DATABASE_URL": ahead(timedelta(days=1)), f"{PREFIX}CLOCK_TOLERANCE": "60"}

@@ -16,7 +16,7 @@ from forgekeeper.database import database as db
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.settings import settings_with
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 
 STATUSES = BATCHES["user_status_cleanup"]
 HISTORIES = examples(2_000)
@@ -171,6 +171,7 @@ def doomed(database):
     db.execute_sql("drop table if exists doomed")
 
 
+@whole_only
 @pytest.mark.usefixtures("doomed")
 @pytest.mark.parametrize("part", range(20))
 def test_no_history_deletes_more_than_a_limit_and_none_is_stuck(part):

@@ -17,6 +17,7 @@ from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
 from forgekeeper.runs.reconcile import COUNT
 from scheduler import Loop, _keep_heartbeat
+from tests.harness.thorough import whole_only
 from tests.harness.ticks import BATCH, HOUR, LIMIT, NOON, clock_is, ledger, rows
 from tests.harness.waiting import wait_until
 from tests.system.proxy import postgres_through
@@ -116,6 +117,7 @@ def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
     assert loop._broken.is_set()
 
 
+@whole_only
 @pytest.mark.usefixtures("_migrated")
 def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls, settings):
     proxy, url = postgres_through(urls.database)
@@ -143,6 +145,7 @@ def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls,
         database.close()
 
 
+@whole_only
 def test_a_scheduler_whose_stopper_has_died_ends():
     command, root = [sys.executable, "-c", BROKEN_STOPPER], Path(__file__).parents[2]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE
 from forgekeeper.runs.reconcile import MISFIRE_GRACE, REMEMBERED, Decision, plan
 from forgekeeper.settings.cron import Cron
+from tests.harness.thorough import whole_only
 
 MICROSECOND = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
@@ -69,6 +70,7 @@ def due(case):
 # What holds always
 
 
+@whole_only
 @given(cases())
 def test_every_tick_since_the_newest_known_one_gets_one_decision_but_for_the_oldest_beyond_what_is_remembered(case):
     ticks, tick = [], case["schedule"].after(case["known"])
@@ -79,12 +81,14 @@ def test_every_tick_since_the_newest_known_one_gets_one_decision_but_for_the_old
     assert decided(plan(**case)) == ticks[::-1][: REMEMBERED + 1]
 
 
+@whole_only
 @given(cases())
 def test_no_tick_is_decided_about_before_its_time_but_for_what_the_tolerance_allows(case):
     assert all(tick <= case["now"] + CLOCK_TOLERANCE for tick in decided(plan(**case)))
     assert all(tick <= case["now"] for tick in decided(plan(**case | {"due_hint": None})))
 
 
+@whole_only
 @given(cases())
 def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
     newest = next(iter(plan(**case)), None)
@@ -101,6 +105,7 @@ def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
         assert newest == Decision((due(case),), "missed", "skip" if case["catch_up"] == "skip" else None)
 
 
+@whole_only
 @given(cases())
 def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skipped_and_others_are_missed(case):
     decisions = plan(**case)
@@ -114,6 +119,7 @@ def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skippe
             )
 
 
+@whole_only
 @given(cases(EVERY_MINUTE), st.lists(st.tuples(st.timedeltas(-HOUR, HOUR), st.booleans()), max_size=8))
 def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, looks):
     seen, now = [], case["now"]

@@ -9,11 +9,13 @@ from forgekeeper.storage import objects as module
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outcomes import DELETED, StoreUnavailable
 from tests.harness.installation import INSTALLATION
+from tests.harness.thorough import whole_only
 
 TEN = [f"a/{number}" for number in range(10)]
 REFUSALS = [(501, "NotImplemented"), (405, "MethodNotAllowed"), (400, "MissingContentMD5"), (403, "AccessDenied")]
 
 
+@whole_only
 @pytest.mark.parametrize(("status", "code"), REFUSALS, ids=str)
 @pytest.mark.parametrize("paths", [["a"], TEN], ids=["one", "ten"])
 def test_at_a_store_that_refuses_bulk_deletion_each_object_is_deleted_singly(s3, objects, status, code, paths):
@@ -61,6 +63,7 @@ def test_a_store_that_keeps_these_objects_is_not_taken_for_one_without_bulk_dele
     assert ({outcome.state for outcome in outcomes.values()}, opened.can_delete_in_bulk()) == ({"failed"}, True)
 
 
+@whole_only
 @pytest.mark.parametrize("named", [0, 5])
 @pytest.mark.parametrize("deleted", [5, 10])
 def test_an_object_that_the_answer_does_not_name_is_deleted_singly(s3, objects, named, deleted):
@@ -87,6 +90,7 @@ def test_an_object_that_the_answer_names_as_failed_fails_and_keeps_no_other(s3, 
 BOTH = "<DeleteResult><Deleted><Key>a/0</Key></Deleted><Error><Key>a/0</Key></Error></DeleteResult>"
 
 
+@whole_only
 @pytest.mark.parametrize("body", ["", "<html></html>", "<DeleteResult><Deleted>", "<!DOCTYPE a><DeleteResult/>", BOTH])
 def test_an_answer_that_makes_no_sense_names_nothing(s3, objects, body):
     s3.put(*TEN)

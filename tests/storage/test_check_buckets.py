@@ -5,6 +5,7 @@ import pytest
 from forgekeeper.cli.check_buckets import stores
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
+from tests.harness.thorough import whole_only
 
 SINGLY = "objects are deleted one by one, 50 at a time"
 RECOMMENDED = "no lifecycle rule is seen that aborts unfinished uploads which nobody registered; one is recommended"
@@ -20,6 +21,7 @@ def found(store, **options):
     return others
 
 
+@whole_only
 def test_a_bucket_without_a_fault_is_ok_and_nothing_in_it_changes(s3):
     s3.put("a")
 

@@ -13,7 +13,7 @@ from forgekeeper.storage import git_command, git_repository
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import CHANGED, DEFAULT_BRANCH, DELETED, GONE, LOST, MOVED, Doomed, Outcome
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, refuse, stand_in
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
@@ -205,6 +205,7 @@ def test_nothing_that_is_set_for_other_gits_counts(repository, tmp_path, monkeyp
     assert "refs/a" in other.refs()
 
 
+@whole_only
 def test_a_complaint_that_names_no_ref_is_tracked_down(repository, monkeypatch, tmp_path):
     names = [f"refs/{number:03}" for number in range(200)]
     repository.packed(*names)

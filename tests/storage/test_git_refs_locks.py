@@ -16,6 +16,7 @@ from forgekeeper.storage.git_command import Git, GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, hurry, stand_in
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient, wait_until
 
 TWO_HOURS = 7_200
@@ -64,6 +65,7 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock, 
     assert repository.refs() == before
 
 
+@whole_only
 def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
     repository = Bare(root)
     names = [f"refs/mr/{number}" for number in range(300)]
@@ -105,6 +107,7 @@ def hang(repository, folder, monkeypatch, *, at_term):
     stand_in(folder / "bin", monkeypatch, HANGING.format(path=repository.path, at_term=at_term))
 
 
+@whole_only
 def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term="")
 

@@ -20,7 +20,7 @@ from forgekeeper.storage.opening import reason
 from forgekeeper.storage.outcomes import DELETED, MISSING, ObjectOutcome, StoreUnavailable
 from tests.harness.clocks import JUMP_SECONDS
 from tests.harness.installation import INSTALLATION
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 
 
 def numbered(count):
@@ -80,6 +80,7 @@ def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, c
     assert (caught.value.known, store.keys()) == ({}, {"a", "b"})
 
 
+@whole_only
 @pytest.mark.parametrize("content", [None, sentinel.text("d15c0")], ids=["no sentinel", "another's"])
 def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objects, content):
     paths = numbered(2_500)
@@ -147,6 +148,7 @@ PATHS = st.lists(st.text(LETTERS, max_size=30), min_size=1, max_size=5).map("/".
 
 @settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 # The library cannot delete a file whose name ends with a colon: it stays, and is a failure that people see.
+@whole_only
 @given(path=PATHS.filter(lambda path: is_normal(path) and not path.endswith(":")))
 @example(path="a%2Fb#0x/\u2028/ ")
 @example(path="e\u0301 stays/a#1/100%/%2e%2e/what?x=y/<b>&amp;'\"/back\\slash")
@@ -271,6 +273,7 @@ def test_missing_objects_keep_no_other(folder, objects):
     assert outcomes == dict.fromkeys(paths[::2], MISSING) | dict.fromkeys(paths[1::2], DELETED)
 
 
+@whole_only
 def test_nothing_is_missing_after_the_root_goes_in_the_middle(folder, objects, monkeypatch):
     paths = numbered(2_000)
     folder.put(*paths)
@@ -355,6 +358,7 @@ def test_a_process_that_has_no_thread_as_it_first_asks_a_store_ends_itself(folde
     assert child.returncode == -signal.SIGTERM, child.stderr
 
 
+@whole_only
 def test_a_forked_child_is_told_instead_of_left_hanging(folder):
     child = in_a_child(FORK, folder.url, INSTALLATION)
 
@@ -362,6 +366,7 @@ def test_a_forked_child_is_told_instead_of_left_hanging(folder):
     assert child.stdout.count("before it forked") == 3
 
 
+@whole_only
 def test_objects_that_are_there_are_told_from_those_that_are_not(store, objects):
     paths = [f"a/{number}" for number in range(2 * MAX_CONCURRENT_LOOKS + 1)]
     store.put(*paths[::2])

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from forgekeeper.storage import sentinel, unfinished_uploads
 from forgekeeper.storage.outcomes import DELETED, StoreUnavailable
 from tests.harness.installation import INSTALLATION
+from tests.harness.thorough import whole_only
 
 NOW = datetime.now(UTC)
 BEFORE_MOTO = datetime(2009, 1, 1, tzinfo=UTC)
@@ -26,6 +27,7 @@ def delete(opened, *paths, before=NOW):
     assert opened.delete(paths, uploads_begun_before=dict.fromkeys(paths, before)) == dict.fromkeys(paths, DELETED)
 
 
+@whole_only
 def test_the_uploads_to_a_path_are_aborted_and_no_others(store, objects):
     for path in ("a/1", "a/1", "a/2"):
         store.begin_upload(path)
@@ -94,6 +96,7 @@ def test_the_folder_in_a_url_is_the_beginning_of_the_key(store, objects):
     assert store.uploads() == {("a/1", outside)}
 
 
+@whole_only
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (501, "NotImplemented"), (503, "SlowDown")])
 def test_a_store_that_refuses_keeps_no_object_and_is_asked_once(s3, objects, status, code):
     s3.put(*PATHS)

@@ -28,7 +28,7 @@ from tests.harness.artifacts import (
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
-from tests.harness.thorough import examples
+from tests.harness.thorough import examples, whole_only
 from tests.harness.waiting import patient
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, BucketOutcome, buckets
@@ -180,6 +180,7 @@ def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
     assert [line["log_level"] for line in lines if line["event"] == "feature flag unreadable"] == ["error"]
 
 
+@whole_only
 def test_ten_children_destroy_each_artifact_once_while_the_flag_flips():
     mixed_artifacts(ARTIFACTS)
     turn_on(high_concurrency=True)

@@ -16,6 +16,7 @@ from tests.harness.performing import perform
 from tests.harness.ref_deletions import row
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
+from tests.harness.thorough import whole_only
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import register, stale_direct_uploads
 
@@ -127,6 +128,7 @@ def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, s
 # Both
 
 
+@whole_only
 @pytest.mark.parametrize("step", ["marked", "deleted", "settled"])
 @pytest.mark.parametrize("kind", [OBJECT, UPLOAD])
 def test_what_a_crash_left_open_the_next_run_closes(run, store, kind, step):

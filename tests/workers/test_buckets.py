@@ -10,7 +10,7 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.harness.thorough import sequences
+from tests.harness.thorough import sequences, whole_only
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS
 
@@ -204,6 +204,7 @@ class Buckets(RuleBasedStateMachine):
             assert (buckets.available(self.client), buckets.held(self.client)) == ([*range(self.limit)], [])
 
 
+@whole_only
 def test_no_sequence_of_events_loses_a_bucket_or_gives_it_two_owners(client, monkeypatch):
     # One that has a connection of its own asks no pool for each command.
     monkeypatch.setattr(Buckets, "client", client.client())

@@ -20,6 +20,7 @@ from forgekeeper.settings import PREFIX
 from tests.harness import forks
 from tests.harness.ports import free_ports
 from tests.harness.rules import RULES_FILE
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 from tests.metrics.pages import ran
 
@@ -178,6 +179,7 @@ def locked_row(world):
         yield
 
 
+@whole_only
 @pytest.mark.usefixtures("locked_row")
 def test_no_alert_fires_for_a_row_that_has_been_due_for_minutes(world, tmp_path):
     labels = f'{{batch="{NAME}",record="pipeline"}}'
@@ -204,6 +206,7 @@ def test_no_alert_fires_for_a_row_that_has_been_due_for_minutes(world, tmp_path)
     assert ran("promtool", "test", "rules", tests)[0] == 0
 
 
+@whole_only
 def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
     run(world, "resume", NAME)
     # In one transaction: what is due may go at any moment.
@@ -219,6 +222,7 @@ def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
     assert wait_until(lambda: left(world) == YOUNG, LIMIT)
 
 
+@whole_only
 def test_a_mistake_is_held_by_the_breaker_and_a_release_lets_exactly_so_many_go(world):
     # A run is weighed as it begins.
     run(world, "pause", NAME)

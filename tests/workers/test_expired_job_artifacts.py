@@ -23,6 +23,7 @@ from tests.harness.artifacts import (
     turn_on,
 )
 from tests.harness.tables import before_each, somebody_waits_for_a_lock, wait_for_locks
+from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts import BATCH_SIZE
 
@@ -170,6 +171,7 @@ def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(
 # Must not happen: batches that slow down with what there is to do
 
 
+@whole_only
 @pytest.mark.parametrize("known", ["nothing", "an empty table", "that nothing is due", "that few are due", "all"])
 def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known):
     due_artifacts(DUE, step=1)

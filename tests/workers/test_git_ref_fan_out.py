@@ -13,6 +13,7 @@ from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Batch
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.ref_deletions import NAME, QUEUE, on_their_way, pending, projects, row
+from tests.harness.thorough import whole_only
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
 
@@ -56,6 +57,7 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
     assert on_their_way() == [5, 6]
 
 
+@whole_only
 def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whose_children_still_wait(parent):
     projects(MAX_PROJECTS + 50)
 

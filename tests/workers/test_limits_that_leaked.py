@@ -25,6 +25,7 @@ from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, begin
 from tests.harness.tables import before_each
+from tests.harness.thorough import whole_only
 
 OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
 UPLOADS = BATCHES["stale_direct_uploads"]
@@ -89,6 +90,7 @@ def objects(folder):
     stores.opened.cache_clear()
 
 
+@whole_only
 def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_are_forgotten(
     folder, objects, monkeypatch
 ):

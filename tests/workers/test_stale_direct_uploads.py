@@ -41,6 +41,7 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
+from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, producer
 from workers.stale_direct_uploads import register as uploads
 
@@ -336,6 +337,7 @@ def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store
 # Objects that were adopted
 
 
+@whole_only
 def test_of_the_adopted_those_that_were_written_since_are_kept(store):
     # A bucket knows no other time of writing than that of the server: all of its objects were written just now.
     store.put("changed")

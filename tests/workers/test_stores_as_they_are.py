@@ -19,6 +19,7 @@ from models import JobArtifact
 from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, begin, numbered, run, time_passes
+from tests.harness.thorough import whole_only
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import keys, stale_direct_uploads
 
@@ -197,6 +198,7 @@ def test_parts_of_an_upload_that_began_after_its_path_was_stale_are_left_alone(s
     assert (run(artifacts=s3.url).total_deleted_stale_entries, len(s3.uploads())) == (1, 1)
 
 
+@whole_only
 def test_a_store_that_refuses_to_list_uploads_keeps_no_object(s3):
     begin(s3, "a/stale")
     s3.proxy.answer(403, "AccessDenied", kinds=["uploads"])

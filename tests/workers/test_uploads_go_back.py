@@ -16,6 +16,7 @@ from models import JobArtifact
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.thorough import whole_only
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
 from workers.stale_direct_uploads import producer as direct_uploads
@@ -104,6 +105,7 @@ def keep_going_back(producing):
     return times
 
 
+@whole_only
 def test_no_upload_that_was_told_true_loses_its_object_though_redis_goes_back_all_the_time(places):
     folders, settings = places
     producing = threading.Event()

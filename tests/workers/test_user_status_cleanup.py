@@ -17,6 +17,7 @@ from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.performing import perform
 from tests.harness.programs import eventually
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
+from tests.harness.thorough import whole_only
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
 
@@ -132,6 +133,7 @@ each_key = pytest.mark.parametrize(
 """What a chunk's statement may call a row by."""
 
 
+@whole_only
 @each_key
 @pytest.mark.parametrize(
     ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
@@ -209,6 +211,7 @@ def test_a_status_that_is_extended_while_a_chunk_is_deleted_stays(key, other, mo
     assert (running.result(), statuses().keys()) == (2, {2})
 
 
+@whole_only
 def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
     due_statuses(4_000)
     other.execute(LOCK_OLDEST, (2_000,))

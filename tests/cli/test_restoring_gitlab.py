@@ -69,6 +69,17 @@ def test_while_gitlab_recounts_a_project_nothing_comes_back(main, gitlab, destro
     assert whole(gitlab) == left
 
 
+def test_an_artifact_of_which_the_audit_lacks_columns_does_not_come_back_public(main, gitlab, destroyed):
+    left = whole(gitlab)
+    statements = "\n".join(main("objects", "hold", "--run", str(RUN), "--json").json["statements"])
+
+    with pytest.raises(psycopg2.Error, match="did not record all of its columns"):
+        gitlab.execute(statements.replace('"stored_path"', '"other"'))
+    gitlab.execute("rollback")
+
+    assert whole(gitlab) == left
+
+
 def test_nothing_is_restored_by_a_role_that_has_rights_on_the_views_alone(main, gitlab, destroyed):
     with pytest.raises(Exception, match="permission denied for function restore_artifacts"):
         db.database.execute_sql(f"select {VIEWS}.restore_artifacts('[]')")

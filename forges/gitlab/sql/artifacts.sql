@@ -30,6 +30,10 @@ begin
             using errcode = 'object_in_use';
     end if;
     for destroyed in select element.one from pg_catalog.jsonb_array_elements(rows) as element (one) loop
+        if not destroyed ? 'stored_path' then
+            raise exception 'an earlier version destroyed artifact %, and did not record all of its columns',
+                destroyed->>'id' using errcode = 'not_null_violation', hint = 'Insert its row yourself.';
+        end if;
         artifact := pg_catalog.jsonb_populate_record(
             null::TABLES.ARTIFACTS,
             destroyed || pg_catalog.jsonb_build_object('file_final_path', destroyed->'stored_path')

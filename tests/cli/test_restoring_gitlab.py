@@ -7,18 +7,20 @@ import pytest
 
 from forgekeeper import database as db
 from forgekeeper.audit.deletions import Audit
+from forgekeeper.console.overview import _restored
 from models import CLASSES
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.gitlab_tables import rows
+from tests.harness.settings import settings_with
 
 RUN = 17
 TABLES = (
     *("p_ci_job_artifacts", "ci_job_artifact_states", "p_ci_job_artifact_reports", "p_ci_build_trace_metadata"),
     *("project_statistics", "ci_deleted_objects"),
 )
-# What the batches never read, and what PostgreSQL deletes with artifacts.
+# Columns that no batch reads, and rows that PostgreSQL deletes with artifacts.
 OF_THE_FORGE_ALONE = """
     update p_ci_job_artifacts set accessibility = mod(id, 3), file_format = mod(id, 4),
         file_sha256 = case when mod(id, 5) > 0 then sha256(id::text::bytea) end;
@@ -86,10 +88,16 @@ def test_nothing_is_restored_by_a_role_that_has_rights_on_the_views_alone(main, 
 
 
 def test_without_the_forge_s_function_it_is_said_that_nothing_can_come_back(main, gitlab, destroyed):
+    due = gitlab_tables.ids(
+        gitlab, "select unnest(ids) from forgekeeper.audit_deletions where record = 'expired_artifact'"
+    )
     gitlab.execute(f"drop function {VIEWS}.restore_artifacts(jsonb)")
 
     result = main("objects", "hold", "--run", str(RUN))
 
     assert (result.status, "restore_artifacts" in result.stdout) == (1, False)
-    for said in (result.stderr, main("run", "expired_job_artifacts", "--dry-run").stdout, main("check").stdout):
+    preview, checked = main("run", "expired_job_artifacts", "--dry-run").stdout, main("check").stdout
+    told = main("audit", "--what", f"artifact:{min(due)}").stdout.lower()
+    (shown,) = (one["obstacle"] for one in _restored(settings_with(), db.now()) if one["kind"].called == "artifact")
+    for said in (result.stderr, preview, checked, told, shown):
         assert "artifacts that are destroyed cannot be restored" in said

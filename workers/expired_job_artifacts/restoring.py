@@ -25,7 +25,7 @@ AUDITED = {
     "created_at": "created_at",
     "updated_at": "updated_at",
 }
-"""What the audit says of an artifact besides its id and when it was due: its row, so that it can be inserted back."""
+"""The row of an artifact in the audit, beside its id and its due time: by it the artifact can be inserted back."""
 STATEMENT_ROWS = 500
 COLUMNS = {"id": "id", "expire_at": "due", **{column: name for name, column in AUDITED.items()}}
 """The columns of an artifact that every forge has, and what the audit calls them."""

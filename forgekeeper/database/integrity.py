@@ -53,6 +53,9 @@ CATALOGUE = """
   union all
     select 'setting', name, null, null, null, null, null
     from unnest(array['ignore_checksum_failure', 'zero_damaged_pages']) as name where current_setting(name)::boolean
+  union all
+    select 'no_triggers', null, null, null, null, null, null
+    where current_setting('session_replication_role') = 'replica'
 """
 SORTED = "index {name} of {of_table} is sorted by version {recorded} of collation {collation}"
 SENTENCES = {
@@ -82,6 +85,10 @@ SENTENCES = {
     "partitioned": (
         "{of_table} is partitioned by version {recorded} of collation {collation}, but the server has version {actual}:"
         " lookups may miss rows until you dump and restore the table, then refresh the version of the collation"
+    ),
+    "no_triggers": (
+        "session_replication_role is replica, and neither triggers nor foreign keys act: reset it for this role, this"
+        " database and the server"
     ),
     "setting": "{name} is on, and rows of damaged pages count as deleted: turn it off",
 }

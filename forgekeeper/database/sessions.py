@@ -41,6 +41,8 @@ FIXED = {
     "xmloption": "content",
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
+    # A commit that is not on the disk is undone by a crash: a row would be there again, and its object or ref gone.
+    "synchronous_commit": "on",
     # Where a plan may not scan a table and has to, PostgreSQL up to 17 takes it for so costly that it compiles each
     # chunk's statement, for up to a second.
     "jit": "off",

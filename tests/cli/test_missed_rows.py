@@ -103,6 +103,9 @@ REASONS = {
     "damaged pages that count as empty": Reason(
         "set local zero_damaged_pages = on", ", ".join(BATCHES), "zero_damaged_pages is on, and rows of damaged pages"
     ),
+    "triggers and foreign keys that are off": Reason(
+        "set local session_replication_role = replica", ", ".join(BATCHES), "session_replication_role is replica, and"
+    ),
     "row security that hides rows from the owner of a view": Reason(
         """
         create role another;

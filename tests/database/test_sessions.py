@@ -1,5 +1,7 @@
 """Sessions: what a pool hands out works, a server that does not answer is given up, statements are planned once."""
 
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -8,6 +10,7 @@ import peewee as pw
 import pytest
 from playhouse.pool import MaxConnectionsExceeded
 
+from demo.servers import servers
 from forgekeeper.database import database, release
 from forgekeeper.database.sessions import Timeouts, execute_prepared, open_pool
 from tests.harness.thorough import whole_only
@@ -154,3 +157,15 @@ def test_no_statement_is_compiled_however_dear_its_plan_looks(opened):
     opened()
 
     assert database.execute_sql("show jit").fetchone() == ("off",)
+
+
+def test_what_is_committed_survives_a_crash_of_a_server_that_waits_for_no_commit(opened, tmp_path):
+    folder = tmp_path / "servers"
+    with servers(folder, postgres_options={"synchronous_commit": "off", "wal_writer_delay": "10s"}) as running:
+        opened(running.database_url)
+        database.execute_sql("create table kept as select 1 as number")
+        os.kill(running.postgres_pid, signal.SIGQUIT)
+
+    with servers(folder) as running:
+        opened(running.database_url)
+        assert database.execute_sql("select number from kept").fetchall() == [(1,)]

@@ -24,6 +24,12 @@ COLUMNS = """
             select privilege from unnest(array['select', 'insert', 'update', 'delete']) as privilege
             where case when privilege in ('select', 'update') then has_column_privilege(c.oid, a.attnum, privilege)
                 else has_table_privilege(c.oid, privilege) end
+        ),
+        array(
+            select change from unnest(array['insert', 'update', 'delete']) as change
+            where case change when 'update' then pg_column_is_updatable(c.oid::regclass, a.attnum, true)
+                when 'insert' then pg_relation_is_updatable(c.oid::regclass, true) & 8 <> 0
+                else pg_relation_is_updatable(c.oid::regclass, true) & 16 <> 0 end
         )
     from unnest(%s::text[]) as name
         join pg_class as c on c.oid = to_regclass(name)::oid
@@ -64,11 +70,15 @@ ORDERED = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?", re.IG
 
 
 class Column(NamedTuple):
-    """A column that is there: its *type*, whether it is never NULL (None: unknown), what this role may do with it."""
+    """A column that is there: its *type*, whether it is never NULL (None: a view's), what this role may do with it.
+
+    *can* has the changes, of it or its rows, that PostgreSQL makes of this relation for those who may.
+    """
 
     type: str
     filled: bool | None
     may: Collection[str]
+    can: Collection[str]
 
 
 Tables = Mapping[str, Mapping[str, Column]]

@@ -27,6 +27,7 @@ from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.naming import name_parts, relation_name, shown_name
 from forgekeeper.database.sessions import execute_prepared
+from forgekeeper.database.view_changes import find_refused_changes
 from forgekeeper.runs import following
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -284,6 +285,7 @@ def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     tables = relations.look([one.sql for one in expected])
     yield from _misfits(batch, tables)
     yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
+    yield from find_refused_changes(expected, tables)
     yield from following.refused(batch, tables)
     if rights:
         yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)

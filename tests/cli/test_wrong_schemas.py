@@ -112,6 +112,32 @@ WRONG = {
         REFS,
         "projects is a materialized view",
     ),
+    "a view that joins tables": Wrong(
+        "alter table user_statuses rename to statuses; create table users (id) as select 7::bigint;"
+        "create view user_statuses as select user_id, clear_status_at from statuses join users on id = user_id",
+        STATUSES,
+        "rows of view user_statuses cannot be deleted",
+    ),
+    "a view without a table": Wrong(
+        "drop table user_statuses;"
+        "create view user_statuses as select 1::bigint as user_id, now() as clear_status_at where false",
+        STATUSES,
+        "rows of view user_statuses cannot be deleted",
+    ),
+    "a view whose column is computed": Wrong(
+        "alter table bulk_imports rename to imports; create view bulk_imports as"
+        " select id, user_id, source_type, abs(status) as status, has_failures, created_at, updated_at from imports",
+        IMPORTS,
+        "column bulk_imports.status cannot be changed",
+    ),
+    "a view whose rows cannot be locked, though a trigger deletes them": Wrong(
+        "alter table user_statuses rename to statuses;"
+        "create view user_statuses as select distinct user_id, clear_status_at from statuses;"
+        "create function forget() returns trigger language plpgsql as $$ begin return old; end $$;"
+        "create trigger forget instead of delete on user_statuses for each row execute function forget()",
+        STATUSES,
+        "rows of view user_statuses cannot be locked, as PostgreSQL says: FOR UPDATE is not allowed with DISTINCT",
+    ),
     "the other half of a forge with two databases": Wrong(
         TRIGGER.format(table="ci_job_artifacts", function="gitlab_schema_prevent_write"),
         READS_ARTIFACTS,

@@ -1,0 +1,60 @@
+"""Changes that no statement can make through a view: PostgreSQL is asked, before a batch begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import peewee as pw
+
+from forgekeeper.database import database
+from forgekeeper.database.relations import Column, Relation, Tables
+from forgekeeper.database.sessions import sqlstate
+
+NOT_SUPPORTED = "0A000"
+"""PostgreSQL's class of errors of a statement that it understands and cannot execute."""
+ONE_TABLE = "make it of one table, without joins, distinct, grouping or set operations"
+
+
+def find_refused_changes(relations: Iterable[Relation], tables: Tables) -> Iterator[str]:
+    """Yield a sentence for each change that a worker needs to make and that PostgreSQL cannot make through a view.
+
+    *tables* are what `relations.look` has returned for the relations.  Rights are not judged.  The rows of a view of
+    several tables can be locked, and those of a view with triggers changed; so each change is asked for by itself.
+    """
+    for relation in relations:
+        columns = tables.get(relation.sql, {})
+        # Of the column of a table it is known whether it may be NULL.
+        if columns and all(column.filled is None for column in columns.values()):
+            yield from _refused(relation, columns)
+            if "lock" in relation.operations("worker") and (refusal := _why_not_locked(relation)):
+                yield f"rows of view {relation.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE}"
+
+
+def _refused(relation: Relation, columns: Mapping[str, Column]) -> Iterator[str]:
+    for need in relation.needs("worker"):
+        change, *named = re.findall(r"\w+", need)
+        if change in ("insert", "delete") and not any(change in column.can for column in columns.values()):
+            yield (
+                f"rows of view {relation.name} cannot be {change.removesuffix('e')}ed: {ONE_TABLE}, or give it a"
+                f" trigger `instead of {change}`"
+            )
+        # The right to update the key alone is there to lock rows.
+        for column in named if need != f"update ({relation.key})" else ():
+            if column in columns and "update" not in columns[column].can:
+                yield (
+                    f"column {relation.name}.{column} cannot be changed: let the view copy it from its one table, or"
+                    " give the view a trigger `instead of update`"
+                )
+
+
+def _why_not_locked(relation: Relation) -> str | None:
+    """Return what PostgreSQL says against locking rows of the relation, or None."""
+    try:
+        with database.atomic():
+            database.execute_sql(f"explain select 1 from {relation.sql} for update")
+    except pw.DatabaseError as error:
+        if sqlstate(error) == NOT_SUPPORTED:
+            return str(error).splitlines()[0]
+        # Without the right to lock them: that is said with all rights.
+    return None

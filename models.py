@@ -312,8 +312,9 @@ class JobArtifact(Base):
 
 
 class ProjectStatistics(Base):
-    """How many bytes a project's artifacts take up."""
+    """How many bytes a project's artifacts take up.  A forge without this relation counts none."""
 
+    optional = True
     found_by = ("project_id",)
     grants = "worker: select, update (build_artifacts_size)"
 
@@ -324,12 +325,9 @@ class ProjectStatistics(Base):
         table_name = "project_statistics"
 
 
-class RefreshState(IntEnum):
-    """How far the forge has got with recounting a project's artifacts: it begins at nought when it runs."""
-
-    CREATED = 1
-    RUNNING = 2
-    PENDING = 3
+REFRESH_CREATED = 1
+"""The state of a recount that has not begun.  In GitLab running, pending and finalizing follow (2 to 4): it spares
+projects in all three, as their sum is not the final one."""
 
 
 class StatisticsRefresh(Base):
@@ -347,9 +345,8 @@ class StatisticsRefresh(Base):
     @classmethod
     def is_under_way(cls, project: pw.Field[int]) -> pw.Node:
         """Return the condition that the statistics of that *project* are being recounted: it has begun."""
-        begun = (RefreshState.RUNNING, RefreshState.PENDING)
         condition: pw.Node = pw.fn.EXISTS(
-            cls.select(pw.SQL("1")).where(cls.project_id == project, cls.state.in_(begun))
+            cls.select(pw.SQL("1")).where(cls.project_id == project, cls.state != REFRESH_CREATED)
         )
         return condition
 

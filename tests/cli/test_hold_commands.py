@@ -88,6 +88,20 @@ def test_rows_that_are_inserted_back_are_the_old_ones(main, store, words):
         assert ProjectStatistics.get().build_artifacts_size == 100
 
 
+def test_a_forge_that_counts_no_bytes_has_its_artifacts_destroyed_and_inserted_back(main, store):
+    artifact(store, "a", size=10)
+    before = rows()
+    database.execute_sql("alter table project_statistics rename to gone")
+    try:
+        destroy()
+        assert rows() == []
+        insert_back(main("objects", "hold", "--project", "7", "--json"))
+    finally:
+        database.execute_sql("alter table gone rename to project_statistics")
+
+    assert rows() == before
+
+
 def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_lost(main, store):
     artifact(store, "earlier")
     destroy(run=RUN - 1)

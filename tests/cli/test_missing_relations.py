@@ -5,7 +5,7 @@ from forgekeeper.batches import BATCHES
 from tests.harness.every import every
 from tests.harness.thorough import some
 
-RELATIONS = [model._meta.table_name for model in models.APPLICATION]
+RELATIONS = [model._meta.table_name for model in models.APPLICATION if not model.optional]
 LOOKS = ("status", "quarantine list", "processes", "leases", "audit", "batches", "flags", "ticks prune", "why prune")
 
 

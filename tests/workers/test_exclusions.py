@@ -18,7 +18,7 @@ from tests.harness.stale_uploads import run as run_uploads
 from workers.delete_objects import delete_objects
 from workers.expired_job_artifacts import delete_artifact_bucket, expired_job_artifacts
 
-CREATED, RUNNING, PENDING = 1, 2, 3
+CREATED, RUNNING, PENDING, FINALIZING = 1, 2, 3, 4
 """How far a forge has got with recounting a project's artifacts."""
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -59,7 +59,7 @@ def test_an_upload_that_is_excluded_is_not_claimed_and_can_still_complete(folder
     assert not complete(HERE, "go/1")
 
 
-@pytest.mark.parametrize("state", [CREATED, RUNNING, PENDING])
+@pytest.mark.parametrize("state", [CREATED, RUNNING, PENDING, FINALIZING])
 def test_artifacts_of_a_project_stay_while_its_statistics_are_recounted(state):
     turn_on()
     kept, _ = artifact(project=1), artifact(project=2)

@@ -87,6 +87,8 @@ HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as du
 EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
 """Met by all; so PostgreSQL looks into the index that begins with the class."""
 
+TOTAL = Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id)
+
 OUTBOXES = {"ours": "deleted_objects", "theirs": "ci_deleted_objects"}
 # Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
 OUTBOX = """
@@ -238,7 +240,7 @@ def expired(
         size=JobArtifact.size,
         cascades_to=FOLLOWERS,
         also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
-        total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
+        total=TOTAL if visible(ProjectStatistics) else None,
         until=until,
         spared=[
             Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))

@@ -16,7 +16,8 @@ from psycopg2.sql import Identifier
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from models import UNLOCKED
+from forgekeeper.database.exclusions import visible
+from models import UNLOCKED, ProjectStatistics
 
 AUDITED = {
     **{name: name for name in ("project_id", "job_id", "partition_id", "file_type", "file_store", "file", "locked")},
@@ -38,11 +39,14 @@ with back as (
     select {columns} from jsonb_populate_recordset(null::{relation}, {rows}::jsonb)
     on conflict (id) do nothing
     returning project_id, size
-)
+)"""
+INSERT_WITH_TOTALS = f"""\
+{INSERT}
 update project_statistics as total
 set build_artifacts_size = total.build_artifacts_size + came.size
 from (select project_id, sum(coalesce(size, 0)) as size from back group by project_id) as came
 where total.project_id = came.project_id;"""
+INSERT_ALONE = f"{INSERT} select from back;"
 RESTORE = "select {schema}.restore_artifacts({rows}::jsonb);"
 FIND_RELATION = """
     select relkind in ('r', 'p'), quote_ident(nspname), quote_ident(nspname) || '.' || quote_ident(relname),
@@ -79,7 +83,8 @@ def read_row(facts: Mapping[str, Any]) -> Row:
 def write_script(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the SQL that inserts artifacts back, in one transaction, and adds their bytes to their projects'."""
     is_table, schema, relation, _ = database.execute_sql(FIND_RELATION).fetchone()
-    template = INSERT if is_table else RESTORE
+    into_table = INSERT_WITH_TOTALS if visible(ProjectStatistics) else INSERT_ALONE
+    template = into_table if is_table else RESTORE
     yield from BEGIN
     (path,) = database.execute_sql("select current_setting('search_path')").fetchone()
     yield f"set local search_path = {path};"

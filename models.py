@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -233,6 +233,9 @@ OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 # The paths as one value: as a list of a thousand they took longer to be put together than to be looked for.
 NAMED = "select file_final_path from ci_job_artifacts where file_final_path = any(%(paths)s::text[])"
 
+IS_TABLE = "select relkind in ('r', 'p') from pg_class where oid = to_regclass('ci_job_artifacts')"
+PATHLESS = "select {column} from {source} and {column} = any(%(numbers)s)"
+
 
 class JobArtifact(Base):
     """A file that a CI job left behind; its object is at `artifacts`, or if `file_store` is 1 at `artifacts_local`."""
@@ -290,25 +293,54 @@ class JobArtifact(Base):
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that a live artifact still names.
-
-        One without a path has its object in a folder of its own, called by its id, or by its
-        job's in the oldest layout; whatever lies there is taken for named.
-        """
+        """Return those of *paths* that a live artifact still names, or that one without a path may have."""
         named = {path for (path,) in database.execute_sql(NAMED, {"paths": list(paths)}).fetchall()}
-        for layout, column in ((OWN_FOLDER, cls.id), (OLDEST_FOLDER, cls.job_id)):
-            folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
-            if folders:
-                pathless = column.in_(list(set(folders.values()))), pw.fn.coalesce(cls.file_final_path, "") == ""
-                rows: Any = cls.select(column).where(*pathless).tuples()
-                numbers = {number for (number,) in rows}
-                named |= {path for path, number in folders.items() if number in numbers}
-        return named
+        return named | PathlessArtifact.named(paths)
 
     @classmethod
     def overlooked(cls) -> set[str]:
         """Return the paths of some live artifacts that `named` misses."""
         return missed("ci_job_artifacts", "id", "file_final_path", cls.named)
+
+
+class PathlessArtifact(Base):
+    """An artifact that has an object, of which its forge does not say where it is.
+
+    Its uploader has put the object into a folder with the artifact's id, or in the oldest layout with its job's.  Of a
+    view of artifacts only this relation says that some may have no path; the table has such artifacts in itself.
+    """
+
+    optional = True
+    grants = "worker: select"
+    locations = JobArtifact.locations
+    sentence = "an artifact without a path may have it"
+
+    id = pw.BigIntegerField(primary_key=True)
+    job_id = pw.BigIntegerField()
+
+    class Meta:
+        table_name = "ci_pathless_artifacts"
+
+    @classmethod
+    def named(cls, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that lie in the folder of an artifact without a path."""
+        named: set[str] = set()
+        for layout, column in ((OWN_FOLDER, "id"), (OLDEST_FOLDER, "job_id")):
+            folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
+            if folders and (source := cls._find_source()):
+                statement = PATHLESS.format(column=column, source=source)
+                rows = database.execute_sql(statement, {"numbers": list(set(folders.values()))}).fetchall()
+                numbers = {number for (number,) in rows}
+                named |= {path for path, number in folders.items() if number in numbers}
+        return named
+
+    @classmethod
+    def _find_source(cls) -> str | None:
+        """Return in SQL where the artifacts without a path are; None if the forge has none."""
+        if exclusions.visible(cls):
+            return "ci_pathless_artifacts where true"
+        (is_table,) = database.execute_sql(IS_TABLE).fetchone()
+        return f"ci_job_artifacts where {NO_PATH}" if is_table else None
 
 
 class ProjectStatistics(Base):
@@ -458,5 +490,5 @@ APPLICATION: tuple[type[Base], ...] = (
 )
 """Tables that the forge owns; only the example forge's migrations create them."""
 
-OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup)
+OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup, PathlessArtifact)
 """Relations that a forge may lack; they are read alone."""

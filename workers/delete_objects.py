@@ -1,8 +1,9 @@
 """Delete the objects whose artifacts are gone: the outbox of batch 11.
 
 Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and removes the rows.  A row's
-`file_store` says at which location its object lies.  An object that a live artifact still names stays.  What fails is
-retried ten times; then it is in quarantine for a person.
+`file_store` says at which location its object lies.  An object that a live artifact still names stays, and its row is
+removed.  If an artifact without a path may have the object, the row stays, too: like that of an object that cannot be
+deleted it is tried ten times, and then is in quarantine for a person.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, is_below, is_normal
 from forgekeeper.storage.outbox import LOCATIONS, DeletedObject
 from forgekeeper.storage.outcomes import StoreUnavailable
-from models import JobArtifact, ProjectGroup
+from models import JobArtifact, PathlessArtifact, ProjectGroup
 
 NAME = "delete_objects"
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
+NAMED, UNCERTAIN = Kept(JobArtifact.sentence), Kept(PathlessArtifact.sentence)
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass
 class Outcome:
-    """What a run comes to; it grows with each chunk.  *remaining* is what is due afterwards."""
+    """What a run comes to; it grows with each chunk.  *remaining* are due afterwards, *kept* stay for an artifact."""
 
     deleted: int = 0
     missing: int = 0
     failed: int = 0
     remaining: int = 0
     stopped: Literal["drained", "deadline", "store_unavailable", "no_store"] = "drained"
+    kept: int = 0
 
 
 @batch(
@@ -61,7 +64,7 @@ class Outcome:
     outcome=Outcome,
     tables=[DeletedObject],
     # What live artifacts name, and what people exclude.
-    reads=[JobArtifact, ProjectGroup],
+    reads=[JobArtifact, PathlessArtifact, ProjectGroup],
     deletes_from="artifacts",
     released_with="expired_job_artifacts",
     records=[
@@ -149,14 +152,16 @@ class _Outbox(Items[DeletedObject]):
         return claim(limit=page.limit, only=page.only, without=page.without, batch=NAME)
 
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
-        return dict.fromkeys(_find_named(items, settings()), Kept(JobArtifact.sentence))
+        named = _find_named(JobArtifact, items, settings())
+        uncertain = _find_named(PathlessArtifact, list(named), settings())
+        return {row: UNCERTAIN if row in uncertain else NAMED for row in named}
 
     def mark(
         self, items: Sequence[DeletedObject], kept: Mapping[DeletedObject, State]
     ) -> dict[DeletedObject, Item | State]:
         ours = DeletedObject.still_ours(items)
-        for row in kept:
-            log.error("object kept, an artifact names it", path=row.path)
+        for row, became in kept.items():
+            log.error("object kept", reason=became.reason, path=row.path)
         return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
     def delete(self, items: Sequence[DeletedObject], fence: Fence[DeletedObject]) -> Deleted[DeletedObject]:
@@ -169,10 +174,9 @@ class _Outbox(Items[DeletedObject]):
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
         for row in (row for row, became in states.items() if became.state == "changed"):
             log.error("object kept, it was written again", path=row.path)
-        failed = [row for row, became in states.items() if became.state == "failed"]
-        if not failed:
-            DeletedObject.forget(list(states))
-        elif died := DeletedObject.fail(failed, first_retry=FIRST_RETRY):
+        left = [row for row, became in states.items() if became.state == "failed" or became == UNCERTAIN]
+        DeletedObject.forget([row for row in states if row not in left])
+        if left and (died := DeletedObject.fail(left, first_retry=FIRST_RETRY)):
             log.error("objects given up", objects=died)
         return Counter(became.state for became in states.values())
 
@@ -233,7 +237,7 @@ def objects_due(look: Look) -> Iterator[Part]:
         ids = [place.key for place in places]
         those = DeletedObject.select().where(DeletedObject.id.in_(ids))
         rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
-        named = _find_named(rows, look.settings)
+        named = _find_named(JobArtifact, rows, look.settings)
         for row in rows:
             if reason := _stays(row, named, look.settings, busy=row.id in busy):
                 part.keep(reason, 1)
@@ -250,18 +254,18 @@ def objects_due(look: Look) -> Iterator[Part]:
     yield part
 
 
-def _find_named(rows: Sequence[DeletedObject], settings: Settings) -> set[DeletedObject]:
-    """Return the rows whose objects a live artifact names."""
+def _find_named(owner: stores.Owner, rows: Sequence[DeletedObject], settings: Settings) -> set[DeletedObject]:
+    """Return the rows whose objects the *owner* names."""
     found = set[DeletedObject]()
     for location in {str(row.lies_at) for row in rows}:
         here = [row for row in rows if str(row.lies_at) == location]
-        named = stores.named_by(JobArtifact, location, [row.path for row in here], settings)
+        named = stores.named_by(owner, location, [row.path for row in here], settings)
         found |= {row for row in here if row.path in named}
     return found
 
 
 def _stays(row: DeletedObject, named: set[DeletedObject], settings: Settings, *, busy: bool) -> str | None:
-    """Return why an object stays; the row of one that is named goes."""
+    """Return why an object stays."""
     location = str(row.lies_at)
     if busy:
         return BUSY

@@ -153,7 +153,7 @@ def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(
     with capture_logs() as logs:
         outcome = run(store.url)
 
-    assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"a/kept"}, {})
+    assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained", 1), {"a/kept"}, {})
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["a/kept"]
 
 

@@ -39,7 +39,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.outcomes import StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import Reading
-from models import JobArtifact
+from models import JobArtifact, PathlessArtifact
 from workers.stale_direct_uploads import bridge, failed, kept, preview, register
 from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
 from workers.stale_direct_uploads.keys import EPOCH, FAILED, MAX_UPLOAD_DURATION
@@ -76,7 +76,7 @@ class Outcome:
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
     tables=[DeletedObject, SettledUpload],
-    reads=[JobArtifact],
+    reads=[JobArtifact, PathlessArtifact],
     misreadings=lambda: register.unread(client),
     deletes_from="stores",
     epoch_key=EPOCH,

@@ -9,6 +9,12 @@ select id, project_id, job_id, partition_id, file_type, file_store, file,
     size, expire_at, locked, created_at, updated_at OTHER_COLUMNS
 from TABLES.ARTIFACTS as artifact;
 
+-- Their objects are in folders with a number, where `delete_objects` leaves everything.
+create or replace view VIEWS.ci_pathless_artifacts as
+select id, job_id from TABLES.ARTIFACTS
+where coalesce(file_final_path, '') = '' and file <> ''
+    and VIEWS.artifact_path(project_id, job_id, id, created_at, file, file_location, file_type) = '';
+
 -- Rows by the columns of the view become rows of the table again, each unless there is one with its id.
 -- GitLab's trigger gives a new row a new id, and warns of each that it did not give: so the row gets its old one after.
 create or replace function VIEWS.restore_artifacts(rows jsonb) returns bigint

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Problem, answer, emit, write, wrong_use
 from forgekeeper.database import database
@@ -29,7 +33,10 @@ def make_views(forge: str, *, print_: bool, role: str | None, tables: str, json:
             return
         _execute(found, script)
         said = "\n".join(_said(found, advice))
-    facts = {"forge": forge, "tables": tables, "views": found.views, "role": role, "indexes": advice}
+    facts: dict[str, Any] = {"forge": forge, "tables": tables, "views": found.views, "role": role, "indexes": advice}
+    facts["left_out"] = [
+        {"why": why, "views": views, "blocks": _find_blocked(views)} for why, views in found.left_out.items()
+    ]
     answer(facts, said, json=json)
 
 
@@ -52,10 +59,23 @@ def _execute(found: adoption.Adoption, script: str) -> None:
         database.execute_sql(script.replace("%", "%%"))
 
 
+def _find_blocked(views: Collection[str]) -> list[str]:
+    """Name the batches that are blocked without these views."""
+    return [
+        batch.name
+        for batch in BATCHES.values()
+        if any(one.model._meta.table_name in views and not one.model.optional for one in batch.relations)
+    ]
+
+
 def _said(found: adoption.Adoption, advice: list[str]) -> list[str]:
     said = [f"the views are in schema {found.views}"]
     if found.role is None:
         said[0] += "; nobody was granted anything, --role names who is"
     if elsewhere := adoption.other_storage(found):
         said.append(f"refs of projects on other storages than default, as on {elsewhere}, are left to GitLab")
+    for why, views in found.left_out.items():
+        blocks = ", ".join(_find_blocked(views))
+        which = f"without them these batches are blocked: {blocks}" if blocks else "no batch needs them"
+        said.append(f"not adopted, as {why}: {', '.join(views)}; {which}")
     return said + ([indexes.HINT, *advice] if advice else [])

@@ -76,7 +76,7 @@ def list_grants(process: Process, role: str, settings: Settings) -> Iterator[str
     wanted = {model: needs_of(model, process) for model in OURS} | found
     there = relations.look([relation_name(model) for model in wanted])
     for model, rights in wanted.items():
-        if rights and (relation_name(model) in there or not model.optional):
+        if rights and (relation_name(model) in there or relations.is_ours(model)):
             where = quote_name(name_parts(model)[0] or (own if relations.is_ours(model) else forge))
             yield f"grant {', '.join(rights)} on {where}.{quote_name(name_parts(model)[1])} {to}"
 

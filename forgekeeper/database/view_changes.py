@@ -1,9 +1,12 @@
-"""Changes that no statement can make through a view: PostgreSQL is asked, before a batch begins."""
+"""Views that are not to be worked through: PostgreSQL cannot change their rows, or they show others than they did.
+
+Both are asked of PostgreSQL before a batch begins.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import peewee as pw
 
@@ -13,6 +16,8 @@ from forgekeeper.database.sessions import sqlstate
 
 NOT_SUPPORTED = "0A000"
 """PostgreSQL's class of errors of a statement that it understands and cannot execute."""
+RECORDED = "select to_regprocedure('find_changed_views(oid[])') is not null"
+CHANGED = "select find_changed_views(%s::bigint[]::oid[])"
 ONE_TABLE = "make it of one table, without joins, distinct, grouping or set operations"
 
 
@@ -58,3 +63,17 @@ def _why_not_locked(relation: Relation) -> str | None:
             return str(error).splitlines()[0]
         # Without the right to lock them: that is said with all rights.
     return None
+
+
+def find_changed_views(views: Collection[int]) -> Iterator[str]:
+    """Yield a sentence for each of the *views*, by their oids, that is not as its adoption has made it.
+
+    PostgreSQL lets columns and tables below a view be renamed, and the view follows them: it then shows the old column
+    under the name of the new one.  An adoption that has a function `find_changed_views` names such views.
+    """
+    if views and database.execute_sql(RECORDED).fetchone()[0]:
+        for (name,) in database.execute_sql(CHANGED, (list(views),)).fetchall():
+            yield (
+                f"view {name} is not as `forgekeeper adopt` made it: a column or table below it was renamed, or another"
+                " PostgreSQL writes it differently; look at it, and run `forgekeeper adopt` again"
+            )

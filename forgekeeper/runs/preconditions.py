@@ -27,7 +27,7 @@ from forgekeeper.database.exclusions import Exclusion
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.naming import name_parts, relation_name, shown_name
 from forgekeeper.database.sessions import execute_prepared
-from forgekeeper.database.view_changes import find_refused_changes
+from forgekeeper.database.view_changes import find_changed_views, find_refused_changes
 from forgekeeper.runs import following
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -330,6 +330,7 @@ def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[
     """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
     found, shown = below(models), {relation_name(model): shown_name(model) for model in models}
     yield from reasons_to_miss_rows({one.oid for one in found})
+    yield from find_changed_views({one.oid for one in found if one.itself and one.kind == "v"})
     for one in found:
         reached = {other.oid for other in found if other.name == one.name}
         if said := _objection(one._replace(name=shown[one.name]), reached):

@@ -7,18 +7,19 @@ with the rights of the tables' owner: the role that forgekeeper connects as has 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import database, definers
 from forgekeeper.database.integrity import reasons_to_miss_rows
-from forgekeeper.database.naming import quote_name
 from forgekeeper.database.relations import needs
 from forges.gitlab import templates
-from models import APPLICATION, FOLLOWERS, OPTIONAL, JobArtifact, JobLock
+from forges.gitlab.parts import ARTIFACTS, PARTS, Part
+from models import APPLICATION, FOLLOWERS, OPTIONAL
 
-MODELS = tuple(model for model in (*APPLICATION, *OPTIONAL) if model is not JobLock)
-"""What there are views of; a job of GitLab's finds out whether artifacts are locked, so none is of what locks them."""
+MODELS = (*APPLICATION, *OPTIONAL)
+"""What there are views of."""
 RECORDS = re.compile(r"loose_foreign_keys_(\w+_)?deleted_records")
 """Where GitLab's triggers write what was deleted; versions have several such tables."""
 GRANTED = {
@@ -26,31 +27,8 @@ GRANTED = {
     "ci_deleted_objects": "select, insert",
 }
 """What is granted on views that no model is of."""
-NEEDED = {
-    "user_statuses": "user_id emoji message message_html availability clear_status_at",
-    "ci_deleted_objects": "file_store store_dir file pick_up_at",
-    "project_statistics": "project_id build_artifacts_size storage_size",
-    "project_build_artifacts_size_refreshes": "id project_id state created_at updated_at",
-    "projects": "id namespace_id repository_storage storage_version",
-    "project_repositories": "project_id disk_path",
-    "namespaces": "id traversal_ids",
-    "p_batched_git_ref_updates_deletions": "id project_id partition_id ref status created_at updated_at",
-    "bulk_imports": "id user_id source_type status created_at updated_at",
-    "bulk_import_entities": "id bulk_import_id parent_id source_type source_full_path destination_name"
-    " destination_namespace status created_at updated_at",
-    "bulk_import_trackers": "id bulk_import_entity_id relation stage status created_at updated_at",
-    "bulk_import_failures": "bulk_import_entity_id",
-    "features": "key",
-    "feature_gates": "feature_key key value",
-}
-ARTIFACTS = (
-    "id project_id job_id partition_id file_type file_store file file_final_path file_location size expire_at locked"
-    " created_at updated_at"
-)
-"""The columns that the views are of."""
-
 COLUMNS = """
-    select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
+    select c.relname, a.attname, format_type(a.atttypid, null) from pg_class c join pg_attribute a on a.attrelid = c.oid
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relkind in ('r', 'p')
         and a.attnum > 0 and not a.attisdropped
     order by c.relname, a.attnum
@@ -59,8 +37,6 @@ COLUMNS = """
 LOCKED = """
     select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and t.tgname like 'gitlab_schema_write_trigger_for_%%'
-        and c.relname = any(%s)
-    order by c.relname limit 1
 """
 OWNERS = """
     select c.relname, quote_ident(r.rolname) from pg_class c join pg_roles r on r.oid = c.relowner
@@ -92,7 +68,13 @@ FOLLOWS_BY = {
     "p_ci_build_trace_metadata": "trace_artifact_id",
 }
 """The tables of the rows that PostgreSQL deletes with an artifact, with the column that has the artifact's id."""
-WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS|OTHER_COLUMNS|RESTORE_FOLLOWERS)\b")
+PATH_OF_ROW = (
+    "VIEWS.artifact_path(project_id, job_id, id, INSTANT(created_at), file, file_location::smallint, file_type)"
+)
+"""Where GitLab's uploader put the file of an artifact that has no path of its own."""
+INSTANT = re.compile(r"\bINSTANT\((\w+)\)")
+"""A time of an artifact; a fork of GitLab has times without a zone, which are UTC."""
+WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS|FOLLOWERS|RESTORE_FOLLOWERS|EVERY_VIEW)\b")
 WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
 """A line of a template that only versions with that column have, or only those without."""
 
@@ -106,7 +88,8 @@ class Adoption(NamedTuple):
 
     *owner* owns the tables, and the views from now on; *strays* are the statements that give it what others own in the
     schema of the views.  Names are written as in SQL; *schema* is the first as it is.  *created* says that the views'
-    is there.
+    is there.  *columns* has the types of the columns of each table; *elsewhere* are tables that a GitLab with two
+    databases keeps in the other one.
     """
 
     tables: str
@@ -116,7 +99,8 @@ class Adoption(NamedTuple):
     schema: str
     created: bool
     strays: Sequence[str]
-    columns: Mapping[str, Collection[str]]
+    columns: Mapping[str, Mapping[str, str]]
+    elsewhere: Collection[str] = ()
 
     @property
     def artifacts(self) -> str:
@@ -124,9 +108,42 @@ class Adoption(NamedTuple):
         return "p_ci_job_artifacts" if "p_ci_job_artifacts" in self.columns else "ci_job_artifacts"
 
     @property
-    def needed(self) -> dict[str, str]:
-        """Return the tables that the views are of, with their columns."""
-        return NEEDED | {self.artifacts: ARTIFACTS}
+    def parts(self) -> list[Part]:
+        """Return the parts of GitLab that are adopted."""
+        return [part for part in PARTS if self.why_left_out(part) is None]
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Return the views of the parts that are not adopted, by the reason; not of those that only forks have."""
+        found = defaultdict[str, list[str]](list)
+        for part in PARTS:
+            if part.instead is None and (reason := self.why_left_out(part)) is not None:
+                found[reason] += part.views
+        return dict(found)
+
+    @property
+    def used(self) -> list[str]:
+        """Name the tables that the views are of."""
+        return sorted({self.table(table) for part in self.parts for table in part.needs})
+
+    def table(self, name: str) -> str:
+        """Return the name of a table that a part calls *name*."""
+        return self.artifacts if name == ARTIFACTS else name
+
+    def why_left_out(self, part: Part) -> str | None:
+        """Say why a part is not adopted; None if it is."""
+        if part.instead in self.columns:
+            return f"schema {self.schema} has {part.instead}"
+        for table in map(self.table, (*part.needs, *part.beside)):
+            if table in self.elsewhere:
+                return f"this database is one of two, and table {table} is kept in the other"
+        for table, columns in part.needs.items():
+            name = self.table(table)
+            if name not in self.columns:
+                return f"schema {self.schema} has no table {name}"
+            if lacks := set(columns.split()) - set(self.columns[name]):
+                return f"table {self.schema}.{name} has no column {min(lacks)}"
+        return None
 
     @property
     def records(self) -> list[str]:
@@ -140,13 +157,6 @@ class Adoption(NamedTuple):
         there = {table: columns for table, columns in wanted.items() if {*columns} <= {*self.columns.get(table, ())}}
         return {table: ", ".join(columns) for table, columns in there.items()}
 
-    @property
-    def other_columns(self) -> str:
-        """Return in SQL the columns of an artifact that its view has only so that it can be restored."""
-        known = {one.column_name for one in JobArtifact._meta.sorted_fields}
-        others = [quote_name(name) for name in self.columns[self.artifacts] if name not in known]
-        return "".join(f",\n    {column}" for column in ["file_final_path as stored_path", *others])
-
     def statements(self) -> Iterator[str]:
         """Yield what makes the views, part by part; running it again changes nothing but what has to.
 
@@ -159,23 +169,39 @@ class Adoption(NamedTuple):
             yield f"create schema if not exists {self.views} authorization {self.owner};\n"
         yield from (f"{statement}\n" for statement in self.strays)
         yield f"set local role {self.owner};\n"
-        yield from map(self._filled, templates.PARTS)
+        yield self._filled(templates.DROP, EVERY_VIEW=", ".join(f"'{view}'" for view in self._all_views()))
+        yield from map(self._filled, [*templates.FIRST, *(part.name for part in self.parts), *templates.LAST])
         for table, columns in self.followers.items():
             yield f"create or replace view {self.views}.{table} as select {columns} from {self.tables}.{table};\n"
         for table in self.records:
             yield self._filled(templates.RECORDS_TEMPLATE, RECORDS=table)
         # A trigger asks for this right when it is made, and not when it fires.
-        functions = TRIGGER_FUNCTION.findall("".join(map(templates.read_template, templates.PARTS)))
+        made = [*templates.FIRST, *(part.name for part in self.parts), *templates.LAST]
+        functions = TRIGGER_FUNCTION.findall("".join(map(templates.read_template, made)))
         yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
+        yield self._filled(templates.RECORD)
+        yield self._filled(templates.GRANT)
         yield f"comment on schema {self.views} is '{templates.comment_of_version()}';\n"
         if self.role:
             yield "".join(self._grants(self.role))
 
+    def _all_views(self) -> list[str]:
+        return [*(view for part in PARTS for view in part.views), *self.followers, *self.records]
+
     def _filled(self, part: str, **words: str) -> str:
-        words |= {"TABLES": self.tables, "VIEWS": self.views, "ARTIFACTS": self.artifacts}
-        words |= {"OTHER_COLUMNS": self._each_follower(templates.FOLLOWERS_OF_ROW, before=",") + self.other_columns}
+        words |= {"FOLLOWERS": self._each_follower(templates.FOLLOWERS_OF_ROW, before=",")}
         words |= {"RESTORE_FOLLOWERS": self._each_follower(templates.RESTORE_FOLLOWERS)}
-        return WORD.sub(lambda word: words[word[0]], WHERE.sub(self._where, templates.read_template(part)))
+        return self.fill(WHERE.sub(self._where, templates.read_template(part)), words)
+
+    def fill(self, text: str, words: Mapping[str, str] | None = None) -> str:
+        """Put names and expressions into the places of a template, *words* in place of others."""
+        words = {"TABLES": self.tables, "VIEWS": self.views, "ARTIFACTS": self.artifacts, **(words or {})}
+        text = INSTANT.sub(self._instant, text.replace("PATH_OF_ROW", PATH_OF_ROW))
+        return WORD.sub(lambda word: words[word[0]], text)
+
+    def _instant(self, column: re.Match[str]) -> str:
+        has_no_zone = self.columns[self.artifacts].get(column[1], "").endswith("without time zone")
+        return f"({column[1]} at time zone 'UTC')" if has_no_zone else column[1]
 
     def _each_follower(self, template: str, *, before: str = "") -> str:
         tables = [table for table in self.followers if table in FOLLOWS_BY]
@@ -184,15 +210,16 @@ class Adoption(NamedTuple):
         )
 
     def _where(self, line: re.Match[str]) -> str:
-        there = line[4] in self.columns.get(line[3], ())
+        there = line[4] in self.columns.get(self.table(line[3]), ())
         return f"{line[1]}\n" if there is not bool(line[2]) else ""
 
     def _grants(self, role: str) -> Iterator[str]:
         yield f"grant usage on schema {self.views} to {role};\n"
-        of_models = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS}
-        of_models |= dict.fromkeys(self.followers, "select")
-        for view, rights in (of_models | GRANTED | dict.fromkeys(self.records, "select, insert")).items():
-            yield f"grant {rights} on {self.views}.{view} to {role};\n"
+        rights = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS} | GRANTED
+        made = [view for part in self.parts for view in part.views]
+        granted = {view: rights[view] for view in made} | dict.fromkeys(self.followers, "select")
+        for view, of_view in (granted | dict.fromkeys(self.records, "select, insert")).items():
+            yield f"grant {of_view} on {self.views}.{view} to {role};\n"
 
 
 def fit(tables: str, views: str, role: str | None) -> Adoption:
@@ -204,11 +231,13 @@ def fit(tables: str, views: str, role: str | None) -> Adoption:
         )
     if role and not database.execute_sql("select true from pg_roles where rolname = %s", (role,)).fetchone():
         raise Unfit(f"there is no role {role}: create it first, `create role {role} login`")
-    columns: dict[str, list[str]] = {}
-    for table, column in database.execute_sql(COLUMNS, (tables,)).fetchall():
-        columns.setdefault(table, []).append(column)
+    columns = defaultdict[str, dict[str, str]](dict)
+    for table, column, its_type in database.execute_sql(COLUMNS, (tables,)).fetchall():
+        columns[table][column] = its_type
+    elsewhere = {table for (table,) in database.execute_sql(LOCKED, (tables,)).fetchall()}
     (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
-    found = Adoption(_quoted(tables), _quoted(views), role and _quoted(role), "", tables, created, (), columns)
+    names = _quoted(tables), _quoted(views), role and _quoted(role)
+    found = Adoption(*names, "", tables, created, (), dict(columns), elsewhere)
     _insist(found)
     owner = _find_owner(found)
     for sentence in definers.find_strangers([tables, views], owner):
@@ -219,6 +248,8 @@ def fit(tables: str, views: str, role: str | None) -> Adoption:
 
 def other_storage(found: Adoption) -> str | None:
     """Return a storage, other than the one whose repositories the views show, on which there are projects."""
+    if not any(part.name == "projects" for part in found.parts):
+        return None
     row = database.execute_sql(ELSEWHERE.format(found.tables)).fetchone()
     return row and str(row[0])
 
@@ -229,28 +260,17 @@ def _quoted(name: str) -> str:
 
 
 def _insist(found: Adoption) -> None:
-    for table, needed in found.needed.items():
-        if table not in found.columns:
-            raise Unfit(f"schema {found.schema} has no table {table}: name that of GitLab's tables with --tables")
-        if lacks := set(needed.split()) - set(found.columns[table]):
-            raise Unfit(
-                f"table {found.schema}.{table} has no column {min(lacks)}: this is no version of GitLab that the views"
-                " fit (docs/adopting.md)"
-            )
-    if locked := database.execute_sql(LOCKED, (found.schema, list(found.needed))).fetchone():
-        raise Unfit(
-            f"this database is one of two, and table {locked[0]} is kept in the other: artifacts and statistics have to"
-            " be in one database, for they change in one transaction (docs/adopting.md)"
-        )
+    if not found.parts:
+        raise Unfit(f"schema {found.schema} has no table of GitLab's: name that of GitLab's tables with --tables")
     # Notes of deletions that are not found are removed.
-    found_tables = database.execute_sql(OIDS, (found.schema, list(found.needed))).fetchall()
+    found_tables = database.execute_sql(OIDS, (found.schema, found.used)).fetchall()
     if reason := next(reasons_to_miss_rows([oid for (oid,) in found_tables]), None):
         raise Unfit(reason)
 
 
 def _find_owner(found: Adoption) -> str:
     """Return the role that owns the tables, as SQL writes its name; raise `Unfit` if they have several owners."""
-    (first, owner), *others = database.execute_sql(OWNERS, (found.schema, list(found.needed))).fetchall()
+    (first, owner), *others = database.execute_sql(OWNERS, (found.schema, found.used)).fetchall()
     for table, another in others:
         if another != owner:
             raise Unfit(f"table {first} belongs to {owner} and table {table} to {another}: give them one owner first")

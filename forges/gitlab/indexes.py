@@ -27,6 +27,8 @@ VALID = """
 
 def missing(found: Adoption) -> Iterator[str]:
     """Yield the statements that build those indexes that are not there, or not in each part of their table."""
+    if "artifacts" not in (part.name for part in found.parts):
+        return
     for name, keys in _wanted(found).items():
         if not database.execute_sql(VALID, (found.tables, name)).fetchone():
             yield from _built(found, name, keys)
@@ -34,10 +36,10 @@ def missing(found: Adoption) -> Iterator[str]:
 
 def _wanted(found: Adoption) -> dict[str, str]:
     # Whoever builds the index has a search_path of their own, and whoever adds an artifact runs what it calls.
-    path = f"{found.views}.artifact_path(project_id, job_id, id, created_at, file, file_location, file_type)"
+    path, due = found.fill("PATH_OF_ROW"), found.fill("INSTANT(expire_at)")
     of_class = f"pg_catalog.{CLASS}"
     return {
-        "forgekeeper_expired": f"({of_class}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}",
+        "forgekeeper_expired": f"({of_class}, {due}, id) where locked = {UNLOCKED} and file_type <> {TRACE}",
         "forgekeeper_paths": f"((coalesce(nullif(file_final_path, ''), {path})))",
     }
 

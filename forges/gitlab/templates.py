@@ -6,11 +6,10 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-PARTS = (
-    *("paths", "user_statuses", "artifacts", "locks", "statistics", "projects", "ref_deletions", "imports", "flags"),
-    *("outbox", "deletions"),
-)
-"""What is made, in this order."""
+FIRST, LAST = ("paths", "refusal"), ("deletions",)
+"""What is made before and after the parts that are adopted."""
+DROP, RECORD, GRANT = "drop_views", "changed_views", "grant_again"
+"""What drops all views, and in the end records their definitions, and grants what was granted on them."""
 RECORDS_TEMPLATE = "loose_foreign_keys"
 """What is made for each table that says what was deleted."""
 # In the view and in the function of artifacts, for each table whose rows PostgreSQL deletes with them.
@@ -34,7 +33,6 @@ def read_template(part: str) -> str:
 @cache
 def comment_of_version() -> str:
     """Return the comment on the schema of views that this version makes."""
-    digest = sha256(
-        "".join((*map(read_template, (*PARTS, RECORDS_TEMPLATE)), FOLLOWERS_OF_ROW, RESTORE_FOLLOWERS)).encode()
-    ).hexdigest()
-    return f"made by forgekeeper adopt gitlab, {digest[:16]}"
+    every = sorted(path.name.removesuffix(".sql") for path in (files(__package__) / "sql").iterdir())
+    text = "".join((*map(read_template, every), FOLLOWERS_OF_ROW, RESTORE_FOLLOWERS))
+    return f"made by forgekeeper adopt gitlab, {sha256(text.encode()).hexdigest()[:16]}"

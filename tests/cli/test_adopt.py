@@ -107,18 +107,6 @@ HALF_DETACHED = (
     "update pg_inherits set inhdetachpending = {} where inhparent = 'p_batched_git_ref_updates_deletions'::regclass"
 )
 SPOILT = {
-    "has no table features: name that of GitLab's tables with --tables": (
-        "alter table features rename to gone",
-        "alter table gone rename to features",
-    ),
-    "table gitlab.user_statuses has no column clear_status_at: this is no version of GitLab": (
-        "alter table user_statuses rename clear_status_at to clear_at",
-        "alter table user_statuses rename clear_at to clear_status_at",
-    ),
-    "this database is one of two, and table project_statistics is kept in the other": (
-        "create trigger gitlab_schema_write_trigger_for_project_statistics before delete on project_statistics execute function assign_p_ci_job_artifacts_id_value()",
-        "drop trigger gitlab_schema_write_trigger_for_project_statistics on project_statistics",
-    ),
     f"is half detached from {TABLES}.p_batched_git_ref_updates_deletions, which hides its rows": (
         HALF_DETACHED.format("true"),
         HALF_DETACHED.format("false"),
@@ -139,9 +127,48 @@ def test_tables_that_the_views_do_not_fit_are_refused(adopt, adopted, sentence):
     assert sentence in result.complaint
 
 
+IN_PART = {
+    "schema gitlab has no table features": (
+        "alter table features rename to gone",
+        "alter table gone rename to features",
+        {"forge_flags"},
+        set(),
+    ),
+    "table gitlab.user_statuses has no column clear_status_at": (
+        "alter table user_statuses rename clear_status_at to clear_at",
+        "alter table user_statuses rename clear_at to clear_status_at",
+        {"user_statuses"},
+        {"user_status_cleanup"},
+    ),
+    "this database is one of two, and table project_statistics is kept in the other": (
+        "create trigger gitlab_schema_write_trigger_for_project_statistics before delete on project_statistics execute function assign_p_ci_job_artifacts_id_value()",
+        "drop trigger gitlab_schema_write_trigger_for_project_statistics on project_statistics",
+        {"ci_job_artifacts", "ci_pathless_artifacts", "project_statistics"},
+        {"expired_job_artifacts", "delete_objects", "stale_direct_uploads"},
+    ),
+}
+
+
+@every("reason", IN_PART)
+def test_what_is_there_is_adopted_and_what_is_not_is_named_with_the_batches_that_it_blocks(adopt, adopted, reason):  # noqa: F811
+    spoil, restore, views, blocked = IN_PART[reason]
+    adopted.execute(spoil)
+    try:
+        result = adopt("--role", KEEPER, "--json")
+        made = rows(adopted, f"select viewname from pg_views where schemaname = '{VIEWS}'")
+    finally:
+        adopted.execute(restore)
+        adopt("--role", KEEPER)
+
+    (left_out,) = [one for one in result.json["left_out"] if one["why"] == reason]
+    assert (result.status, set(left_out["views"]), set(left_out["blocks"])) == (0, views, blocked)
+    assert views.isdisjoint(view for (view,) in made)
+    assert "bulk_imports" in {view for (view,) in made}
+
+
 REFUSED = {
     "schema gitlab is that of GitLab's own tables: set FORGEKEEPER_FORGE_SCHEMA": {"FORGE_SCHEMA": TABLES},
-    "schema nowhere has no table": {"tables": "nowhere"},
+    "schema nowhere has no table of GitLab's: name that of GitLab's tables with --tables": {"tables": "nowhere"},
 }
 
 

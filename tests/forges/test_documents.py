@@ -6,10 +6,12 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper import database as db
+from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
+from forgekeeper.runs import preconditions
 from forgekeeper.storage.outbox import DeletedObject
 from forges.gitlab import adoption, indexes
-from models import JobArtifact
+from models import JobArtifact, UserStatus
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS
 from tests.harness.git_samples import Bare, put_root
@@ -117,3 +119,41 @@ def test_both_flags_are_the_forge_s(gitlab):
 
     assert artifacts.run().stopped == "no_bucket"
     assert rows(gitlab, "select rolsuper from pg_roles where rolname = %s", (KEEPER,)) == [(False,)]
+
+
+SWAPPED = {
+    "a column, as at the end of a conversion to bigint": (
+        JobArtifact,
+        """
+        alter table p_ci_job_artifacts add locked_2 smallint;
+        alter table p_ci_job_artifacts rename locked to locked_old;
+        alter table p_ci_job_artifacts rename locked_2 to locked
+        """,
+    ),
+    "a table, as at the end of a partitioning": (
+        UserStatus,
+        "alter table user_statuses rename to user_statuses_old; create table user_statuses (like user_statuses_old)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_view_that_shows_what_was_renamed_blocks_its_batches_until_it_is_made_again(gitlab, name):
+    model, swap = SWAPPED[name]
+    batches = [batch for batch in BATCHES.values() if model in batch.tables]
+    before = [said for batch in BATCHES.values() for said in preconditions.unfit(batch)]
+
+    gitlab.execute(swap)
+
+    table = model._meta.table_name
+    assert before == []
+    assert [next(preconditions.unfit(batch)).split(" is not")[0] for batch in batches] == [f"view {table}"]
+    others = [batch for batch in BATCHES.values() if model not in (*batch.tables, *batch.reads)]
+    assert [said for batch in others for said in preconditions.unfit(batch)] == []
+    gitlab.execute(f"reset role; {script()}")
+    assert list(preconditions.unfit(*batches)) == []
+
+
+def script():
+    with db.database.connection_context():
+        return "begin;" + "\n".join(adoption.fit(gitlab_tables.TABLES, VIEWS, KEEPER).statements()) + "commit"

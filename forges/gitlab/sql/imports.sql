@@ -62,7 +62,10 @@ create or replace trigger change instead of update on VIEWS.bulk_import_entities
     for each row execute function VIEWS.change_bulk_import_entity();
 
 create or replace view VIEWS.bulk_import_trackers as
-select id, bulk_import_entity_id, relation, stage, status, created_at, updated_at from TABLES.bulk_import_trackers;
+select id, bulk_import_entity_id, relation, stage, status, created_at,
+    -- In GitLab it may be missing, and no statement expects that.
+    coalesce(updated_at, created_at, to_timestamp(0)) as updated_at
+from TABLES.bulk_import_trackers;
 
 create or replace function VIEWS.change_bulk_import_tracker() returns trigger
     language plpgsql security definer set search_path = TABLES, pg_temp as $$

@@ -2,6 +2,7 @@
 create or replace view VIEWS.ci_deleted_objects as
 select id, file_store, store_dir, file, pick_up_at
     , project_id -- where there is ci_deleted_objects.project_id
+    , null::bigint as project_id -- where there is no ci_deleted_objects.project_id
 from TABLES.ci_deleted_objects;
 
 -- A function, for the default of an id is taken with the caller's rights.

@@ -9,7 +9,3 @@ set build_artifacts_size = kept.build_artifacts_size + new.build_artifacts_size 
     storage_size = kept.storage_size + new.build_artifacts_size - old.build_artifacts_size
 where kept.project_id = old.project_id and new.build_artifacts_size <= old.build_artifacts_size
 returning kept.project_id, kept.build_artifacts_size, kept.storage_size;
-
--- Those whose statistics are being counted afresh; GitLab's own deletion spares them.
-create or replace view VIEWS.project_build_artifacts_size_refreshes as
-select id, project_id, state, created_at, updated_at from TABLES.project_build_artifacts_size_refreshes;

@@ -1,0 +1,93 @@
+"""What is adopted of a GitLab, part by part: the tables and columns that the views of each part are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+ARTIFACTS = "ARTIFACTS"
+"""Stands for the table of all artifacts, whose name depends on the version."""
+
+
+class Part(NamedTuple):
+    """A file of ``sql/`` that makes *views*; it *needs* these tables with these columns.
+
+    Whatever is done to rows of these views changes rows of the tables *beside* them in the same transaction, if GitLab
+    has those.  Only forks of GitLab have a part that names a table *instead*,
+    which those have not.
+    """
+
+    name: str
+    views: Sequence[str]
+    needs: Mapping[str, str]
+    beside: Sequence[str] = ()
+    instead: str | None = None
+
+
+PARTS = (
+    Part(
+        "user_statuses",
+        ["user_statuses"],
+        {"user_statuses": "user_id emoji message message_html availability clear_status_at"},
+    ),
+    Part(
+        "artifacts",
+        ["ci_job_artifacts", "ci_pathless_artifacts"],
+        {
+            ARTIFACTS: "id project_id job_id file_type file_store file file_final_path file_location size expire_at"
+            " locked created_at updated_at"
+        },
+        beside=["project_statistics", "project_build_artifacts_size_refreshes", "ci_deleted_objects"],
+    ),
+    Part(
+        "statistics",
+        ["project_statistics"],
+        {"project_statistics": "project_id build_artifacts_size storage_size"},
+        beside=[ARTIFACTS],
+    ),
+    Part(
+        "refreshes",
+        ["project_build_artifacts_size_refreshes"],
+        {"project_build_artifacts_size_refreshes": "id project_id state created_at updated_at"},
+    ),
+    Part(
+        "projects",
+        ["projects"],
+        {"projects": "id repository_storage storage_version", "project_repositories": "project_id disk_path"},
+    ),
+    Part("groups", ["project_groups"], {"projects": "id namespace_id", "namespaces": "id traversal_ids"}),
+    Part(
+        "ref_deletions",
+        ["batched_git_ref_updates_deletions"],
+        {
+            "p_batched_git_ref_updates_deletions": "id project_id partition_id ref status created_at updated_at",
+            "projects": "id repository_storage storage_version",
+            "project_repositories": "project_id",
+        },
+    ),
+    Part(
+        "imports",
+        ["bulk_imports", "bulk_import_entities", "bulk_import_trackers"],
+        {
+            "bulk_imports": "id user_id source_type status created_at updated_at",
+            "bulk_import_entities": "id bulk_import_id parent_id source_type source_full_path destination_name"
+            " destination_namespace status created_at updated_at",
+            "bulk_import_trackers": "id bulk_import_entity_id relation stage status created_at updated_at",
+            "bulk_import_failures": "bulk_import_entity_id",
+        },
+    ),
+    # Gisia, a small forge made from GitLab, never says of an artifact itself whether it is locked.
+    Part(
+        "job_locks",
+        ["ci_job_locks"],
+        {"ci_builds": "id commit_id", "ci_pipelines": "id locked"},
+        instead="p_ci_builds",
+    ),
+    Part("flags", ["forge_flags"], {"features": "key", "feature_gates": "feature_key key value"}),
+    Part(
+        "outbox",
+        ["ci_deleted_objects"],
+        {"ci_deleted_objects": "file_store store_dir file pick_up_at", ARTIFACTS: "id"},
+    ),
+)
+"""All parts, in the order in which they are made."""

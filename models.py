@@ -14,6 +14,7 @@ from typing import ClassVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
+from forgekeeper.connections import client
 from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
 from forgekeeper.database.survey import missed
 
@@ -341,6 +342,27 @@ class PathlessArtifact(Base):
             return "ci_pathless_artifacts where true"
         (is_table,) = database.execute_sql(IS_TABLE).fetchone()
         return f"ci_job_artifacts where {NO_PATH}" if is_table else None
+
+
+def _leaves_objects_to_the_forge() -> bool:
+    return client.settings is not None and client.settings.objects == "theirs"
+
+
+class ForgeOutbox(Base):
+    """Objects that the forge is to delete itself, where `FORGEKEEPER_OBJECTS` leaves them to it."""
+
+    used = _leaves_objects_to_the_forge
+    grants = "worker: insert"
+
+    project_id = pw.BigIntegerField(null=True)
+    file_store = pw.IntegerField()
+    store_dir = pw.TextField()
+    file = pw.TextField()
+    pick_up_at = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "ci_deleted_objects"
+        primary_key = pw.CompositeKey("store_dir", "file")
 
 
 class ProjectStatistics(Base):

@@ -83,6 +83,8 @@ def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
     below = preconditions.below([one.model for one in relations])
     errors = False
     for relation in relations:
+        if "select" not in relation.operations():
+            continue
         parts = [one for one in below if one.name == relation.sql]
         looks = _rows(relation, tables[relation.sql]), _walks(relation, parts), _triggers(relation, parts)
         for finding in chain(*looks, _find_unused_indexes(parts)):

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery.queues import depth
+from forgekeeper.runs import preconditions
 from forgekeeper.runs.previewing import preview
 from tests.harness.artifacts import (
     DELETABLE,
@@ -235,6 +236,28 @@ def test_objects_that_are_the_forges_to_delete_go_into_its_outbox_alone(outbox_o
     assert outcome.destroyed == 1
     assert database.execute_sql(outbox_of_the_forge).fetchall() == [(1, "a/b/c", 7)]
     assert outbox() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        ("drop column project_id", "column ci_deleted_objects.project_id is missing"),
+        ("rename to gone", "table ci_deleted_objects is missing"),
+    ],
+)
+def test_an_outbox_of_the_forge_that_does_not_fit_blocks_the_batch_only_if_objects_go_there(
+    outbox_of_the_forge, monkeypatch, change, lacks
+):
+    with database.atomic() as transaction:
+        database.execute_sql(f"alter table public.ci_deleted_objects {change}")
+        found = {}
+        for whose in ("ours", "theirs"):
+            monkeypatch.setattr(client, "settings", settings_with(objects=whose))
+            unfit = preconditions.unfit(expired_job_artifacts.expired_job_artifacts)
+            found[whose] = [said.split(":")[0] for said in unfit]
+        transaction.rollback()
+
+    assert found == {"ours": [], "theirs": [lacks]}
 
 
 # Locks that are not known

@@ -351,7 +351,7 @@ def _leaves_objects_to_the_forge() -> bool:
 class ForgeOutbox(Base):
     """Objects that the forge is to delete itself, where `FORGEKEEPER_OBJECTS` leaves them to it."""
 
-    used = _leaves_objects_to_the_forge
+    is_used = _leaves_objects_to_the_forge
     grants = "worker: insert"
 
     project_id = pw.BigIntegerField(null=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import md5
 from itertools import chain
 
 from forgekeeper.batches import BATCHES, BatchSpec
@@ -30,6 +31,18 @@ TRIGGERS = """
     order by t.tgname
 """
 """Of deletions and updates: bits 3 and 4."""
+ACTS = ("delete", "update")
+PARTITIONS = """
+    select quote_ident(nspname), quote_ident(relname) from pg_partition_tree(%(table)s::oid)
+        join pg_class as c on c.oid = relid join pg_namespace as n on n.oid = relnamespace
+    where isleaf order by relname
+"""
+PARTITIONS_SHOWN = 20
+ESTIMATE = """
+    select sum(reltuples)::bigint from pg_class
+    where oid = any(array(select %(table)s::oid union select relid from pg_partition_tree(%(table)s::oid)))
+        and relkind = 'r' and reltuples >= 0
+"""
 UNUSED_INDEXES = """
     select indexrelid::regclass::text, indrelid::regclass::text from pg_index join pg_class on pg_class.oid = indexrelid
     where indrelid = any(array(select %(table)s::oid union select relid from pg_partition_tree(%(table)s::oid)))
@@ -46,26 +59,30 @@ def contract(settings: Settings, process: Process) -> Iterator[Finding]:
     if process is Process.SCHEDULER:
         return
     said = defaultdict[Finding, list[str]](list)
+    adopted = signs.is_adopted(settings.forge_schema)
     for batch in BATCHES.values():
-        for finding in _looked_at(batch, process):
+        for finding in _looked_at(batch, process, adopted=adopted):
             off = settings.cron(batch.name) is None and finding.level == "error"
             said[finding._replace(level="warning") if off else finding].append(batch.name)
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
-    yield from (warning("forge", sentence) for sentence in signs.advice())
+    # Nobody can see whether those who adopted the forge have followed it.
+    yield from ((ok if adopted else warning)("forge", sentence) for sentence in signs.advice())
     yield from (error("forge", sentence) for sentence in signs.objections(settings.forge_schema))
+    if process in DELETING:
+        yield from (warning("forge", sentence) for sentence in signs.hints(settings.forge_schema))
 
 
-def _looked_at(batch: BatchSpec, process: Process) -> list[Finding]:
+def _looked_at(batch: BatchSpec, process: Process, *, adopted: bool) -> list[Finding]:
     """Look at the batch's tables in a transaction that only reads."""
     try:
         with looking("a view or function that it reads"):
-            return list(_of(batch, process))
+            return list(_of(batch, process, adopted=adopted))
     except WritesInLook as refused:
         return [error(SUBJECT, str(refused))]
 
 
-def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
+def _of(batch: BatchSpec, process: Process, *, adopted: bool) -> Iterator[Finding]:
     tables = look([one.sql for one in batch.relations])
     # The forge may lack what is optional.
     relations = [one for one in batch.relations if one.sql in tables]
@@ -86,8 +103,11 @@ def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
         if "select" not in relation.operations():
             continue
         parts = [one for one in below if one.name == relation.sql]
-        looks = _rows(relation, tables[relation.sql]), _walks(relation, parts), _triggers(relation, parts)
-        for finding in chain(*looks, _find_unused_indexes(parts)):
+        looks = [_rows(relation, tables[relation.sql]), _find_unused_indexes(parts)]
+        # Who has made the views knows the indexes and triggers below them.
+        if not adopted:
+            looks += [_walks(relation, parts), _triggers(relation, parts)]
+        for finding in chain(*looks):
             errors |= finding.level == "error"
             yield finding
     for forbids, sentence in following.described(batch, tables):
@@ -98,13 +118,20 @@ def _of(batch: BatchSpec, process: Process) -> Iterator[Finding]:
 
 
 def _shown(relation: Relation, below: Sequence[Below]) -> str:
-    """Name a relation, the tables that it shows if it is a view, and whether its rows go by ctid."""
-    said = []
-    if tables := [one.called for one in below if one.name == relation.sql and not one.itself and one.kind != "v"]:
-        said.append(f"a view of {', '.join(tables)}")
+    """Name a relation, the tables that it shows if it is a view with their rows, and whether its rows go by ctid."""
+    parts = [one for one in below if one.name == relation.sql and one.kind != "v"]
+    tables = [", ".join([*([] if one.itself else [one.called]), *_estimate_rows(one.oid)]) for one in parts]
+    said = [f"{'' if parts[0].itself else 'a view of '}{', '.join(tables)}"] if any(tables) else []
     if "delete" in relation.operations() and Target.find(relation.model).by_ctid:
         said.append("rows go by ctid")
     return f"{relation.name} ({', '.join(said)})" if said else relation.name
+
+
+def _estimate_rows(table: int) -> Iterator[str]:
+    """Yield how many rows PostgreSQL expects in a table with its partitions, if it has looked."""
+    (rows,) = database.execute_sql(ESTIMATE, {"table": table}).fetchone()
+    if rows is not None:
+        yield f"about {rows:,} rows"
 
 
 def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding]:
@@ -144,11 +171,21 @@ def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
     (table,) = tables
     if table.kind == "r":
         return f"{order}: `{wanted.on(table.called)}`"
-    only = wanted.on(f"only {table.called}").replace(" concurrently", " NAME")
-    return (
-        f"{order}: {table.called} is partitioned, so `{only}`, then on each partition"
-        f" `{wanted.on('PARTITION')}` and `alter index NAME attach partition` with that one"
-    )
+    return f"{order}, run these statements: {'; '.join(_write_partitioned(table, wanted))}"
+
+
+def _write_partitioned(table: Below, index: Index) -> Iterator[str]:
+    """Yield the statements that create the index on a partitioned table while others write to it."""
+    name = f"forgekeeper_{md5(f'{table.called} {index}'.encode(), usedforsecurity=False).hexdigest()[:8]}"
+    yield f"`create index {name} on only {table.called} ({index.columns}){index.condition}`"
+    within = "".join(table.called.rpartition(".")[:2])
+    parts = database.execute_sql(PARTITIONS, {"table": table.oid}).fetchall()
+    for number, (schema, part) in enumerate(parts[:PARTITIONS_SHOWN]):
+        own = f"{name}_{number}"
+        yield f"`{index.on(f'{schema}.{part}').replace(' on ', f' {own} on ', 1)}`"
+        yield f"`alter index {within}{name} attach partition {schema}.{own}`"
+    if (more := len(parts) - PARTITIONS_SHOWN) > 0:
+        yield f"and the like for {more} more partitions"
 
 
 def _find_unused_indexes(parts: Sequence[Below]) -> Iterator[Finding]:
@@ -165,13 +202,14 @@ def _find_unused_indexes(parts: Sequence[Below]) -> Iterator[Finding]:
 def _triggers(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
     """Name what else happens to rows that are deleted or updated: it may raise."""
     done = {operation.split()[0] for operation in relation.operations()}
-    for part in parts:
-        if part.kind not in {"r", "p"}:
-            continue
-        for name, function, definer, on_delete, on_update in database.execute_sql(TRIGGERS, (part.oid,)).fetchall():
-            fires = {"delete": on_delete, "update": on_update}
-            if acts := [act for act, on_it in fires.items() if on_it and act in done]:
-                whose = "its owner's" if definer else "this role's"
+    fire = {part.oid: database.execute_sql(TRIGGERS, (part.oid,)).fetchall() for part in parts}
+    # A function of the view changes the table, with its own rights.
+    of_view = [fires for part in parts if part.itself and part.kind == "v" for fires in fire[part.oid]]
+    by_owner = {act for _, _, definer, *on in of_view if definer for act, on_it in zip(ACTS, on, strict=True) if on_it}
+    for part in (one for one in parts if one.kind in {"r", "p"}):
+        for name, function, definer, *on in fire[part.oid]:
+            if acts := [act for act, on_it in zip(ACTS, on, strict=True) if on_it and act in done]:
+                whose = "its owner's" if definer else "the view owner's" if by_owner.issuperset(acts) else "this role's"
                 yield warning(
                     SUBJECT,
                     f"trigger {name} of {part.called} runs {function} on {' and '.join(acts)}, with {whose} rights and"

@@ -22,12 +22,12 @@ class Base(pw.Model):
     of its rows reads no other partition.
     *beside* names columns that no statement of ours names: the example forge has them, another may not.
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  A
-    forge may lack what is *optional*, and what is not *used* as this process is set.
+    forge may lack what is *optional*, and what no setting of this process makes necessary (*is_used*).
     *overlooked* returns the names of rows that exist and that a lookup by their names misses, of a sample.
     """
 
     optional: ClassVar[bool] = False
-    used: ClassVar[Callable[[], bool]] = lambda: True
+    is_used: ClassVar[Callable[[], bool]] = lambda: True
     overlooked: ClassVar[Callable[[], Collection[str]]] = frozenset
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None

@@ -13,14 +13,17 @@ PRESENT = "select count(distinct relname) = cardinality(%(names)s) from pg_class
 class Forge(NamedTuple):
     """A kind of forge, which a database has where *relations* are in any schema of it; then `check` gives *advice*.
 
-    A table with a trigger of a function among *refusing* is none to work on, for the reason given.  *objections* says
-    what is wrong with views of its tables in a schema.
+    A table with a trigger of a function among *refusing* is none to work on, for the reason given.  *is_adopted* says
+    whether its tables have views in a schema that the command `adopt` has made; *objections* says what is wrong with
+    these, and *hints* what their statements lack to be quick.
     """
 
     relations: Sequence[str]
     advice: str
     refusing: Mapping[str, str]
+    is_adopted: Callable[[str], bool] = lambda _schema: False
     objections: Callable[[str], Iterable[str]] = lambda _schema: ()
+    hints: Callable[[str], Iterable[str]] = lambda _schema: ()
 
 
 FORGES: dict[str, Forge] = {}
@@ -38,6 +41,18 @@ def objections(schema: str) -> Iterator[str]:
     """Yield what is wrong with the views in that *schema*, and what to do."""
     for forge in FORGES.values():
         yield from forge.objections(schema)
+
+
+def is_adopted(schema: str) -> bool:
+    """Say whether the views in that *schema* were made by the command `adopt`."""
+    return any(forge.is_adopted(schema) for forge in FORGES.values())
+
+
+def hints(schema: str) -> Iterator[str]:
+    """Yield what the statements on adopted views in that *schema* lack to be quick."""
+    for forge in FORGES.values():
+        if forge.is_adopted(schema):
+            yield from forge.hints(schema)
 
 
 def refusal(functions: Collection[str]) -> str | None:

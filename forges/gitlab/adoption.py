@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from forgekeeper.database import database, definers
@@ -126,6 +127,14 @@ class Adoption(NamedTuple):
         """Name the tables that the views are of."""
         return sorted({self.table(table) for part in self.parts for table in part.needs})
 
+    @property
+    def comment(self) -> str:
+        """Return the comment on the schema of the views: by which version, and of which columns, they are made."""
+        names = [*self.used, *self.followers, *self.records]
+        facts = [(name, *sorted(self.columns[name].items())) for name in names]
+        digest = sha256(repr((facts, self.left_out)).encode()).hexdigest()[:16]
+        return f"{templates.comment_of_version()}, {digest}, of {self.schema}"
+
     def table(self, name: str) -> str:
         """Return the name of a table that a part calls *name*."""
         return self.artifacts if name == ARTIFACTS else name
@@ -181,7 +190,8 @@ class Adoption(NamedTuple):
         yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
         yield self._filled(templates.RECORD)
         yield self._filled(templates.GRANT)
-        yield f"comment on schema {self.views} is '{templates.comment_of_version()}';\n"
+        (comment,) = database.execute_sql("select quote_literal(%s)", (self.comment,)).fetchone()
+        yield f"comment on schema {self.views} is {comment};\n"
         if self.role:
             yield "".join(self._grants(self.role))
 
@@ -231,19 +241,24 @@ def fit(tables: str, views: str, role: str | None) -> Adoption:
         )
     if role and not database.execute_sql("select true from pg_roles where rolname = %s", (role,)).fetchone():
         raise Unfit(f"there is no role {role}: create it first, `create role {role} login`")
-    columns = defaultdict[str, dict[str, str]](dict)
-    for table, column, its_type in database.execute_sql(COLUMNS, (tables,)).fetchall():
-        columns[table][column] = its_type
-    elsewhere = {table for (table,) in database.execute_sql(LOCKED, (tables,)).fetchall()}
-    (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
-    names = _quoted(tables), _quoted(views), role and _quoted(role)
-    found = Adoption(*names, "", tables, created, (), dict(columns), elsewhere)
+    found = look(tables, views, role)
     _insist(found)
     owner = _find_owner(found)
     for sentence in definers.find_strangers([tables, views], owner):
         raise Unfit(sentence)
     strays = database.execute_sql(STRAYS, {"views": views, "owner": owner}).fetchall()
     return found._replace(owner=owner, strays=[statement for (statement,) in strays])
+
+
+def look(tables: str, views: str, role: str | None = None) -> Adoption:
+    """Return what would be adopted of the tables, without an owner; nothing is asked of their rights."""
+    columns = defaultdict[str, dict[str, str]](dict)
+    for table, column, its_type in database.execute_sql(COLUMNS, (tables,)).fetchall():
+        columns[table][column] = its_type
+    elsewhere = {table for (table,) in database.execute_sql(LOCKED, (tables,)).fetchall()}
+    (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
+    names = _quoted(tables), _quoted(views), role and _quoted(role)
+    return Adoption(*names, "", tables, created, (), dict(columns), elsewhere)
 
 
 def other_storage(found: Adoption) -> str | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from forgekeeper.database import database
 from forgekeeper.database.signs import FORGES, Forge
 from forges.gitlab.templates import comment_of_version
+
+if TYPE_CHECKING:
+    from forges.gitlab.adoption import Adoption
 
 CRON_JOBS = {
     "user_status_cleanup": "user_status_cleanup_batch_worker",
@@ -22,14 +26,40 @@ ADOPTED = """
 """
 
 
+def is_adopted(schema: str) -> bool:
+    """Say whether the views in that schema were made by `adopt`."""
+    return database.execute_sql(ADOPTED, (schema,)).fetchone() is not None
+
+
 def say_outdated(schema: str) -> Iterator[str]:
-    """Say that the views of that schema, if there are any, were made by another version."""
+    """Say whether the views of that schema, if there are any, are those that `adopt` would make now."""
     adopted = database.execute_sql(ADOPTED, (schema,)).fetchone()
-    if adopted is not None and adopted[0] != comment_of_version():
+    if adopted is None:
+        return
+    comment, again = str(adopted[0]), "run `forgekeeper adopt gitlab` again, as the owner of GitLab's tables"
+    if not comment.startswith(comment_of_version()):
+        yield f"the views in schema {schema} were made by another version, and may do less or allow more: {again}"
+    elif comment != _look(schema, comment).comment:
+        yield f"GitLab's tables are not those of which the views in schema {schema} were made: {again}"
+
+
+def say_slow(schema: str) -> Iterator[str]:
+    """Say which indexes the batches' statements want below the views of that schema."""
+    from forges.gitlab import indexes
+
+    (comment,) = database.execute_sql(ADOPTED, (schema,)).fetchone()
+    if statements := list(indexes.missing(_look(schema, str(comment)))):
         yield (
-            f"the views in schema {schema} were made by another version, and may do less or allow more: run"
-            " `forgekeeper adopt gitlab` again, as the owner of GitLab's tables"
+            "statements on artifacts will be slow until you create the indexes that `forgekeeper adopt gitlab --print`"
+            f" ends with; the first of the {len(statements)} statements is `{statements[0].rstrip(';')}`"
         )
+
+
+def _look(schema: str, comment: str) -> Adoption:
+    # It imports models, as only processes do whose settings name them.
+    from forges.gitlab import adoption
+
+    return adoption.look(comment.rpartition(", of ")[2] or "public", schema)
 
 
 FORGES["gitlab"] = Forge(
@@ -46,5 +76,7 @@ FORGES["gitlab"] = Forge(
             " database alone, it takes a GitLab with a single one"
         )
     },
+    is_adopted=is_adopted,
     objections=say_outdated,
+    hints=say_slow,
 )

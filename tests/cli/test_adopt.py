@@ -1,19 +1,21 @@
 """`adopt`: what it makes, prints and refuses, on tables of GitLab's shape."""
 
 import re
+import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from psycopg2.errors import FeatureNotSupported
 
-from tests.harness.adopted import KEEPER, VIEWS, adopted  # noqa: F401
+from tests.harness import gitlab_tables
+from tests.harness.adopted import KEEPER, SMALL, VIEWS, adopted, session  # noqa: F401
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PARTITIONS, TABLES, rows
 from tests.harness.thorough import whole_only
 
 PAGE = Path(__file__).parents[2] / "docs" / "adopting_gitlab.md"
-FLAG = "bulk_delete_job_artifacts"
+FLAG, ROLE = "bulk_delete_job_artifacts", "reader_of_the_page"
 ALL_THERE_IS = f"""
     select 'relation ' || relname, coalesce(pg_get_viewdef(oid), '') || coalesce(relacl::text, '') from pg_class
     where relnamespace = '{VIEWS}'::regnamespace and relkind in ('v', 'r')
@@ -263,3 +265,42 @@ def test_an_adoption_is_in_the_audit(adopt, adopted, database):  # noqa: F811
     assert database.execute_sql("select act, what, after from audit_acts").fetchall() == [
         ("adopt", VIEWS, {"tables": TABLES, "role": KEEPER})
     ]
+
+
+@pytest.fixture
+def gitlab_of_its_own(new_database, query, urls):
+    """GitLab's tables in a database of their own: as their owner and as the page's role, and a cursor of the owner."""
+    url = new_database()
+    with session(url) as cursor:
+        cursor.connection.autocommit = True
+        gitlab_tables.build(cursor)
+        gitlab_tables.fill(cursor, **SMALL)
+        cursor.execute("update bulk_import_trackers set updated_at = null where mod(id, 5) = 0")
+        parts = urlsplit(url)
+        role = parts._replace(netloc=f"{ROLE}@{parts.netloc.rpartition('@')[2]}").geturl()
+        yield tuple({"DATABASE_URL": one, "FORGE_SCHEMA": VIEWS} for one in (url, role)), cursor
+    query(urls.database, f"drop database {parts.path[1:]} with (force)")
+    query(urls.database, f"drop role {ROLE}")
+
+
+def test_the_commands_of_the_page_adopt_a_gitlab_of_which_check_finds_nothing_wrong(main, settings, gitlab_of_its_own):
+    (owner, role), cursor = gitlab_of_its_own
+    (block,) = re.findall(r"```\n(export FORGEKEEPER_FORGE_SCHEMA.*?)```", PAGE.read_text(), re.DOTALL)
+    done = []
+    for line in block.splitlines()[1:]:
+        program, *words = shlex.split(line.replace("forgekeeper login", f"{ROLE} login"), comments=True)
+        if program == "psql":
+            cursor.execute(words[1])
+            continue
+        words = [ROLE if word == "forgekeeper" else word for word in words]
+        more = ["--tables", TABLES] if words[0] == "adopt" else []
+        done.append(main(*words, *more, **(role if words[0] == "check" else owner)))
+    for statement in done[2].stdout.splitlines():
+        if statement.startswith(("create index", "alter index")):
+            cursor.execute(statement)
+
+    checked = main("check", "--json", **role).json["findings"]
+
+    assert [one.status for one in done] == [0] * 5
+    about = ("contract", "forge", "privileges", "schema", "postgresql")
+    assert [one["message"] for one in checked if one["level"] != "ok" and one["subject"] in about] == []

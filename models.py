@@ -308,7 +308,7 @@ class PathlessArtifact(Base):
     """An artifact that has an object, of which its forge does not say where it is.
 
     Its uploader has put the object into a folder with the artifact's id, or in the oldest layout with its job's.  Of a
-    view of artifacts only this relation says that some may have no path; the table has such artifacts in itself.
+    view of artifacts only this relation says that some may lack a path; the table has such artifacts in itself.
     """
 
     optional = True

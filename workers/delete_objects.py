@@ -39,7 +39,7 @@ NAME = "delete_objects"
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
-NAMED, UNCERTAIN = Kept(JobArtifact.sentence), Kept(PathlessArtifact.sentence)
+NAMED_BY_ARTIFACT, UNCERTAIN = Kept(JobArtifact.sentence), Kept(PathlessArtifact.sentence)
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +154,7 @@ class _Outbox(Items[DeletedObject]):
     def look(self, items: Sequence[DeletedObject]) -> dict[DeletedObject, Kept]:
         named = _find_named(JobArtifact, items, settings())
         uncertain = _find_named(PathlessArtifact, list(named), settings())
-        return {row: UNCERTAIN if row in uncertain else NAMED for row in named}
+        return {row: UNCERTAIN if row in uncertain else NAMED_BY_ARTIFACT for row in named}
 
     def mark(
         self, items: Sequence[DeletedObject], kept: Mapping[DeletedObject, State]

@@ -175,6 +175,11 @@ def look(names: Sequence[str]) -> Tables:
     return tables
 
 
+def is_view(columns: Mapping[str, Column]) -> bool:
+    """Say whether these are the columns of a view: of a table it is known whether they may be NULL."""
+    return bool(columns) and all(column.filled is None for column in columns.values())
+
+
 def find_other_columns(model: type[Base]) -> list[str]:
     """Return the columns of the relation that *model* has no field of and this role may read."""
     known = {field.column_name for field in model._meta.sorted_fields}

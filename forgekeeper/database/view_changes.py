@@ -16,24 +16,21 @@ from forgekeeper.database.sessions import sqlstate
 
 NOT_SUPPORTED = "0A000"
 """PostgreSQL's class of errors of a statement that it understands and cannot execute."""
-RECORDED = "select to_regprocedure('find_changed_views(oid[])') is not null"
-CHANGED = "select find_changed_views(%s::bigint[]::oid[])"
+HAS_RECORD = "select to_regprocedure('find_changed_views(oid[])') is not null"
+FIND_CHANGED = "select find_changed_views(%s::bigint[]::oid[])"
 ONE_TABLE = "make it of one table, without joins, distinct, grouping or set operations"
 
 
-def find_refused_changes(relations: Iterable[Relation], tables: Tables) -> Iterator[str]:
+def find_refused_changes(views: Iterable[Relation], tables: Tables) -> Iterator[str]:
     """Yield a sentence for each change that a worker needs to make and that PostgreSQL cannot make through a view.
 
-    *tables* are what `relations.look` has returned for the relations.  Rights are not judged.  The rows of a view of
+    *tables* are what `relations.look` has returned for the views.  Rights are not judged.  The rows of a view of
     several tables can be locked, and those of a view with triggers changed; so each change is asked for by itself.
     """
-    for relation in relations:
-        columns = tables.get(relation.sql, {})
-        # Of the column of a table it is known whether it may be NULL.
-        if columns and all(column.filled is None for column in columns.values()):
-            yield from _refused(relation, columns)
-            if "lock" in relation.operations("worker") and (refusal := _why_not_locked(relation)):
-                yield f"rows of view {relation.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE}"
+    for view in views:
+        yield from _refused(view, tables[view.sql])
+        if "lock" in view.operations("worker") and (refusal := _why_not_locked(view)):
+            yield f"rows of view {view.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE}"
 
 
 def _refused(relation: Relation, columns: Mapping[str, Column]) -> Iterator[str]:
@@ -71,8 +68,8 @@ def find_changed_views(views: Collection[int]) -> Iterator[str]:
     PostgreSQL lets columns and tables below a view be renamed, and the view follows them: it then shows the old column
     under the name of the new one.  An adoption that has a function `find_changed_views` names such views.
     """
-    if views and database.execute_sql(RECORDED).fetchone()[0]:
-        for (name,) in database.execute_sql(CHANGED, (list(views),)).fetchall():
+    if database.execute_sql(HAS_RECORD).fetchone()[0]:
+        for (name,) in database.execute_sql(FIND_CHANGED, (list(views),)).fetchall():
             yield (
                 f"view {name} is not as `forgekeeper adopt` made it: a column or table below it was renamed, or another"
                 " PostgreSQL writes it differently; look at it, and run `forgekeeper adopt` again"

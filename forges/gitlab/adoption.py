@@ -16,7 +16,7 @@ from forgekeeper.database import database, definers
 from forgekeeper.database.integrity import reasons_to_miss_rows
 from forgekeeper.database.relations import needs
 from forges.gitlab import templates
-from forges.gitlab.parts import ARTIFACTS, PARTS, Part
+from forges.gitlab.parts import ARTIFACTS, PARTS, AdoptedPart
 from models import APPLICATION, FOLLOWERS, OPTIONAL
 
 MODELS = (*APPLICATION, *OPTIONAL)
@@ -72,8 +72,8 @@ FOLLOWS_BY = {
 PATH_OF_ROW = (
     "VIEWS.artifact_path(project_id, job_id, id, INSTANT(created_at), file, file_location::smallint, file_type)"
 )
-"""Where GitLab's uploader put the file of an artifact that has no path of its own."""
-INSTANT = re.compile(r"\bINSTANT\((\w+)\)")
+"""Where GitLab's uploader put the file of an artifact without a path of its own."""
+INSTANT_COLUMN = re.compile(r"\bINSTANT\((\w+)\)")
 """A time of an artifact; a fork of GitLab has times without a zone, which are UTC."""
 WORD = re.compile(r"\b(TABLES|VIEWS|ARTIFACTS|RECORDS|FOLLOWERS|RESTORE_FOLLOWERS|EVERY_VIEW)\b")
 WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
@@ -109,7 +109,7 @@ class Adoption(NamedTuple):
         return "p_ci_job_artifacts" if "p_ci_job_artifacts" in self.columns else "ci_job_artifacts"
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[AdoptedPart]:
         """Return the parts of GitLab that are adopted."""
         return [part for part in PARTS if self.why_left_out(part) is None]
 
@@ -139,7 +139,7 @@ class Adoption(NamedTuple):
         """Return the name of a table that a part calls *name*."""
         return self.artifacts if name == ARTIFACTS else name
 
-    def why_left_out(self, part: Part) -> str | None:
+    def why_left_out(self, part: AdoptedPart) -> str | None:
         """Say why a part is not adopted; None if it is."""
         if part.instead in self.columns:
             return f"schema {self.schema} has {part.instead}"
@@ -149,9 +149,9 @@ class Adoption(NamedTuple):
         for table, columns in part.needs.items():
             name = self.table(table)
             if name not in self.columns:
-                return f"schema {self.schema} has no table {name}"
+                return f"schema {self.schema} lacks table {name}"
             if lacks := set(columns.split()) - set(self.columns[name]):
-                return f"table {self.schema}.{name} has no column {min(lacks)}"
+                return f"table {self.schema}.{name} lacks column {min(lacks)}"
         return None
 
     @property
@@ -178,18 +178,20 @@ class Adoption(NamedTuple):
             yield f"create schema if not exists {self.views} authorization {self.owner};\n"
         yield from (f"{statement}\n" for statement in self.strays)
         yield f"set local role {self.owner};\n"
-        yield self._filled(templates.DROP, EVERY_VIEW=", ".join(f"'{view}'" for view in self._all_views()))
-        yield from map(self._filled, [*templates.FIRST, *(part.name for part in self.parts), *templates.LAST])
+        yield self._filled(templates.DROP_VIEWS, EVERY_VIEW=", ".join(f"'{view}'" for view in self._all_views()))
+        yield from map(
+            self._filled, [*templates.BEFORE_PARTS, *(part.name for part in self.parts), *templates.AFTER_PARTS]
+        )
         for table, columns in self.followers.items():
             yield f"create or replace view {self.views}.{table} as select {columns} from {self.tables}.{table};\n"
         for table in self.records:
             yield self._filled(templates.RECORDS_TEMPLATE, RECORDS=table)
         # A trigger asks for this right when it is made, and not when it fires.
-        made = [*templates.FIRST, *(part.name for part in self.parts), *templates.LAST]
+        made = [*templates.BEFORE_PARTS, *(part.name for part in self.parts), *templates.AFTER_PARTS]
         functions = TRIGGER_FUNCTION.findall("".join(map(templates.read_template, made)))
         yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
-        yield self._filled(templates.RECORD)
-        yield self._filled(templates.GRANT)
+        yield self._filled(templates.RECORD_VIEWS)
+        yield self._filled(templates.GRANT_AGAIN)
         (comment,) = database.execute_sql("select quote_literal(%s)", (self.comment,)).fetchone()
         yield f"comment on schema {self.views} is {comment};\n"
         if self.role:
@@ -206,7 +208,7 @@ class Adoption(NamedTuple):
     def fill(self, text: str, words: Mapping[str, str] | None = None) -> str:
         """Put names and expressions into the places of a template, *words* in place of others."""
         words = {"TABLES": self.tables, "VIEWS": self.views, "ARTIFACTS": self.artifacts, **(words or {})}
-        text = INSTANT.sub(self._instant, text.replace("PATH_OF_ROW", PATH_OF_ROW))
+        text = INSTANT_COLUMN.sub(self._instant, text.replace("PATH_OF_ROW", PATH_OF_ROW))
         return WORD.sub(lambda word: words[word[0]], text)
 
     def _instant(self, column: re.Match[str]) -> str:
@@ -276,7 +278,7 @@ def _quoted(name: str) -> str:
 
 def _insist(found: Adoption) -> None:
     if not found.parts:
-        raise Unfit(f"schema {found.schema} has no table of GitLab's: name that of GitLab's tables with --tables")
+        raise Unfit(f"schema {found.schema} lacks GitLab's tables: name that of GitLab's tables with --tables")
     # Notes of deletions that are not found are removed.
     found_tables = database.execute_sql(OIDS, (found.schema, found.used)).fetchall()
     if reason := next(reasons_to_miss_rows([oid for (oid,) in found_tables]), None):

@@ -9,7 +9,7 @@ ARTIFACTS = "ARTIFACTS"
 """Stands for the table of all artifacts, whose name depends on the version."""
 
 
-class Part(NamedTuple):
+class AdoptedPart(NamedTuple):
     """A file of ``sql/`` that makes *views*; it *needs* these tables with these columns.
 
     Whatever is done to rows of these views changes rows of the tables *beside* them in the same transaction, if GitLab
@@ -25,12 +25,12 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part(
+    AdoptedPart(
         "user_statuses",
         ["user_statuses"],
         {"user_statuses": "user_id emoji message message_html availability clear_status_at"},
     ),
-    Part(
+    AdoptedPart(
         "artifacts",
         ["ci_job_artifacts", "ci_pathless_artifacts"],
         {
@@ -39,24 +39,24 @@ PARTS = (
         },
         beside=["project_statistics", "project_build_artifacts_size_refreshes", "ci_deleted_objects"],
     ),
-    Part(
+    AdoptedPart(
         "statistics",
         ["project_statistics"],
         {"project_statistics": "project_id build_artifacts_size storage_size"},
         beside=[ARTIFACTS],
     ),
-    Part(
+    AdoptedPart(
         "refreshes",
         ["project_build_artifacts_size_refreshes"],
         {"project_build_artifacts_size_refreshes": "id project_id state created_at updated_at"},
     ),
-    Part(
+    AdoptedPart(
         "projects",
         ["projects"],
         {"projects": "id repository_storage storage_version", "project_repositories": "project_id disk_path"},
     ),
-    Part("groups", ["project_groups"], {"projects": "id namespace_id", "namespaces": "id traversal_ids"}),
-    Part(
+    AdoptedPart("groups", ["project_groups"], {"projects": "id namespace_id", "namespaces": "id traversal_ids"}),
+    AdoptedPart(
         "ref_deletions",
         ["batched_git_ref_updates_deletions"],
         {
@@ -65,7 +65,7 @@ PARTS = (
             "project_repositories": "project_id",
         },
     ),
-    Part(
+    AdoptedPart(
         "imports",
         ["bulk_imports", "bulk_import_entities", "bulk_import_trackers"],
         {
@@ -77,14 +77,14 @@ PARTS = (
         },
     ),
     # Gisia, a small forge made from GitLab, never says of an artifact itself whether it is locked.
-    Part(
+    AdoptedPart(
         "job_locks",
         ["ci_job_locks"],
         {"ci_builds": "id commit_id", "ci_pipelines": "id locked"},
         instead="p_ci_builds",
     ),
-    Part("flags", ["forge_flags"], {"features": "key", "feature_gates": "feature_key key value"}),
-    Part(
+    AdoptedPart("flags", ["forge_flags"], {"features": "key", "feature_gates": "feature_key key value"}),
+    AdoptedPart(
         "outbox",
         ["ci_deleted_objects"],
         {"ci_deleted_objects": "file_store store_dir file pick_up_at", ARTIFACTS: "id"},

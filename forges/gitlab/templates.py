@@ -6,9 +6,9 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-FIRST, LAST = ("paths", "refusal"), ("deletions",)
+BEFORE_PARTS, AFTER_PARTS = ("paths", "refusal"), ("deletions",)
 """What is made before and after the parts that are adopted."""
-DROP, RECORD, GRANT = "drop_views", "changed_views", "grant_again"
+DROP_VIEWS, RECORD_VIEWS, GRANT_AGAIN = "drop_views", "changed_views", "grant_again"
 """What drops all views, and in the end records their definitions, and grants what was granted on them."""
 RECORDS_TEMPLATE = "loose_foreign_keys"
 """What is made for each table that says what was deleted."""

@@ -130,13 +130,13 @@ def test_tables_that_the_views_do_not_fit_are_refused(adopt, adopted, sentence):
 
 
 IN_PART = {
-    "schema gitlab has no table features": (
+    "schema gitlab lacks table features": (
         "alter table features rename to gone",
         "alter table gone rename to features",
         {"forge_flags"},
         set(),
     ),
-    "table gitlab.user_statuses has no column clear_status_at": (
+    "table gitlab.user_statuses lacks column clear_status_at": (
         "alter table user_statuses rename clear_status_at to clear_at",
         "alter table user_statuses rename clear_at to clear_status_at",
         {"user_statuses"},
@@ -170,7 +170,7 @@ def test_what_is_there_is_adopted_and_what_is_not_is_named_with_the_batches_that
 
 REFUSED = {
     "schema gitlab is that of GitLab's own tables: set FORGEKEEPER_FORGE_SCHEMA": {"FORGE_SCHEMA": TABLES},
-    "schema nowhere has no table of GitLab's: name that of GitLab's tables with --tables": {"tables": "nowhere"},
+    "schema nowhere lacks GitLab's tables: name that of GitLab's tables with --tables": {"tables": "nowhere"},
 }
 
 

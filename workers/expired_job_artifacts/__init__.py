@@ -38,7 +38,6 @@ from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
 from forgekeeper.database.exclusions import visible, written
-from forgekeeper.database.naming import relation_name
 from forgekeeper.database.survey import literal
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
@@ -91,7 +90,7 @@ EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
 
 TOTAL = Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id)
 
-OUTBOXES = {"ours": DeletedObject, "theirs": ForgeOutbox}
+OUTBOXES = {"ours": "deleted_objects", "theirs": "ci_deleted_objects"}
 # Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
 OUTBOX = """
     insert into {table} (project_id, file_store, store_dir, file, pick_up_at)
@@ -244,7 +243,7 @@ def expired(
         project=JobArtifact.project_id,
         size=JobArtifact.size,
         cascades_to=FOLLOWERS,
-        also=[pw.SQL(OUTBOX.format(table=relation_name(OUTBOXES[outbox])), [now + grace])],
+        also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=TOTAL if visible(ProjectStatistics) else None,
         until=until,
         spared=[

@@ -13,9 +13,9 @@ PRESENT = "select count(distinct relname) = cardinality(%(names)s) from pg_class
 class Forge(NamedTuple):
     """A kind of forge, which a database has where *relations* are in any schema of it; then `check` gives *advice*.
 
-    A table with a trigger of a function among *refusing* must not be worked on, for the reason given.  *is_adopted* says
-    whether its tables have views in a schema that the command `adopt` has made; *objections* says what is wrong with
-    these, and *hints* what their statements lack to be quick.
+    A table with a trigger of a function among *refusing* must not be worked on, for the reason given.  *is_adopted*
+    says whether its tables have views in a schema that the command `adopt` has made; *objections* says what is wrong
+    with these, and *hints* what their statements lack to be quick.
     """
 
     relations: Sequence[str]

@@ -12,7 +12,6 @@ from tests.harness import gitlab_tables
 from tests.harness.adopted import KEEPER, SMALL, VIEWS, adopted, session  # noqa: F401
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PARTITIONS, TABLES, rows
-from tests.harness.thorough import whole_only
 
 PAGE = Path(__file__).parents[2] / "docs" / "adopting_gitlab.md"
 FLAG, ROLE = "bulk_delete_job_artifacts", "reader_of_the_page"
@@ -199,41 +198,6 @@ def test_who_does_not_own_the_tables_may_print_and_not_adopt(adopt, adopted, new
 
     assert (printed.status, refused.status) == (0, 1)
     assert f"the tables belong to {urlsplit(urls.database).username}: run this as that role" in refused.complaint
-
-
-OLDER = {
-    "before 16.10 artifacts were in no parts": (
-        "alter table ci_job_artifacts rename to part; alter table p_ci_job_artifacts rename to ci_job_artifacts",
-        "alter table ci_job_artifacts rename to p_ci_job_artifacts; alter table part rename to ci_job_artifacts",
-        "ci_job_artifacts",
-    ),
-    "once imports had no failures": (
-        "alter table bulk_imports rename has_failures to gone; alter table bulk_import_entities rename has_failures to gone",
-        "alter table bulk_imports rename gone to has_failures; alter table bulk_import_entities rename gone to has_failures",
-        "bulk_import_entities",
-    ),
-    "once the outbox named no projects": (
-        "alter table ci_deleted_objects rename project_id to gone",
-        "alter table ci_deleted_objects rename gone to project_id",
-        "ci_deleted_objects",
-    ),
-}
-
-
-@whole_only
-@every("version", OLDER)
-def test_tables_of_an_older_version_are_adopted_as_they_are(adopt, adopted, version):  # noqa: F811
-    older, restore, view = OLDER[version]
-    adopted.execute(f"drop schema {VIEWS} cascade; {older}")
-    try:
-        result = adopt()
-        found = rows(adopted, f"select count(*) from {VIEWS}.{view}")
-        expected = rows(adopted, f"select count(*) from {view}")
-    finally:
-        adopted.execute(f"drop schema if exists {VIEWS} cascade; {restore}")
-        adopt("--role", KEEPER)
-
-    assert (result.status, found) == (0, expected)
 
 
 def test_flags_of_the_forge_are_shown_as_its_and_cannot_be_turned_here(adopted, main, settings, query, urls):  # noqa: F811

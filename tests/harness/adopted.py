@@ -100,17 +100,25 @@ def connected(settings):
     return db.database.connection_context()
 
 
-@pytest.fixture
-def gitlab(settings, urls, _migrated, monkeypatch):
-    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
+@contextmanager
+def adopted_gitlab(urls, patch, changes=""):
+    """Connect as forgekeeper's role to views of full tables that have these *changes*; yield their owner's cursor."""
     with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
-        with connected(settings):
+        cursor.execute(changes or "select")
+        with connected(settings_with(database_url=urls.database, redis_url=urls.redis)):
             empty()
             client.flushdb()
             adopt()
         db.database.close_all()
-        monkeypatch.setenv(PREFIX + "FORGE_SCHEMA", VIEWS)
-        monkeypatch.setenv(PREFIX + "DATABASE_URL", as_keeper(urls.database))
+        patch.setenv(PREFIX + "FORGE_SCHEMA", VIEWS)
+        patch.setenv(PREFIX + "DATABASE_URL", as_keeper(urls.database))
         with connected(settings_with()):
             yield cursor
         db.database.close_all()
+
+
+@pytest.fixture
+def gitlab(settings, urls, _migrated, monkeypatch):
+    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
+    with adopted_gitlab(urls, monkeypatch) as cursor:
+        yield cursor

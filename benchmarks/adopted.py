@@ -21,8 +21,8 @@ from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
-from forges.gitlab import indexes
-from forges.gitlab.adoption import fit
+from forges.adoption import fit
+from forges.gitlab.adoption import KIND
 from models import CLASS, TRACE, UNLOCKED
 from workers.expired_job_artifacts import FLAG
 
@@ -110,7 +110,7 @@ def _make(forge: str, _database: object) -> None:
         FeatureFlag.turn(FLAG, on=True)
     else:
         database.execute_sql(FLAGS)
-        found = fit(TABLES, VIEWS, None)
+        found = fit(KIND, TABLES, VIEWS, None)
         database.execute_sql("\n".join(found.statements()).replace("%", "%%"))
-        for statement in indexes.missing(found):
+        for statement in found.find_missing_indexes():
             database.execute_sql(statement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
 from forgekeeper.audit import acts
@@ -10,9 +11,15 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Problem, answer, emit, write, wrong_use
 from forgekeeper.database import database
-from forges.gitlab import adoption, indexes
+from forges import adoption
+from models import APPLICATION
 
-FORGES = ("gitlab",)
+FORGES = ("forgejo", "gitea", "gitlab")
+SAME = {"gitea": "forgejo"}
+"""Forges that have the tables of another one."""
+INDEX_HINT = (
+    "runs will be slow without these indexes; the statements can be executed while the forge works, in this order:"
+)
 RECORDED = "select coalesce(has_table_privilege(to_regclass('audit_acts'), 'insert'), false)"
 
 
@@ -22,12 +29,13 @@ def make_views(forge: str, *, print_: bool, role: str | None, tables: str, json:
         wrong_use(f"there is no forge {forge!r}; there are: {', '.join(FORGES)}")
     with connected("adopt", migrated=False, redis_needed=False) as settings:
         try:
-            found = adoption.fit(tables, settings.forge_schema, role)
+            kind = import_module(f"forges.{SAME.get(forge, forge)}.adoption").KIND
+            found = adoption.fit(kind, tables, settings.forge_schema, role)
             if not print_:
                 adoption.insist_on_owner(found)
         except adoption.Unfit as unfit:
             raise Problem(str(unfit)) from None
-        script, advice = "\n".join(found.statements()), list(indexes.missing(found))
+        script, advice = "\n".join(found.statements()), list(found.find_missing_indexes())
         if print_:
             _print(script, advice, json=json)
             return
@@ -35,13 +43,13 @@ def make_views(forge: str, *, print_: bool, role: str | None, tables: str, json:
         said = "\n".join(_said(found, advice))
     facts: dict[str, Any] = {"forge": forge, "tables": tables, "views": found.views, "role": role, "indexes": advice}
     facts["left_out"] = [
-        {"why": why, "views": views, "blocks": _find_blocked(views)} for why, views in found.left_out.items()
+        {"why": why, "views": views, "blocks": _find_blocked(views)} for why, views in _list_left_out(found).items()
     ]
     answer(facts, said, json=json)
 
 
 def _print(script: str, advice: list[str], *, json: bool) -> None:
-    hints = [f"-- {line}" for line in [indexes.HINT, *advice]] if advice else []
+    hints = [f"-- {line}" for line in [INDEX_HINT, *advice]] if advice else []
     text = "\n".join(["begin;", script, "commit;", *hints])
     if json:
         emit({"sql": text})
@@ -59,6 +67,14 @@ def _execute(found: adoption.Adoption, script: str) -> None:
         database.execute_sql(script.replace("%", "%%"))
 
 
+def _list_left_out(found: adoption.Adoption) -> dict[str, list[str]]:
+    """Return the views that are not made, by the reason; those of which the forge has no tables included."""
+    known = {view for part in found.every_part for view in part.views}
+    unknown = [model._meta.table_name for model in APPLICATION if not model.optional]
+    without = [view for view in unknown if view not in known]
+    return found.left_out | ({f"{found.shown} has nothing like them": without} if without else {})
+
+
 def _find_blocked(views: Collection[str]) -> list[str]:
     """Name the batches that are blocked without these views."""
     return [
@@ -72,10 +88,9 @@ def _said(found: adoption.Adoption, advice: list[str]) -> list[str]:
     said = [f"the views are in schema {found.views}"]
     if found.role is None:
         said[0] += "; nobody was granted anything, --role names who is"
-    if elsewhere := adoption.other_storage(found):
-        said.append(f"refs of projects on other storages than default, as on {elsewhere}, are left to GitLab")
-    for why, views in found.left_out.items():
+    said += found.say_limits()
+    for why, views in _list_left_out(found).items():
         blocks = ", ".join(_find_blocked(views))
         which = f"without them these batches are blocked: {blocks}" if blocks else "no batch needs them"
         said.append(f"not adopted, as {why}: {', '.join(views)}; {which}")
-    return said + ([indexes.HINT, *advice] if advice else [])
+    return said + ([INDEX_HINT, *advice] if advice else [])

@@ -14,7 +14,7 @@ from forgekeeper.cli.terminal import Json
 
 
 def adopt(
-    forge: Annotated[str, typer.Argument(metavar="FORGE", help="Whose tables they are: gitlab.")],
+    forge: Annotated[str, typer.Argument(metavar="FORGE", help="Whose tables they are: gitlab, forgejo or gitea.")],
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
     role: Annotated[
         str | None, typer.Option("--role", help="The role that forgekeeper connects as; it is granted the views.")

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forgekeeper.database import database
-from forges.gitlab.adoption import Adoption
+from forges.adoption import Adoption
 from models import CLASS, TRACE, UNLOCKED
 
-HINT = "runs will be slow without these indexes; the statements can be executed while GitLab works, in this order:"
 PARTS = """
     select quote_ident(n.nspname), c.relname
     from pg_class whole, pg_partition_tree(whole.oid) join pg_class c on c.oid = relid
@@ -25,13 +24,13 @@ VALID = """
 """
 
 
-def missing(found: Adoption) -> Iterator[str]:
+def missing(found: Adoption, artifacts: str) -> Iterator[str]:
     """Yield the statements that build those indexes that are not there, or not in each part of their table."""
     if "artifacts" not in (part.name for part in found.parts):
         return
     for name, keys in _wanted(found).items():
         if not database.execute_sql(VALID, (found.tables, name)).fetchone():
-            yield from _built(found, name, keys)
+            yield from _built(found, artifacts, name, keys)
 
 
 def _wanted(found: Adoption) -> dict[str, str]:
@@ -44,9 +43,9 @@ def _wanted(found: Adoption) -> dict[str, str]:
     }
 
 
-def _built(found: Adoption, name: str, keys: str) -> Iterator[str]:
-    table = f"{found.tables}.{found.artifacts}"
-    parts = database.execute_sql(PARTS, (found.tables, found.artifacts)).fetchall()
+def _built(found: Adoption, artifacts: str, name: str, keys: str) -> Iterator[str]:
+    table = f"{found.tables}.{artifacts}"
+    parts = database.execute_sql(PARTS, (found.tables, artifacts)).fetchall()
     if not parts:
         yield f"create index concurrently if not exists {name} on {table} {keys};"
         return

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from forges.parts import AdoptedPart
 
 ARTIFACTS = "ARTIFACTS"
 """Stands for the table of all artifacts, whose name depends on the version."""
-
-
-class AdoptedPart(NamedTuple):
-    """A file of ``sql/`` that makes *views*; it *needs* these tables with these columns.
-
-    Whatever is done to rows of these views changes rows of the tables *beside* them in the same transaction, if GitLab
-    has those.  Only forks of GitLab have a part that names a table *instead*,
-    which those have not.
-    """
-
-    name: str
-    views: Sequence[str]
-    needs: Mapping[str, str]
-    beside: Sequence[str] = ()
-    instead: str | None = None
-
-
 PARTS = (
     AdoptedPart(
         "user_statuses",

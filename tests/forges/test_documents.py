@@ -10,7 +10,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
 from forgekeeper.storage.outbox import DeletedObject
-from forges.gitlab import adoption, indexes
+from forges import adoption
+from forges.gitlab.adoption import KIND
 from models import JobArtifact, UserStatus
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS
@@ -65,7 +66,7 @@ def test_an_expired_artifact_whose_path_cannot_be_computed_stays_and_is_counted(
 
 
 def test_an_index_of_paths_that_the_functions_compute_otherwise_today_is_noticed(gitlab):
-    for statement in indexes.missing(adoption.fit(gitlab_tables.TABLES, VIEWS, None)):
+    for statement in adoption.fit(KIND, gitlab_tables.TABLES, VIEWS, None).find_missing_indexes():
         gitlab.execute(statement)
     day = f"create or replace function {VIEWS}.day(instant timestamptz, form integer) returns text language sql"
     before = JobArtifact.overlooked()
@@ -156,4 +157,4 @@ def test_a_view_that_shows_what_was_renamed_blocks_its_batches_until_it_is_made_
 
 def script():
     with db.database.connection_context():
-        return "begin;" + "\n".join(adoption.fit(gitlab_tables.TABLES, VIEWS, KEEPER).statements()) + "commit"
+        return "begin;" + "\n".join(adoption.fit(KIND, gitlab_tables.TABLES, VIEWS, KEEPER).statements()) + "commit"

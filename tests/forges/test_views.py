@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg2
 import pytest
 
-from forges.gitlab.adoption import MODELS, RECORDS
+from forges.adoption import MODELS
+from forges.gitlab.adoption import RECORDS
 from forges.gitlab.parts import PARTS
 from tests.harness import gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS, as_keeper, session

@@ -9,7 +9,8 @@ import pytest
 from forgekeeper import database as db
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.settings import PREFIX
-from forges.gitlab import adoption
+from forges import adoption
+from forges.gitlab.adoption import KIND
 from tests.harness import gitlab_tables
 from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with
@@ -60,7 +61,7 @@ def role_of_forgekeeper(cursor):
 
 def adopt(changed=str, **changes):
     """Make the views as the command does, or as *changed* makes of its script; return what is adopted."""
-    found = adoption.fit(**{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
+    found = adoption.fit(KIND, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
     with db.database.atomic():
         db.database.execute_sql(changed("\n".join(found.statements())).replace("%", "%%"))
     return found

@@ -9,7 +9,6 @@ import pytest
 from forgekeeper import database as db
 from forgekeeper.connections import Limits, connect
 from forgekeeper.settings import PREFIX
-from forges.gitlab import indexes
 from tests.harness.adopted import VIEWS, adopt, tables_of_gitlab
 from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with
@@ -36,7 +35,7 @@ def views_for_models(urls, _migrated):
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
         connect(settings, Limits.of_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
-            built = list(indexes.missing(adopt(partial(GUARDS.sub, ""), role=None)))
+            built = list(adopt(partial(GUARDS.sub, ""), role=None).find_missing_indexes())
         db.database.close_all()
         cursor.execute(f"set search_path = {VIEWS}; {INSERTS.read_text()}; set search_path = {TABLES}")
         for statement in built:

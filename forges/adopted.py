@@ -1,0 +1,64 @@
+"""What `check` says of views that the command `adopt` has made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from forgekeeper.database import database
+from forges.templates import comment_of_version
+
+if TYPE_CHECKING:
+    from forges.adoption import Adoption
+
+# The first version wrote no comment.
+ADOPTED = """
+    select coalesce(obj_description(n.oid, 'pg_namespace'), '') from pg_namespace as n
+    where nspname = %(schema)s and case when obj_description(n.oid, 'pg_namespace') is null
+        then exists (select from pg_proc where pronamespace = n.oid and proname = %(function)s)
+        else obj_description(n.oid, 'pg_namespace') like 'made by forgekeeper adopt ' || %(forge)s || ',%%' end
+"""
+
+
+class AdoptedForge(NamedTuple):
+    """A forge by its name in commands, by that in sentences, and by a function that all adoptions of it have."""
+
+    forge: str
+    shown: str
+    function: str
+
+    def is_adopted(self, schema: str) -> bool:
+        """Say whether the views in that schema were made by `adopt`, of this forge."""
+        return self._find_comment(schema) is not None
+
+    def say_outdated(self, schema: str) -> Iterator[str]:
+        """Say whether the views of that schema, if there are any, are those that `adopt` would make now."""
+        if (comment := self._find_comment(schema)) is None:
+            return
+        again = f"run `forgekeeper adopt {self.forge}` again, as the owner of {self.shown}'s tables"
+        if not comment.startswith(comment_of_version(self.forge)):
+            yield f"the views in schema {schema} were made by another version, and may do less or allow more: {again}"
+        elif comment != self._look(schema, comment).comment:
+            yield f"{self.shown}'s tables are not those of which the views in schema {schema} were made: {again}"
+
+    def say_slow(self, schema: str) -> Iterator[str]:
+        """Say which indexes the batches' statements want below the views of that schema."""
+        found = self._look(schema, self._find_comment(schema) or "")
+        if statements := list(found.find_missing_indexes()):
+            yield (
+                f"statements will be slow until you create the indexes that `forgekeeper adopt {self.forge} --print`"
+                f" ends with; the first of the {len(statements)} statements is `{statements[0].rstrip(';')}`"
+            )
+
+    def _find_comment(self, schema: str) -> str | None:
+        values = {"schema": schema, "function": self.function, "forge": self.forge}
+        row = database.execute_sql(ADOPTED, values).fetchone()
+        return None if row is None else str(row[0])
+
+    def _look(self, schema: str, comment: str) -> Adoption:
+        # It imports models, as only processes do whose settings name them.
+        adoption = import_module("forges.adoption")
+        kind = import_module(f"forges.{self.forge}.adoption").KIND
+        found: Adoption = adoption.look(kind, comment.rpartition(", of ")[2] or "public", schema)
+        return found

@@ -1,0 +1,255 @@
+"""Views of a forge's tables in which the batches find what they expect, whatever the forge.
+
+A view has the name of the example forge's table.  What a view cannot change by itself, a function or a rule changes,
+with the rights of the tables' owner: the role that forgekeeper connects as has rights on the views alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import ClassVar, TypeVar
+
+from forgekeeper.database import database, definers
+from forgekeeper.database.integrity import reasons_to_miss_rows
+from forgekeeper.database.relations import needs
+from forges.parts import AdoptedPart
+from forges.templates import comment_of_version, read_template
+from models import APPLICATION, OPTIONAL
+
+MODELS = (*APPLICATION, *OPTIONAL)
+"""What there may be views of."""
+GRANTED = {"forge_flags": "select", "ci_deleted_objects": "select, insert"}
+"""What is granted on views that no model is of."""
+COLUMNS = """
+    select c.relname, a.attname, format_type(a.atttypid, null) from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relkind in ('r', 'p')
+        and a.attnum > 0 and not a.attisdropped
+    order by c.relname, a.attnum
+"""
+OWNERS = """
+    select c.relname, quote_ident(r.rolname) from pg_class c join pg_roles r on r.oid = c.relowner
+    where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relname = any(%s)
+    order by c.relname
+"""
+# Made by another role, as by a superuser who ran what --print wrote, a function runs with the rights of that role.
+STRAYS = """
+    select format('alter schema %%I owner to %%s;', nspname, %(owner)s) from pg_namespace
+    where nspname = %(views)s and nspowner <> %(owner)s::regrole
+    union all
+    select format('alter table %%I.%%I owner to %%s;', nspname, relname, %(owner)s)
+    from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where nspname = %(views)s and relkind in ('r', 'v') and relowner <> %(owner)s::regrole
+    union all
+    select format('alter function %%I.%%I(%%s) owner to %%s;', nspname, proname, arguments, %(owner)s)
+    from pg_proc join pg_namespace on pg_namespace.oid = pronamespace,
+        pg_get_function_identity_arguments(pg_proc.oid) as arguments
+    where nspname = %(views)s and proowner <> %(owner)s::regrole
+"""
+OIDS = """
+    select oid::bigint from pg_class where relnamespace = to_regnamespace(quote_ident(%s)) and relname = any(%s)
+"""
+TRIGGER_FUNCTION = re.compile(r"create or replace function VIEWS\.(\w+)\(\) returns trigger")
+WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
+"""A line of a template that only versions with that column have, or only those without."""
+
+Kind = TypeVar("Kind", bound="Adoption")
+
+
+class Unfit(Exception):
+    """These tables cannot be adopted; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """Which tables are adopted: *tables* is their schema, *views* that of the views; *role* is granted these.
+
+    *owner* owns the tables, and the views from now on; *strays* are the statements that give it what others own in the
+    schema of the views.  Names are written as in SQL; *schema* is the first as it is.  *created* says that the views'
+    is there.  *columns* has the types of the columns of each table.
+
+    A forge has a name *forge* in commands and one in sentences, *shown*; of its SQL some comes *before* the parts, and
+    some *after* them.
+    """
+
+    forge: ClassVar[str]
+    shown: ClassVar[str]
+    every_part: ClassVar[Sequence[AdoptedPart]]
+    before: ClassVar[Sequence[str]] = ("refusal",)
+    after: ClassVar[Sequence[str]] = ()
+
+    tables: str
+    views: str
+    role: str | None
+    owner: str
+    schema: str
+    created: bool
+    strays: Sequence[str]
+    columns: Mapping[str, Mapping[str, str]]
+
+    @property
+    def parts(self) -> list[AdoptedPart]:
+        """Return the parts of the forge that are adopted."""
+        return [part for part in self.every_part if self.why_left_out(part) is None]
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Return the views of the parts that are not adopted, by the reason; not of those that only forks have."""
+        found = defaultdict[str, list[str]](list)
+        for part in self.every_part:
+            if part.instead is None and (reason := self.why_left_out(part)) is not None:
+                found[reason] += part.views
+        return dict(found)
+
+    @property
+    def used(self) -> list[str]:
+        """Name the tables that the parts are made of."""
+        return sorted({self.table(table) for part in self.parts for table in part.needs})
+
+    @property
+    def more(self) -> dict[str, str]:
+        """Return views that are of no part, each with what is granted on it."""
+        return {}
+
+    @property
+    def comment(self) -> str:
+        """Return the comment on the schema of the views: by which version, and of which columns, they are made."""
+        facts = [(name, sorted(self.columns.get(name, {}).items())) for name in (*self.used, *self.more)]
+        digest = sha256(repr((facts, self.left_out)).encode()).hexdigest()[:16]
+        return f"{comment_of_version(self.forge)}, {digest}, of {self.schema}"
+
+    def table(self, name: str) -> str:
+        """Return the name of a table that a part calls *name*."""
+        return name
+
+    def why_left_out(self, part: AdoptedPart) -> str | None:
+        """Say why a part is not adopted; None if it is."""
+        if part.instead in self.columns:
+            return f"schema {self.schema} has {part.instead}"
+        for table, columns in part.needs.items():
+            name = self.table(table)
+            if name not in self.columns:
+                return f"schema {self.schema} lacks table {name}"
+            if lacks := set(columns.split()) - set(self.columns[name]):
+                return f"table {self.schema}.{name} lacks column {min(lacks)}"
+        return None
+
+    def statements(self) -> Iterator[str]:
+        """Yield what makes the views, part by part; running it again changes nothing but what has to.
+
+        Run it in one transaction: it sets role and search_path there.  A view keeps the functions that its search_path
+        finds now, whatever is created later.
+        """
+        yield "set local search_path = pg_catalog, pg_temp;\n"
+        # Where it is there this would still ask for the right to create one.
+        if not self.created:
+            yield f"create schema if not exists {self.views} authorization {self.owner};\n"
+        yield from (f"{statement}\n" for statement in self.strays)
+        yield f"set local role {self.owner};\n"
+        every_view = [*(view for part in self.every_part for view in part.views), *self.more]
+        yield self.write_part("drop_views", EVERY_VIEW=", ".join(f"'{view}'" for view in every_view))
+        made = [*self.before, *(part.name for part in self.parts), *self.after]
+        yield from map(self.write_part, made)
+        yield from self.write_more()
+        # A trigger asks for this right when it is made, and not when it fires.
+        functions = TRIGGER_FUNCTION.findall("".join(read_template(self.forge, part) for part in made))
+        yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
+        yield from map(self.write_part, ("changed_views", "grant_again"))
+        (comment,) = database.execute_sql("select quote_literal(%s)", (self.comment,)).fetchone()
+        yield f"comment on schema {self.views} is {comment};\n"
+        if self.role:
+            yield "".join(self._grants(self.role))
+
+    def write_part(self, part: str, **words: str) -> str:
+        """Return the SQL of a part, with names and these *words* in their places."""
+        return self.fill(WHERE.sub(self._where, read_template(self.forge, part)), **words)
+
+    def write_more(self) -> Iterator[str]:
+        """Yield what makes the views that are of no part."""
+        yield from ()
+
+    def fill(self, text: str, **words: str) -> str:
+        """Put names and expressions into the places of a text."""
+        words = {"TABLES": self.tables, "VIEWS": self.views, **words}
+        return re.sub(rf"\b({'|'.join(words)})\b", lambda word: words[word[0]], text)
+
+    def find_missing_indexes(self) -> Iterator[str]:
+        """Yield the statements, in their order, that build the indexes which statements want below the views."""
+        yield from ()
+
+    def say_limits(self) -> Iterator[str]:
+        """Yield what is left to the forge though the batches could do it elsewhere."""
+        yield from ()
+
+    def _where(self, line: re.Match[str]) -> str:
+        there = line[4] in self.columns.get(self.table(line[3]), ())
+        return f"{line[1]}\n" if there is not bool(line[2]) else ""
+
+    def _grants(self, role: str) -> Iterator[str]:
+        yield f"grant usage on schema {self.views} to {role};\n"
+        rights = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS} | GRANTED
+        for view, of_view in ({view: rights[view] for part in self.parts for view in part.views} | self.more).items():
+            yield f"grant {of_view} on {self.views}.{view} to {role};\n"
+
+
+def fit(kind: type[Kind], tables: str, views: str, role: str | None) -> Kind:
+    """Look at the tables, and return how they are adopted; raise `Unfit` where they cannot be."""
+    if views == tables:
+        raise Unfit(
+            f"schema {views} is that of {kind.shown}'s own tables: set FORGEKEEPER_FORGE_SCHEMA to another one for the"
+            f" views, such as forgekeeper_{kind.forge}"
+        )
+    if role and not database.execute_sql("select true from pg_roles where rolname = %s", (role,)).fetchone():
+        raise Unfit(f"there is no role {role}: create it first, `create role {role} login`")
+    found = look(kind, tables, views, role)
+    _insist(found)
+    owner = _find_owner(found)
+    for sentence in definers.find_strangers([tables, views], owner):
+        raise Unfit(sentence)
+    strays = database.execute_sql(STRAYS, {"views": views, "owner": owner}).fetchall()
+    return replace(found, owner=owner, strays=[statement for (statement,) in strays])
+
+
+def look(kind: type[Kind], tables: str, views: str, role: str | None = None) -> Kind:
+    """Return what would be adopted of the tables, without an owner; nothing is asked of their rights."""
+    columns = defaultdict[str, dict[str, str]](dict)
+    for table, column, its_type in database.execute_sql(COLUMNS, (tables,)).fetchall():
+        columns[table][column] = its_type
+    (created,) = database.execute_sql("select to_regnamespace(quote_ident(%s)) is not null", (views,)).fetchone()
+    names = _quoted(tables), _quoted(views), role and _quoted(role)
+    return kind(*names, "", tables, created, (), dict(columns))
+
+
+def insist_on_owner(found: Adoption) -> None:
+    """Raise `Unfit` unless this session may become the role that owns the tables."""
+    (may_become,) = database.execute_sql("select pg_has_role(%s::regrole, 'member')", (found.owner,)).fetchone()
+    if not may_become:
+        raise Unfit(f"the tables belong to {found.owner}: run this as that role, or let it run what --print writes")
+
+
+def _quoted(name: str) -> str:
+    (quoted,) = database.execute_sql("select quote_ident(%s)", (name,)).fetchone()
+    return str(quoted)
+
+
+def _insist(found: Adoption) -> None:
+    if not found.parts:
+        raise Unfit(
+            f"schema {found.schema} lacks {found.shown}'s tables: name that of {found.shown}'s tables with --tables"
+        )
+    # Notes of deletions that are not found are removed.
+    found_tables = database.execute_sql(OIDS, (found.schema, found.used)).fetchall()
+    if reason := next(reasons_to_miss_rows([oid for (oid,) in found_tables]), None):
+        raise Unfit(reason)
+
+
+def _find_owner(found: Adoption) -> str:
+    """Return the role that owns the tables, as SQL writes its name; raise `Unfit` if they have several owners."""
+    (first, owner), *others = database.execute_sql(OWNERS, (found.schema, found.used)).fetchall()
+    for table, another in others:
+        if another != owner:
+            raise Unfit(f"table {first} belongs to {owner} and table {table} to {another}: give them one owner first")
+    return str(owner)

@@ -1,0 +1,1 @@
+"""Forgejo, and Gitea, which has the same tables."""

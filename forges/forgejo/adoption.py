@@ -1,0 +1,61 @@
+"""Forgejo and Gitea: their artifacts are all that batches can work on there.
+
+The numbers are those of `ArtifactStatus` in their models: 1 upload pending, 2 uploaded, 3 upload failed, 4 expired,
+5 deletion asked for by a user, 6 deleted.  Rows stay as they expire: the page of a run shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forgekeeper.database import database
+from forges.adoption import Adoption
+from forges.parts import AdoptedPart
+from models import CLASSES
+
+PENDING_FOR_SECONDS = 86_400
+"""An upload that nothing has touched for a day has failed.  Forgejo itself never looks after one."""
+DUE = f"""case status when 1 then to_timestamp(greatest(created_unix, updated_unix) + {PENDING_FOR_SECONDS})
+        when 5 then to_timestamp(updated_unix) else to_timestamp(expired_unix) end"""
+LOCKED = "case when status in (2, 5) or status = 1 and storage_path = '' then 0 else 1 end"
+"""An upload that is pending or has failed, and has an object, keeps it: nobody knows what it is."""
+INDEXES = {
+    "forgekeeper_expired": f"(pg_catalog.mod(repo_id + run_id, {CLASSES}), ({DUE}), id) where {LOCKED} = 0",
+    "forgekeeper_paths": "(storage_path)",
+}
+VALID = """
+    select true from pg_index join pg_class c on c.oid = indexrelid
+    where indisvalid and c.relnamespace = to_regnamespace(%s) and c.relname = %s
+"""
+
+
+class _Forgejo(Adoption):
+    forge, shown = "forgejo", "Forgejo"
+    every_part = (
+        AdoptedPart(
+            "artifacts",
+            ["ci_job_artifacts"],
+            {
+                "action_artifact": "id run_id repo_id storage_path file_size file_compressed_size artifact_name status"
+                " created_unix updated_unix expired_unix"
+            },
+        ),
+    )
+
+    def fill(self, text: str, **words: str) -> str:
+        return super().fill(text, DUE=DUE, LOCKED=LOCKED, **words)
+
+    def find_missing_indexes(self) -> Iterator[str]:
+        for name, keys in INDEXES.items():
+            if not database.execute_sql(VALID, (self.tables, name)).fetchone():
+                one_line = " ".join(keys.split())
+                yield f"create index concurrently if not exists {name} on {self.tables}.action_artifact {one_line};"
+
+    def say_limits(self) -> Iterator[str]:
+        yield (
+            "chunks of uploads that failed are objects which no row names: `forgekeeper uploads reconcile artifacts`"
+            " finds them once they are a day old"
+        )
+
+
+KIND = _Forgejo

@@ -198,7 +198,7 @@ class BatchSpec(Declared):
         return tuple(
             Relation(model, reads=reads, since=self.walks.get(model))
             for model, reads in expected.items()
-            if not is_ours(model) and model.is_used()
+            if not is_ours(model) and (model.is_used is None or model.is_used())
         )
 
     @property

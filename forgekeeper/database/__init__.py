@@ -27,7 +27,7 @@ class Base(pw.Model):
     """
 
     optional: ClassVar[bool] = False
-    is_used: ClassVar[Callable[[], bool]] = lambda: True
+    is_used: ClassVar[Callable[[], bool] | None] = None
     overlooked: ClassVar[Callable[[], Collection[str]]] = frozenset
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None

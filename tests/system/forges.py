@@ -14,13 +14,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psycopg2
-import redis
 
 from demo import servers as embedded
 from forgekeeper.settings import PREFIX
@@ -50,6 +51,8 @@ GITLAB_FLAG = """
     insert into features (key) values ('bulk_delete_job_artifacts');
     insert into feature_gates (feature_key, key, value) values ('bulk_delete_job_artifacts', 'boolean', 'true')
 """
+AT_ONCE = 2
+"""Forges that are judged at one time, each in a database of PostgreSQL and of Redis of its own."""
 SMALL = {"artifacts": 300, "statuses": 40, "imports": 80, "deletions": 40}
 
 
@@ -128,7 +131,7 @@ def postgres_folders() -> list[Path]:
     return [*Path("/usr/lib/postgresql").glob("*/bin"), *sorted(Path(wheel).parents[1].glob("pginstall*/bin"))]
 
 
-def judge(running: embedded.Servers, name: str, forge: Forge) -> dict[str, str]:
+def judge(running: embedded.Servers, name: str, forge: Forge, number: int) -> dict[str, str]:
     """Adopt the forge, run each batch, and return of each what came of it; raise `AssertionError` for what is wrong."""
     database = re.sub(r"\W+", "_", name).lower()
     with closing(psycopg2.connect(running.database_url)) as maker, TemporaryDirectory() as folder:
@@ -136,13 +139,12 @@ def judge(running: embedded.Servers, name: str, forge: Forge) -> dict[str, str]:
         with maker.cursor() as cursor:
             cursor.execute(f"create database {database}; ")
             cursor.execute(f"create role keeper_of_{database} login")
-        with closing(redis.from_url(running.redis_url)) as server:
-            server.flushall()
+        redis_url = running.redis_url.replace("db=0", f"db={number}")
         url = running.database_url.replace("@/forgekeeper", f"@/{database}")
         with closing(psycopg2.connect(url)) as owner, owner.cursor() as cursor:
             owner.autocommit = True
             _build(cursor, forge)
-            world = _World(url, running.redis_url, Path(folder), f"keeper_of_{database}", forge.settings)
+            world = _World(url, redis_url, Path(folder), f"keeper_of_{database}", forge.settings)
             return _work(world, cursor, forge)
 
 
@@ -258,8 +260,11 @@ def main() -> None:
         with _servers(folder) as running:
             with closing(psycopg2.connect(running.database_url)) as connection:
                 versions.append(str(connection.server_version // 10_000))
-            for name, forge in known().items():
-                ended = judge(running, name, forge)
+            forges = known()
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                judged = threads.map(partial(judge, running), forges, forges.values(), range(len(forges)))
+                each = dict(zip(forges, judged, strict=True))
+            for name, ended in each.items():
                 sys.stderr.write(f"PostgreSQL {versions[-1]}, {name}: {ended}\n")
                 if every.setdefault(name, ended) != ended:
                     raise SystemExit(f"{name} differs on PostgreSQL {versions[-1]}: {ended}, before {every[name]}")

@@ -190,6 +190,7 @@ class Adoption:
 
     def _grants(self, role: str) -> Iterator[str]:
         yield f"grant usage on schema {self.views} to {role};\n"
+        yield f"grant execute on function {self.views}.find_changed_views(oid[]) to {role};\n"
         rights = {model._meta.table_name: ", ".join(needs(model)) for model in MODELS} | GRANTED
         for view, of_view in ({view: rights[view] for part in self.parts for view in part.views} | self.more).items():
             yield f"grant {of_view} on {self.views}.{view} to {role};\n"

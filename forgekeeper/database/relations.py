@@ -27,9 +27,12 @@ COLUMNS = """
         ),
         array(
             select change from unnest(array['insert', 'update', 'delete']) as change
-            where case change when 'update' then pg_column_is_updatable(c.oid::regclass, a.attnum, true)
-                when 'insert' then pg_relation_is_updatable(c.oid::regclass, true) & 8 <> 0
-                else pg_relation_is_updatable(c.oid::regclass, true) & 16 <> 0 end
+            where case change when 'insert' then pg_relation_is_updatable(c.oid::regclass, true) & 8 <> 0
+                when 'delete' then pg_relation_is_updatable(c.oid::regclass, true) & 16 <> 0
+                -- With triggers it would ask for one of deletions, too.
+                else pg_column_is_updatable(c.oid::regclass, a.attnum, false)
+                    or exists (select from pg_trigger where tgrelid = c.oid and tgtype & 81 = 81)
+                    or exists (select from pg_rewrite where ev_class = c.oid and ev_type = '2' and is_instead) end
         )
     from unnest(%s::text[]) as name
         join pg_class as c on c.oid = to_regclass(name)::oid

@@ -100,6 +100,15 @@ def test_the_indexes_that_it_names_can_be_built_and_are_named_no_more(adopt, ado
     assert (len(advice), after, parts) == (10, [], [(1,)])
 
 
+def test_the_role_may_ask_which_views_have_changed_where_nobody_may_execute_functions_by_default(adopt, adopted):  # noqa: F811
+    function = f"{VIEWS}.find_changed_views(oid[])"
+    adopted.execute(f"revoke execute on function {function} from public, {KEEPER}")
+
+    adopt("--role", KEEPER)
+
+    assert rows(adopted, f"select has_function_privilege('{KEEPER}', '{function}', 'execute')") == [(True,)]
+
+
 def test_it_says_which_refs_are_left_to_gitlab(adopt):
     assert "as on nfs2, are left to GitLab" in adopt().stdout
 
@@ -186,9 +195,12 @@ def test_a_role_that_is_not_there_is_refused(adopt, adopted):  # noqa: F811
 
 
 def test_another_forge_is_refused(main, settings):
-    refused = main("adopt", "gitea")
+    refused = main("adopt", "bitbucket")
 
-    assert (refused.status, refused.complaint) == (2, "there is no forge 'gitea'; there are: gitlab")
+    assert (refused.status, refused.complaint) == (
+        2,
+        "there is no forge 'bitbucket'; there are: forgejo, gitea, gitlab",
+    )
 
 
 def test_who_does_not_own_the_tables_may_print_and_not_adopt(adopt, adopted, new_role, urls):  # noqa: F811

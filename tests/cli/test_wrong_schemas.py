@@ -132,6 +132,12 @@ WRONG = {
         IMPORTS,
         "column bulk_imports.status cannot be changed",
     ),
+    "a view that no trigger for updates mends": Wrong(
+        "alter table bulk_imports rename to imports; create table numbers (n) as select 1;"
+        "create view bulk_imports as select imports.* from imports, numbers",
+        IMPORTS,
+        "column bulk_imports.status cannot be changed",
+    ),
     "a view whose rows cannot be locked, though a trigger deletes them": Wrong(
         "alter table user_statuses rename to statuses;"
         "create view user_statuses as select distinct user_id, clear_status_at from statuses;"

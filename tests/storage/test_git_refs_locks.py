@@ -150,6 +150,10 @@ delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic(
 """
 
 
+def is_asleep(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].startswith("S")
+
+
 def test_ctrl_c_reaches_git_through_us_alone(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term=f"touch {tmp_path}/asked; {CLEAN_UP}")
     process = subprocess.Popen(
@@ -158,7 +162,8 @@ def test_ctrl_c_reaches_git_through_us_alone(repository, tmp_path, monkeypatch):
         start_new_session=True,
         stderr=subprocess.PIPE,
     )
-    assert wait_until(lambda: len(repository.locks()) == 2, ALWAYS_IN_TIME)
+    # Git may be this far before we know that it has been started: only then do we wait for it.
+    assert wait_until(lambda: len(repository.locks()) == 2 and is_asleep(process), ALWAYS_IN_TIME)
 
     os.killpg(process.pid, signal.SIGINT)
 

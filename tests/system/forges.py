@@ -241,7 +241,7 @@ def _run(world: _World, batch: str) -> str:
 
 def table(found: Mapping[str, Mapping[str, str]], versions: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a table of what each forge has come to."""
-    yield f"On PostgreSQL {', '.join(versions)}; artifacts that went were those that were due, and came back as they were.\n"
+    yield f"On PostgreSQL {', '.join(versions)}; exactly the due artifacts were deleted, and came back as they were.\n"
     yield f"| forge | {' | '.join(f'`{batch}`' for batch in BATCHES)} |"
     yield f"|---|{'---|' * len(BATCHES)}"
     for name, ended in found.items():

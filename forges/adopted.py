@@ -1,4 +1,4 @@
-"""What `check` says of views that the command `adopt` has made."""
+"""Findings of `check` about the views that the command `adopt` has made."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class AdoptedForge(NamedTuple):
         return self._find_comment(schema) is not None
 
     def say_outdated(self, schema: str) -> Iterator[str]:
-        """Say whether the views of that schema, if there are any, are those that `adopt` would make now."""
+        """Say whether `adopt` would make the views of that schema, if there are any, differently now."""
         if (comment := self._find_comment(schema)) is None:
             return
         again = f"run `forgekeeper adopt {self.forge}` again, as the owner of {self.shown}'s tables"
         if not comment.startswith(comment_of_version(self.forge)):
             yield f"the views in schema {schema} were made by another version, and may do less or allow more: {again}"
         elif comment != self._look(schema, comment).comment:
-            yield f"{self.shown}'s tables are not those of which the views in schema {schema} were made: {again}"
+            yield f"{self.shown}'s tables have changed since the views in schema {schema} were made: {again}"
 
     def say_slow(self, schema: str) -> Iterator[str]:
         """Say which indexes the batches' statements want below the views of that schema."""

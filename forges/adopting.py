@@ -68,7 +68,7 @@ def _execute(found: adoption.Adoption, script: str) -> None:
 
 
 def _list_left_out(found: adoption.Adoption) -> dict[str, list[str]]:
-    """Return the views that are not made, by the reason; those of which the forge has no tables included."""
+    """Return the views that are not made, by the reason; also views without any table of the forge."""
     known = {view for part in found.every_part for view in part.views}
     unknown = [model._meta.table_name for model in APPLICATION if not model.optional]
     without = [view for view in unknown if view not in known]

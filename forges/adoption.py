@@ -21,7 +21,7 @@ from forges.templates import comment_of_version, read_template
 from models import APPLICATION, OPTIONAL
 
 MODELS = (*APPLICATION, *OPTIONAL)
-"""What there may be views of."""
+"""Models whose tables may have views."""
 GRANTED = {"forge_flags": "select", "ci_deleted_objects": "select, insert"}
 """What is granted on views that no model is of."""
 COLUMNS = """

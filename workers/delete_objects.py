@@ -174,9 +174,9 @@ class _Outbox(Items[DeletedObject]):
     def settle(self, states: Mapping[DeletedObject, State]) -> dict[str, int]:
         for row in (row for row, became in states.items() if became.state == "changed"):
             log.error("object kept, it was written again", path=row.path)
-        left = [row for row, became in states.items() if became.state == "failed" or became == UNCERTAIN]
+        left = {row for row, became in states.items() if became.state == "failed" or became == UNCERTAIN}
         DeletedObject.forget([row for row in states if row not in left])
-        if left and (died := DeletedObject.fail(left, first_retry=FIRST_RETRY)):
+        if left and (died := DeletedObject.fail(list(left), first_retry=FIRST_RETRY)):
             log.error("objects given up", objects=died)
         return Counter(became.state for became in states.values())
 

@@ -1,13 +1,19 @@
 """Forgejo's artifacts expire by views of its tables, and their objects go; what was marked wrongly comes back."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg2
 import pytest
+
+from tests.harness.waiting import wait_until
 
 TABLES = Path(__file__).parents[1] / "harness" / "forgejo_tables.sql"
 VIEWS = "forgekeeper_forgejo"
+LIMIT = 30.0
 WHOLE = "select line::text from action_artifact as line order by id"
 SECONDS = "floor(extract(epoch from now()))"
 OUTCOME = f"""
@@ -91,13 +97,25 @@ def test_check_finds_nothing_wrong_once_the_indexes_are_built(main, forgejo):
     assert [one["message"] for one in found if one["level"] == "error"] == []
 
 
-def test_a_row_into_which_a_repeated_run_uploads_stays(main, forgejo, query):
+def test_a_row_into_which_a_repeated_run_uploads_meanwhile_stays(forgejo, query):
     (number,), *_ = forgejo.ask(f"select id from action_artifact where status = 2 and expired_unix < {SECONDS}")
-    view = f"{VIEWS}.ci_job_artifacts"
-    as_it_was = forgejo.ask(f"select whole_row::text from {view} where id = {number}")
+    uploaded = f"update action_artifact set expired_unix = expired_unix + 1000000 where id = {number}"
+    delete = f"delete from {VIEWS}.ci_job_artifacts where id = {number}"
 
-    forgejo.ask(f"update action_artifact set expired_unix = expired_unix + 1000000 where id = {number}")
+    with closing(psycopg2.connect(forgejo.owner["DATABASE_URL"])) as run, run.cursor() as cursor:
+        cursor.execute(uploaded)
+        with ThreadPoolExecutor(1) as thread:
+            deletion = thread.submit(query, forgejo.keeper["DATABASE_URL"], f"{delete} returning id")
+            waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'delete from%'"
+            assert wait_until(lambda: forgejo.ask(waits) == [(1,)], LIMIT)
+            run.commit()
+            deleted = deletion.result()
+
+    assert (deleted, forgejo.ask(f"select status from action_artifact where id = {number}")) == ([], [(2,)])
+
+
+def test_an_artifact_that_has_not_expired_cannot_be_deleted_by_the_view(forgejo, query):
+    (number,), *_ = forgejo.ask(f"select id from action_artifact where status = 2 and expired_unix > {SECONDS}")
+
     with pytest.raises(Exception, match="expired artifacts alone are deleted here"):
-        query(forgejo.keeper["DATABASE_URL"], f"delete from {view} where id = {number}")
-
-    assert as_it_was != forgejo.ask(f"select whole_row::text from {view} where id = {number}")
+        query(forgejo.keeper["DATABASE_URL"], f"delete from {VIEWS}.ci_job_artifacts where id = {number}")

@@ -184,8 +184,11 @@ def is_view(columns: Mapping[str, Column]) -> bool:
 
 
 def find_other_columns(model: type[Base]) -> list[str]:
-    """Return the columns of the relation that *model* has no field of and this role may read."""
-    known = {field.column_name for field in model._meta.sorted_fields}
+    """Return the columns of the relation that *model* has no field of and this role may read.
+
+    The place of a row, which a view may show, is none of it.
+    """
+    known = {"tableoid", "ctid", *(field.column_name for field in model._meta.sorted_fields)}
     columns = look([relation_name(model)]).get(relation_name(model), {})
     return [name for name, column in columns.items() if name not in known and "select" in column.may]
 

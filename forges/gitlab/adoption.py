@@ -32,6 +32,7 @@ PATH_OF_ROW = (
     "VIEWS.artifact_path(project_id, job_id, id, INSTANT(created_at), file, file_location::smallint, file_type)"
 )
 """Where GitLab's uploader put the file of an artifact without a path of its own."""
+TIMES = ("expire_at", "created_at", "updated_at")
 INSTANT_COLUMN = re.compile(r"\bINSTANT\((\w+)\)")
 """A time of an artifact; a fork of GitLab has times without a zone, which are UTC."""
 
@@ -89,7 +90,8 @@ class _GitLab(Adoption):
         of_each = {"RESTORE_FOLLOWERS": "restore_follower", "FOLLOWERS": "follower_of_row"}
         for word in filter(text.__contains__, of_each):
             text = text.replace(f" {word}\n", self._of_each_follower(of_each[word]))
-        return super().fill(INSTANT_COLUMN.sub(self._instant, text), ARTIFACTS=self.artifacts, **words)
+        words |= {"OTHER_COLUMNS": self._other_columns, "AS_STORED": self._as_stored, "ARTIFACTS": self.artifacts}
+        return super().fill(INSTANT_COLUMN.sub(self._instant, text), **words)
 
     def find_missing_indexes(self) -> Iterator[str]:
         yield from indexes.missing(self, self.artifacts)
@@ -108,9 +110,28 @@ class _GitLab(Adoption):
         each = (text.replace("FOLLOWER_TABLE", table).replace("FOLLOWS_BY", column) for table, column in there.items())
         return "".join(each) + "\n"
 
+    @property
+    def _other_columns(self) -> str:
+        """Return in SQL the columns of artifacts that the view does not name, each with a comma behind it."""
+        read = {"partition_id", *next(part.needs[ARTIFACTS] for part in PARTS if part.name == "artifacts").split()}
+        return "".join(f'"{name}", ' for name in self.columns.get(self.artifacts, ()) if name not in read)
+
+    @property
+    def _as_stored(self) -> str:
+        """Return the columns that the view of artifacts computes, as they are stored, as a JSON object in SQL.
+
+        It is null for artifacts of which the view shows everything as it is stored, as that takes less time.
+        """
+        times = [name for name in TIMES if self._has_no_zone(name)]
+        stored = ", ".join(f"'{name}', {name}" for name in ("file_final_path", *times))
+        made = f"jsonb_build_object({stored})"
+        return made if times else f"case when coalesce(file_final_path, '') = '' then {made} end"
+
     def _instant(self, column: re.Match[str]) -> str:
-        has_no_zone = self.columns[self.artifacts].get(column[1], "").endswith("without time zone")
-        return f"({column[1]} at time zone 'UTC')" if has_no_zone else column[1]
+        return f"({column[1]} at time zone 'UTC')" if self._has_no_zone(column[1]) else column[1]
+
+    def _has_no_zone(self, column: str) -> bool:
+        return self.columns[self.artifacts].get(column, "").endswith("without time zone")
 
 
 KIND = _GitLab

@@ -76,7 +76,7 @@ def test_an_artifact_of_which_the_audit_lacks_columns_does_not_come_back_public(
     statements = "\n".join(main("objects", "hold", "--run", str(RUN), "--json").json["statements"])
 
     with pytest.raises(psycopg2.Error, match="did not record all of its columns"):
-        gitlab.execute(statements.replace('"whole_row"', '"other"'))
+        gitlab.execute(statements.replace('"as_stored"', '"other"'))
     gitlab.execute("rollback")
 
     assert whole(gitlab) == left

@@ -151,11 +151,19 @@ DELETES = """
 """
 
 
-@pytest.mark.parametrize("tries", [0, 1], ids=["in one chunk", "one by one"])
-def test_a_key_of_several_partitions_takes_the_claimed_rows_alone(execute, tries):
-    execute(PARTED, "create sequence tries")
+SHOWS_PLACES = "alter table events rename to kept; create view events as select tableoid, ctid, * from kept"
 
-    with before_each("delete", "events", f"if nextval('toys.tries') <= {tries} then raise 'not yet'; end if"):
+
+@pytest.mark.parametrize(
+    ("relation", "table"),
+    [("select", "events"), (SHOWS_PLACES, "kept")],
+    ids=["of the table", "of a view that shows the places of its rows"],
+)
+@pytest.mark.parametrize("tries", [0, 1], ids=["in one chunk", "one by one"])
+def test_a_key_of_several_partitions_takes_the_claimed_rows_alone(execute, tries, relation, table):
+    execute(PARTED, "create sequence tries", relation)
+
+    with before_each("delete", table, f"if nextval('toys.tries') <= {tries} then raise 'not yet'; end if"):
         result = run(declare(), max_per_run=10)
 
     assert (result["deleted"], count("events")) == (10, 50)

@@ -1,4 +1,5 @@
--- By the whole row, and the rows that PostgreSQL deletes with it, a destroyed artifact can be restored.
+-- From all columns as they are stored, and the rows that PostgreSQL deletes with it, a destroyed artifact can be restored.
+-- By its place a row is found again without an index.
 -- By the parent: a partition shows a part of the artifacts, and an object that another part names would be deleted.
 create or replace view VIEWS.ci_job_artifacts as
 select id, project_id, job_id,
@@ -7,7 +8,7 @@ select id, project_id, job_id,
     file_type, file_store, file,
     coalesce(nullif(file_final_path, ''), PATH_OF_ROW) as file_final_path,
     size, INSTANT(expire_at) as expire_at, locked, INSTANT(created_at) as created_at, INSTANT(updated_at) as updated_at,
-    to_jsonb(artifact) as whole_row FOLLOWERS
+    file_location, OTHER_COLUMNS AS_STORED as as_stored, tableoid, ctid FOLLOWERS
 from TABLES.ARTIFACTS as artifact;
 
 -- Their objects are in folders with a number, where `delete_objects` leaves everything.
@@ -39,11 +40,13 @@ begin
             using errcode = 'object_in_use';
     end if;
     for destroyed in select element.one from pg_catalog.jsonb_array_elements(rows) as element (one) loop
-        if not destroyed ? 'whole_row' then
+        if not destroyed ? 'as_stored' then
             raise exception 'an earlier version destroyed artifact %, and did not record all of its columns',
                 destroyed->>'id' using errcode = 'not_null_violation', hint = 'Insert its row yourself.';
         end if;
-        artifact := pg_catalog.jsonb_populate_record(null::TABLES.ARTIFACTS, destroyed->'whole_row');
+        artifact := pg_catalog.jsonb_populate_record(
+            null::TABLES.ARTIFACTS, destroyed || coalesce(nullif(destroyed->'as_stored', 'null'), '{}')
+        );
         continue when exists (select from TABLES.ARTIFACTS as there where there.id = artifact.id);
         insert into TABLES.ARTIFACTS overriding system value values (artifact.*) returning id into given;
         if given <> artifact.id then

@@ -53,8 +53,8 @@ class _Forgejo(Adoption):
 
     def say_limits(self) -> Iterator[str]:
         yield (
-            "chunks of uploads that failed are objects which no row names: `forgekeeper uploads reconcile artifacts`"
-            " finds them once they are a day old"
+            "chunks of uploads that failed are objects which no row names:"
+            " `forgekeeper uploads reconcile artifacts --prefix ''` finds them once they are a day old"
         )
 
 

@@ -59,9 +59,9 @@ def role_of_forgekeeper(cursor):
     cursor.execute(f"drop owned by {KEEPER}; drop role {KEEPER}")
 
 
-def adopt(changed=str, **changes):
+def adopt(changed=str, kind=KIND, **changes):
     """Make the views as the command does, or as *changed* makes of its script; return what is adopted."""
-    found = adoption.fit(KIND, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
+    found = adoption.fit(kind, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
     with db.database.atomic():
         db.database.execute_sql(changed("\n".join(found.statements())).replace("%", "%%"))
     return found

@@ -22,6 +22,7 @@ from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 from tests.mutation.promises import read_breaches
+from tests.system.forges import facts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -203,3 +204,7 @@ def test_the_page_of_writing_a_batch_explains_every_name():
     page = (DOCS / "writing_a_batch.md").read_text()
 
     assert [name for name in forgekeeper._HOMES if f"`{name}`" not in page] == []
+
+
+def test_the_page_of_forges_has_the_facts_that_each_forge_states():
+    assert "\n".join(facts()) in (DOCS / "forges.md").read_text()

@@ -25,8 +25,12 @@ import psycopg2
 
 from demo import servers as embedded
 from forgekeeper.settings import PREFIX
-from tests.cli.test_adopting_page import NOW, ROWS
+from forges.facts import ROWS
+from forges.forgejo.facts import FACTS as FORGEJO
+from forges.gitlab.facts import FACTS as GITLAB
+from tests.cli.test_adopting_page import NOW
 from tests.cli.test_adopting_page import PAGE as EXAMPLE
+from tests.cli.test_adopting_page import ROWS as EXAMPLE_ROWS
 from tests.harness import gitlab_tables
 from tests.harness.gitlab_versions import VERSIONS
 
@@ -37,6 +41,7 @@ BATCHES = (
     *("user_status_cleanup", "git_ref_cleanup", "expired_job_artifacts", "delete_objects", "stale_direct_uploads"),
     "stale_imports",
 )
+FACTS_BEGIN = "<!-- The facts are written in `forges/*/facts.py`. -->\n"
 BEGIN = "<!-- The table is what `python -m tests.system.forges --write` has found. -->\n"
 DUE_IN_GISIA = """
     select artifact.id from ci_job_artifacts as artifact
@@ -89,7 +94,7 @@ def known() -> dict[str, Forge]:
         f"select file from build_files where not removed and kind <> 'log' and keep = false and until_s < {NOW}",
         ("build_files", "repos"),
         "select file from build_files where not removed",
-        sql="".join((tables, ROWS, *views)),
+        sql="".join((tables, EXAMPLE_ROWS, *views)),
         settings={"FORGE_SCHEMA": "tide_views"},
     )
     found["Gisia"] = Forge(
@@ -239,6 +244,14 @@ def _run(world: _World, batch: str) -> str:
     return "runs" if done.returncode == 0 else f"fails: {done.stderr.strip().splitlines()[-1]}"
 
 
+def facts() -> Iterator[str]:
+    """Yield the lines of a table of the facts about each forge."""
+    every = GITLAB | FORGEJO
+    yield f"| | {' | '.join(every)} |"
+    yield f"|---|{'---|' * len(every)}"
+    yield from (f"| {' | '.join(row)} |" for row in zip(ROWS, *every.values(), strict=True))
+
+
 def table(found: Mapping[str, Mapping[str, str]], versions: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a table of what each forge has come to."""
     yield f"On PostgreSQL {', '.join(versions)}; exactly the due artifacts were deleted, and came back as they were.\n"
@@ -270,8 +283,8 @@ def main() -> None:
                     raise SystemExit(f"{name} differs on PostgreSQL {versions[-1]}: {ended}, before {every[name]}")
     lines = "\n".join(table(every, sorted(versions)))
     if given.write:
-        text = PAGE.read_text().partition(BEGIN)[0]
-        PAGE.write_text(f"{text}{BEGIN}{lines}\n")
+        first = "\n".join(facts())
+        PAGE.write_text(f"{PAGE.read_text().partition(FACTS_BEGIN)[0]}{FACTS_BEGIN}{first}\n\n{BEGIN}{lines}\n")
     else:
         sys.stdout.write(f"{lines}\n")
 

@@ -1,0 +1,33 @@
+"""What a page says of a forge: what its artifacts are like, and what it cannot do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ForgeFacts(NamedTuple):
+    """Facts about a forge, in words for the table of `docs/forges.md`."""
+
+    artifacts: str
+    locks: str
+    sizes: str
+    kept: str
+    other_batches: str
+    flags: str
+    times: str
+    left_to_the_forge: str
+    not_adopted: str
+
+
+ROWS = ForgeFacts(
+    artifacts="artifacts",
+    locks="locks of artifacts",
+    sizes="sizes of projects",
+    kept="kept from another's deletion",
+    other_batches="refs, statuses, imports",
+    flags="flags",
+    times="times",
+    left_to_the_forge="what it keeps to itself",
+    not_adopted="not adopted",
+)
+"""What each fact is called."""

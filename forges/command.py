@@ -1,4 +1,4 @@
-"""`adopt`: fit forgekeeper to the tables of a forge.
+"""`peek` and `adopt`: look at the tables of a forge, and fit forgekeeper to them.
 
 Every command reads its help, and only the setting `FORGEKEEPER_BATCHES` may import batches and models: it imports them
 when it runs.
@@ -30,3 +30,27 @@ def adopt(
     from forges.adopting import make_views
 
     make_views(forge, print_=print_, role=role, tables=tables, json=json)
+
+
+def peek(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL", help="The forge's database; by default FORGEKEEPER_DATABASE_URL.", show_default=False
+        ),
+    ] = None,
+    forge: Annotated[
+        str | None, typer.Option("--forge", help="gitlab, forgejo, gitea or example, if it is not recognized.")
+    ] = None,
+    tables: Annotated[str, typer.Option("--tables", help="The schema of the forge's tables.")] = "public",
+    seconds: Annotated[float, typer.Option(min=1, max=3_600, help="Time for all counts; then it estimates.")] = 30,
+    json: Json = False,
+) -> None:
+    """Show what each batch would delete from a forge's database now, without an installation.
+
+    It only reads: nothing is created or locked, and Redis is not asked. A role that may select from the forge's tables
+    is enough, and a standby will do.
+    """
+    from forges.peeking import peek as look
+
+    look(url, forge=forge, tables=tables, seconds=seconds, json=json)

@@ -45,7 +45,7 @@ INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 DEMO = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
 """Commands of the demo by their module, which no process of production imports."""
-ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.command"}
+ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.command", "peek": "forges.command"}
 """Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
@@ -58,7 +58,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
         *(holding.release, exclude.exclude, declared.flags),
     ),
     "Look": (
-        *(status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),
+        *("peek", status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),
         *(quarantine.quarantine, process_list.leases),
     ),
 }

@@ -91,7 +91,8 @@ class Rows(Answer, Generic[Row]):
     *counted_bytes* names the field of the result, and bytes have limits, too.
 
     Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
-    and patterns by *name*; the engine says which *batch* that is of.
+    and patterns by *name*; the engine says which *batch* that is of.  *stays* has conditions in SQL, by the reasons, of
+    rows whose time has passed and that do not meet *where*: previews count them.
 
     Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
     models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
@@ -126,6 +127,7 @@ class Rows(Answer, Generic[Row]):
     until: Callable[[], str | None] | None = None
     verb: str = "deleted"
     spared: Sequence[Spared] = ()
+    stays: Mapping[str, str] = field(default_factory=dict)
     batch: str | None = None
 
     def __post_init__(self) -> None:

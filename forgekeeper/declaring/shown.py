@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from forgekeeper.database import now, survey
 from forgekeeper.database.looking import as_look
-from forgekeeper.declaring.answers import Backlog
+from forgekeeper.declaring.answers import Backlog, Rows
 from forgekeeper.settings import Settings
 from metrics.catalogue import Gauge, Reading, at
 
@@ -146,6 +146,9 @@ class Look:
 Preview = Callable[[Look], "Iterator[Part] | Sequence[Part]"]
 
 
+FindRows = Callable[[datetime, Settings], "Iterable[Rows[Any]]"]
+
+
 class Entry(NamedTuple):
     """One of what was refused or given up; without *retry_at* it waits for a person."""
 
@@ -198,6 +201,7 @@ class Shown:
     collectors: dict[str, Collector] = field(default_factory=dict)
     statuses: dict[str, Status] = field(default_factory=dict)
     previews: list[Preview] = field(default_factory=list)
+    shown_rows: list[FindRows] = field(default_factory=list)
 
     def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
         """Let the function say how much of *record* is due at an instant, and since when."""
@@ -234,6 +238,11 @@ class Shown:
         """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""
         self.previews.append(as_look(self.name, look))
         return look
+
+    def shows_rows(self, find: FindRows) -> FindRows:
+        """Let `peek` ask the function which rows of the forge's own tables are due at an instant."""
+        self.shown_rows.append(find)
+        return find
 
     def _readings(self, _settings: Settings) -> Iterator[Reading]:
         instant = now()

@@ -227,6 +227,7 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
             record = record_of(model)
             declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
     declared.preview(partial(_previewed, declared.batch.name, due))
+    declared.shows_rows(lambda now, _settings: rows_of(declared.batch.name, due, now))
     if any(one.objective for one in rows):
         declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
 

@@ -28,6 +28,8 @@ from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import MOST, NONE, Amount
 
+COUNTED_SHARE = 0.7
+"""Share of a preview's time for the rows that would be deleted; in the rest it counts those that stay."""
 KEPT = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
 
 log = structlog.get_logger(__name__)
@@ -398,9 +400,19 @@ def _part(rows: Rows[Any], look: Look) -> Part:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
     part = look.part(rows.record, verb=rows.verb)
-    look.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
+    counting = look.within_share(COUNTED_SHARE) if rows.stays else look
+    counting.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
     _keep(rows, look, part)
+    if rows.stays:
+        look.keep(part, _stay(rows, look.now), rows.stays)
     return part
+
+
+def _stay(rows: Rows[Any], now: datetime) -> survey.Rows:
+    """Return the rows whose time has passed and that are not to be deleted."""
+    since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
+    where = f"{since} < %(instant)s and ({exclusions.written(rows.model, rows.where)}) is not true"
+    return survey.Rows(relation_name(rows.model), where, {"instant": now - rows.after}, due=since, key=key)
 
 
 def _parts_that_follow(rows: Rows[Any], look: Look) -> Iterator[Part]:

@@ -37,7 +37,7 @@ from forgekeeper import (
 from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, queries, reachable, survey
-from forgekeeper.database.exclusions import visible, written
+from forgekeeper.database.exclusions import visible
 from forgekeeper.database.survey import literal
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Look, Part
@@ -246,6 +246,7 @@ def expired(
         also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=TOTAL if visible(ProjectStatistics) else None,
         until=until,
+        stays=KEPT,
         spared=[
             Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))
         ],
@@ -321,11 +322,14 @@ def _ask(statement: str, now: datetime, bound: int) -> Any:
 @delete_artifact_bucket.preview
 def previewed(look: Look) -> Iterator[Part]:
     """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
-    rows = expired(look.now, by="either" if look.settings.unknown_locks == "resolve" else "itself")
-    part, *followers = parts_of(rows, look.within_share(0.7))
-    where = f"expire_at < %(now)s and ({written(JobArtifact, rows.where)}) is not true"
-    look.keep(part, survey.Rows("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
-    yield from (part, *followers)
+    for rows in show_rows(look.now, look.settings):
+        yield from parts_of(rows, look)
+
+
+@delete_artifact_bucket.shows_rows
+def show_rows(now: datetime, settings: Settings) -> list[Rows[JobArtifact]]:
+    """Return the artifacts that would be destroyed, all buckets together."""
+    return [expired(now, by="either" if settings.unknown_locks == "resolve" else "itself")]
 
 
 @expired_job_artifacts.collector(

@@ -26,10 +26,11 @@ from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.items import Deleted, Fence, Page, State
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings
+from forgekeeper.settings import Settings
 from forgekeeper.storage import git_refs, git_repository
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
-from models import GitRefDeletion, Project, ProjectGroup
+from models import DeletionStatus, GitRefDeletion, Project, ProjectGroup
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_plain, require_root
@@ -297,6 +298,13 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
         counted="ref_deletions",
         after=KEEP_PROCESSED,
     )
+
+
+@clean_project_refs.shows_rows
+def show_rows(_now: datetime, _settings: Settings) -> list[Rows[GitRefDeletion]]:
+    """Return the deletions that have not been made."""
+    pending = GitRefDeletion.status == DeletionStatus.PENDING
+    return [Rows(GitRefDeletion, pending, since=GitRefDeletion.created_at, record=RECORD)]
 
 
 git_ref_cleanup.collector("git_locks", gauges=[repositories.STALE_LOCKS])(repositories.stale_locks)

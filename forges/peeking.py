@@ -1,0 +1,153 @@
+"""What the command `peek` does: count, in a forge's own tables, what each batch would delete.
+
+Nothing is created, no row is locked, and neither Redis nor forgekeeper's own tables are asked.  What an adoption would
+make views of is read by common table expressions, so a role that may only read the forge's tables is enough, and a
+standby, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import peewee as pw
+from pydantic import SecretStr
+from rich.filesize import decimal
+
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.cli.connection import configured, sentence
+from forgekeeper.cli.terminal import Problem, emit, moment, progress, say, table, wrong_use
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database, now, release
+from forgekeeper.database.looking import looking
+from forgekeeper.settings import Settings
+from forges.adoption import Unfit
+from forges.forge_tables import EXAMPLE, KINDS, ForgeTables, recognize_forge
+from forges.row_counts import RowCount, count_rows
+
+NOTHING = (
+    "schema {} has no tables that a batch could delete from: name the schema of the forge's tables with --tables, or"
+    " the forge with --forge"
+)
+CONNECT_TIMEOUT = timedelta(seconds=10)
+FLAG = "select enabled from forge_flags where name = %s"
+PLACES = {
+    "artifacts": "FORGEKEEPER_OBJECT_STORES names no object store",
+    "stores": "FORGEKEEPER_OBJECT_STORES names no object store",
+}
+NOT_COUNTED = {
+    "delete_objects": "its outbox is empty until expired_job_artifacts has run",
+    "stale_direct_uploads": "its register of uploads is in Redis",
+}
+
+
+@dataclass
+class PeekedBatch:
+    """What a batch would do now; *missing* says what it needs and this database or these settings lack."""
+
+    batch: str
+    records: list[RowCount] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    note: str | None = None
+
+
+def peek(url: str | None, *, forge: str | None, tables: str, seconds: float, json: bool) -> None:
+    """Print what each batch would delete; the command says what the arguments mean."""
+    if forge not in (None, EXAMPLE, *KINDS):
+        wrong_use(f"there is no forge {forge!r}; there are: {', '.join((*KINDS, EXAMPLE))}")
+    settings = configured()
+    given = SecretStr(url) if url else settings.database_url
+    if given is None:
+        raise Problem("name a database: `forgekeeper peek postgresql://user@host/database`")
+    settings = settings.model_copy(update={"database_url": given, "forge_schema": tables, "own_schema": tables})
+    limits = Limits.of_worker(settings.model_copy(update={"database_connect_timeout": CONNECT_TIMEOUT}))
+    connect(settings.model_copy(update={"redis_url": None}), limits, name="peek", connections=1, redis_needed=False)
+    database.connect()
+    try:
+        with looking("peek"):
+            instant, until = now(), time.monotonic() + seconds
+            found = recognize_forge(tables, forge)
+            batches = list(_peek_at_batches(found, settings, instant, until))
+        if not any(one.records for one in batches):
+            raise Problem(NOTHING.format(tables))
+    except Unfit as unfit:
+        raise Problem(str(unfit)) from None
+    finally:
+        release()
+        progress("")
+    if json:
+        emit({"at": instant, "forge": found.forge, "schema": tables, "batches": list(map(asdict, batches))})
+    else:
+        _print(found, instant, batches)
+
+
+def _peek_at_batches(found: ForgeTables, settings: Settings, instant: datetime, until: float) -> Iterator[PeekedBatch]:
+    batches = [batch for batch in BATCHES.values() if batch.relations or batch.name in NOT_COUNTED]
+    for left, batch in zip(range(len(batches), 0, -1), batches, strict=True):
+        progress(f"looking at {batch.name}")
+        share = time.monotonic() + max(0.0, until - time.monotonic()) / left
+        yield _peek_at(batch, found, settings, instant, share)
+
+
+def _peek_at(batch: BatchSpec, found: ForgeTables, settings: Settings, instant: datetime, until: float) -> PeekedBatch:
+    made = PeekedBatch(batch.name, note=NOT_COUNTED.get(batch.name))
+    made.missing += [lack for relation in batch.relations for lack in found.find_lacks(relation)]
+    lacks_tables = bool(made.missing)
+    made.missing += _find_missing_settings(batch, settings)
+    if lacks_tables:
+        return made
+    try:
+        made.missing += _find_flag(batch, found)
+        shown = [
+            one
+            for declared in (batch, *batch.children)
+            for find in declared.shown_rows
+            for one in find(instant, settings)
+        ]
+        made.records += [count_rows(one, found, instant, until) for one in shown]
+    except pw.DatabaseError as error:
+        made.missing.append(sentence(error) or str(error))
+    return made
+
+
+def _find_missing_settings(batch: BatchSpec, settings: Settings) -> Iterator[str]:
+    if batch.known_repositories and settings.repositories_root is None:
+        yield "FORGEKEEPER_REPOSITORIES_ROOT names no folder of repositories"
+    if batch.deletes_from in PLACES and not settings.object_stores:
+        yield PLACES[batch.deletes_from]
+
+
+def _find_flag(batch: BatchSpec, found: ForgeTables) -> Iterator[str]:
+    """Say that a flag which the batch needs is off."""
+    if batch.flag is None:
+        return
+    row = None
+    if found.adoption and any(part.name == "flags" for part in found.adoption.parts):
+        with looking("peek"):
+            row = found.ask(FLAG, [batch.flag])
+        if row is None or not row[0]:
+            yield f"the forge's flag {batch.flag} is off"
+    else:
+        yield f"its flag is off in a new installation: `forgekeeper flags on {batch.flag}`"
+
+
+def _print(tables: ForgeTables, instant: datetime, batches: Sequence[PeekedBatch]) -> None:
+    say([f"{tables.forge}, schema {tables.schema}, at {moment(instant)} UTC; nothing was created or changed"])
+    table(("batch", "would be", "records", "size", "due since", "kept"), [row for one in batches for row in _rows(one)])
+    if any(counted.estimate for one in batches for counted in one.records):
+        say(["~ is an estimate by PostgreSQL, as there was no time to count: --seconds gives more"])
+    for one in batches:
+        say([] if one.note is None else [f"{one.batch} was not counted: {one.note}"])
+        say([f"{one.batch} needs: {'; '.join(one.missing)}"] if one.missing else [])
+
+
+def _rows(one: PeekedBatch) -> Iterator[tuple[Any, ...]]:
+    for counted in one.records:
+        about = "~" if counted.estimate else ""
+        size = None if counted.bytes is None else f"{about}{decimal(counted.bytes)}"
+        kept = ", ".join(f"{'?' if count is None else f'{count:,}'} {why}" for why, count in counted.kept.items())
+        records = f"{about}{counted.records:,} {counted.record}"
+        yield one.batch, counted.verb, records, size, counted.oldest and moment(counted.oldest), kept

@@ -1,0 +1,139 @@
+"""Counts of the rows that a batch would delete from a forge's tables, within a time, or estimates of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from forgekeeper.database import database, survey
+from forgekeeper.database.naming import column_name, relation_name, write_expression
+from forgekeeper.declaring.answers import Rows
+from forgekeeper.deleting.statement import limited
+from forges.forge_tables import ForgeTables
+
+SAMPLED_ROWS = 10_000
+"""Due rows by whose size the size of all is estimated."""
+DUE = "select count(*), {total}, min({since}) from {table} where {due}"
+SAMPLE = """
+    select avg(size), min(since) from (
+        select {size} as size, {since} as since from {table} where {due} order by {since} limit {rows}
+    ) as sampled
+"""
+EXPECTED = "explain (format json) {statement}"
+KEPT = "select {counts} from {table} where {since} < %s and ({due}) is not true"
+
+Condition = tuple[str, list[Any]]
+"""SQL, and the values in it."""
+
+
+@dataclass
+class RowCount:
+    """How many rows of a kind a run would delete now, and which stay.
+
+    *bytes* is None if they have no size.  If it is an *estimate*, the time was up before PostgreSQL had counted: then
+    *records* is what it expects, and *bytes* follows from the size of some.  *kept* has how many stay, by the reason,
+    None if there was no time to count them.
+    """
+
+    record: str
+    verb: str
+    records: int = 0
+    estimate: bool = False
+    bytes: int | None = None
+    oldest: datetime | None = None
+    kept: dict[str, int | None] = field(default_factory=dict)
+
+
+def count_rows(rows: Rows[Any], tables: ForgeTables, instant: datetime, until: float) -> RowCount:
+    """Count the rows that would be deleted at *instant*, and those that look due and stay.
+
+    *until* is an instant of the monotonic clock; what PostgreSQL has not counted by then is estimated.
+    """
+    counting = _Counting(rows, tables, instant)
+    made = RowCount(rows.record, rows.verb)
+    left = until - time.monotonic()
+    if not counting.count_due(made, until - left / 2):
+        counting.estimate_due(made, until - left / 4)
+    made.kept = counting.count_kept(until)
+    return made
+
+
+@dataclass
+class _Counting:
+    rows: Rows[Any]
+    tables: ForgeTables
+    instant: datetime
+
+    def count_due(self, made: RowCount, until: float) -> bool:
+        """Count what would be deleted; return False if the time was up."""
+        total = "null" if self._size is None else f"coalesce(sum({self._size}), 0)::bigint"
+        row = survey.within(until, lambda: self._ask(DUE, self._due[1], total=total))
+        if row is None:
+            return False
+        made.records, made.bytes, oldest = row
+        made.oldest = oldest and oldest + self.rows.after
+        return True
+
+    def estimate_due(self, made: RowCount, until: float) -> None:
+        """Ask PostgreSQL's planner how many there are, and take size and age from the oldest of them."""
+        made.estimate = True
+        statement = self.tables.write(self._fill("select from {table} where {due}"))
+        ((plans,),) = database.execute_sql(EXPECTED.format(statement=statement), self._due[1]).fetchall()
+        made.records = int(plans[0]["Plan"]["Plan Rows"])
+        size = self._size or "null::bigint"
+        row = survey.within(until, lambda: self._ask(SAMPLE, self._due[1], size=size, rows=SAMPLED_ROWS))
+        if row is not None:
+            average, oldest = row
+            made.bytes = None if average is None else round(made.records * average)
+            made.oldest = oldest and oldest + self.rows.after
+
+    def count_kept(self, until: float) -> dict[str, int | None]:
+        """Count what looks due and stays, by the reason; None for each if the time was up."""
+        reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stays.items()}
+        due, values = self._write(self.rows.where)
+        for reason, (spared, more) in self._spared.items():
+            reasons[reason] = f"({due}) and ({spared})", [*values, *more]
+        if not reasons:
+            return {}
+        counts = ", ".join(f"count(*) filter (where {text})" for text, _values in reasons.values())
+        given = [value for _text, values in reasons.values() for value in values]
+        given += [self.instant - self.rows.after, *self._due[1]]
+        row = survey.within(until, lambda: self._ask(KEPT, given, counts=counts))
+        each = [None] * len(reasons) if row is None else row
+        return {reason: count for reason, count in zip(reasons, each, strict=True) if count != 0}
+
+    @cached_property
+    def _spared(self) -> dict[str, Condition]:
+        every = self.rows.spared
+        return {one.reason: self._write(one.where) for one in every if self.tables.has(one.model)}
+
+    @cached_property
+    def _due(self) -> Condition:
+        """The condition of the rows that would be deleted."""
+        text, values = self._write(self.rows.where)
+        text = f"({text}) and {column_name(self.rows.since)} is not null"
+        for spared, more in self._spared.values():
+            text, values = f"{text} and ({spared}) is not true", [*values, *more]
+        return text, values
+
+    @property
+    def _size(self) -> str | None:
+        return None if self.rows.size is None else limited(self.rows.size)
+
+    def _write(self, expression: Any) -> Condition:
+        return write_expression(self.rows.model, expression)
+
+    def _fill(self, statement: str, **words: Any) -> str:
+        known = {
+            "table": relation_name(self.rows.model),
+            "since": column_name(self.rows.since),
+            "due": self._due[0],
+        }
+        return statement.format(**known, **words)
+
+    def _ask(self, statement: str, values: Sequence[Any], **words: Any) -> Any:
+        return self.tables.ask(self._fill(statement, **words), values)

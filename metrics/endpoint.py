@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +34,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from metrics import logs
-from metrics.threads import START, Vital
+from metrics.threads import STALLED_AFTER_SECONDS, START, Vital, find_stalled
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The client looks at it once, when it is first imported: setting it later would lose every count."""
 READY = ".ready"
-"""How the name of the file ends, after a process's id, by which that process says that it takes messages."""
+"""How the name of the file ends, after a process's id, by which that process says that it takes messages.
+
+It has the time of the last sign of life, by the monotonic clock, which all processes of a machine share."""
+OLD_READYZ = "/ready"
+RENAMED = "ready; /ready is called /readyz now, and is removed with the next release"
+WAITS = "it waits for its servers, its log says for which"
 PAUSE = 5.0
 """Seconds before an endpoint that has ended is started again."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -54,13 +61,21 @@ class PortTaken(Exception):
 
 
 class Endpoint(ThreadingWSGIServer):
-    """Serves what *registry* collects, each scrape in a thread of its own.
+    """Serves `/metrics`, `/livez` and `/readyz`, each request in a thread of its own.
 
-    At `/ready` it answers 200, or 503 while *unready* names a reason: what container platforms ask.
+    `/metrics` has what *registry* collects.  `/livez` answers 503 if *stalled* names a reason, and `/readyz` if
+    *unready* does; neither asks a server.  An endpoint that is not *is_open* yet, as its process waits for its servers,
+    is alive, not ready, and has no metrics: Prometheus takes its target for down.
     """
 
     def __init__(
-        self, listening: socket.socket, registry: CollectorRegistry, *, unready: Callable[[], str | None] = lambda: None
+        self,
+        listening: socket.socket,
+        registry: CollectorRegistry,
+        *,
+        unready: Callable[[], str | None] = lambda: None,
+        stalled: Callable[[], str | None] = find_stalled,
+        is_open: bool = True,
     ) -> None:
         super().__init__(listening.getsockname()[:2], _Request, bind_and_activate=False)
         self.socket.close()
@@ -69,7 +84,8 @@ class Endpoint(ThreadingWSGIServer):
         self.setup_environ()
         self.set_app(self._answer)
         self._metrics = make_wsgi_app(registry)
-        self._unready = unready
+        self._unready, self._stalled = unready, stalled
+        self.is_open = is_open
 
     @property
     def url(self) -> str:
@@ -87,17 +103,41 @@ class Endpoint(ThreadingWSGIServer):
         log.info("scrape broken off", client=client_address[0], error=f"{type(error).__name__}: {error}")
 
     def _answer(self, asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
-        if asked["PATH_INFO"] == "/ready":
-            why_not = self._unready()
-            respond("200 OK" if why_not is None else "503 Service Unavailable", [("Content-Type", "text/plain")])
-            return [f"{why_not or 'ready'}\n".encode()]
+        path, closed = asked["PATH_INFO"], None if self.is_open else WAITS
+        if path == "/livez":
+            return _say(respond, self._stalled(), "alive")
+        if path in {"/readyz", OLD_READYZ}:
+            return _say(respond, closed or self._unready(), "ready" if path == "/readyz" else RENAMED)
+        if path != "/metrics":
+            return _answer_text(respond, "404 Not Found", "there are /metrics, /livez and /readyz")
+        if closed is not None:
+            return _say(respond, closed, "")
         try:
             answer: Iterable[bytes] = self._metrics(asked, respond)
         except Exception:
             log.exception("scrape failed", client=asked["REMOTE_ADDR"])
-            respond("500 Internal Server Error", [("Content-Type", "text/plain")])
-            return [b"the metrics cannot be collected; the log says why\n"]
+            return _answer_text(
+                respond, "500 Internal Server Error", "the metrics cannot be collected; the log says why"
+            )
         return answer
+
+    def end(self) -> None:
+        """Stop serving, and free the port."""
+        self.shutdown()
+        self.server_close()
+
+
+def _say(respond: StartResponse, why_not: str | None, fine: str) -> list[bytes]:
+    """Answer 200, or 503 with the reason."""
+    if why_not is None:
+        return _answer_text(respond, "200 OK", fine)
+    return _answer_text(respond, "503 Service Unavailable", why_not)
+
+
+def _answer_text(respond: StartResponse, status: str, text: str) -> list[bytes]:
+    # Each answer has a list of its own: wsgiref adds headers to it.
+    respond(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{text}\n".encode()]
 
 
 class Server(Vital):
@@ -158,6 +198,16 @@ def unready(folder: Path) -> str | None:
     if any(file.stem.isdigit() and not _is_dead(file.stem) for file in folder.glob(f"*{READY}")):
         return None
     return "no process of this worker takes messages"
+
+
+def find_stalled_process(folder: Path) -> str | None:
+    """Say which process of this worker gives no sign of life; None if all do, or none takes messages."""
+    for file in folder.glob(f"*{READY}"):
+        with suppress(OSError, ValueError):
+            silent_for = time.monotonic() - float(file.read_text())
+            if not _is_dead(file.stem) and silent_for > STALLED_AFTER_SECONDS:
+                return f"process {file.stem} of this worker has given no sign of life for {silent_for:.0f} s"
+    return None
 
 
 def begin() -> Path:
@@ -234,7 +284,13 @@ def main(host: str, port: str, folder: str, master: str) -> int:
     registry = CollectorRegistry()
     registry.register(Multiprocess(Path(folder)))
     try:
-        endpoint = Endpoint(listen(host, int(port)), registry, unready=lambda: unready(Path(folder)))
+        counted_in = Path(folder)
+        endpoint = Endpoint(
+            listen(host, int(port)),
+            registry,
+            unready=lambda: unready(counted_in),
+            stalled=lambda: find_stalled_process(counted_in),
+        )
     except PortTaken as error:
         log.warning("metrics endpoint not started", error=str(error))
         return 1

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
+from types import FrameType
 
 import structlog
 
@@ -21,6 +24,11 @@ START = 10.0
 """Seconds in which a thread that was started runs, also on a machine that is very busy."""
 LAST_RESORT = 60
 """Seconds that a process without such a thread has to end in an orderly way, before the kernel ends it."""
+
+STALLED_AFTER_SECONDS = 60.0
+"""Longest turn of a loop that does not wait for a server: turns take milliseconds."""
+SERVER_CLIENTS = {"peewee", "psycopg2", "redis"}
+"""Packages that wait for servers.  A loop in one of them stands still because its server does."""
 
 log = structlog.get_logger(__name__)
 _why: list[str] = []
@@ -69,6 +77,8 @@ class Vital(Thread):
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
         self.stopped = threading.Event()
+        self.turn_began: float | None = None
+        """When its present turn began, by the monotonic clock; None between two turns."""
         self._failures = 0
 
     def run(self) -> None:
@@ -87,6 +97,7 @@ class Vital(Thread):
 
     def take_turn(self, turn: Callable[[], None]) -> bool:
         """Take a turn; one that fails is said and returns False, but too many in a row end the thread."""
+        self.turn_began = monotonic()
         try:
             turn()
         except Exception as error:
@@ -95,12 +106,38 @@ class Vital(Thread):
                 raise
             log.warning("turn failed", thread=self.name, exc_info=error)
             return False
+        finally:
+            self.turn_began = None
         self._failures = 0
         return True
 
     def broken(self, error: BaseException | None) -> None:
         """End the process, whose thread this was."""
         end_process(f"its thread {self.name!r} has ended", exc_info=error)
+
+
+def find_stalled() -> str | None:
+    """Say which loop of this process stands still; None if none does.
+
+    A loop that waits for PostgreSQL or Redis does not count, however long it waits: to restart its process would not
+    help.  Asks no server and takes no lock.
+    """
+    frames = sys._current_frames()  # noqa: SLF001, the only way to see what another thread waits for
+    for thread in threading.enumerate():
+        began = thread.turn_began if isinstance(thread, Vital) else None
+        if began is None or monotonic() - began < STALLED_AFTER_SECONDS:
+            continue
+        if not _waits_for_server(frames.get(thread.ident or 0)):
+            return f"its loop {thread.name!r} has been at one turn for {monotonic() - began:.0f} s"
+    return None
+
+
+def _waits_for_server(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in SERVER_CLIENTS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Rounds(Vital):

@@ -7,8 +7,9 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sysconfig import get_path
@@ -18,6 +19,7 @@ import peewee as pw
 import redis
 import structlog
 import typer
+from prometheus_client import CollectorRegistry
 
 from forgekeeper import migrations, shutdown
 from forgekeeper.batches import queues as declared_queues
@@ -52,13 +54,13 @@ def scheduler() -> None:
 
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
-    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
-    if settings.metrics_port_scheduler:
-        # Not while it waits: alerts take an endpoint for a scheduler that works.
-        listening = listen(settings.metrics_host, settings.metrics_port_scheduler)
-        unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
-        Endpoint(listening, COUNT.registry, unready=unready).start()
-    raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
+    unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
+    with serving_probes(settings, settings.metrics_port_scheduler, COUNT.registry, unready=unready) as endpoint:
+        Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
+        if endpoint is not None:
+            endpoint.is_open = True
+        status = timetable.serve(settings, asked=asked, ready=ready.set)
+    raise typer.Exit(status)
 
 
 def worker(
@@ -83,15 +85,17 @@ def worker(
         if queue not in declared_queues():
             wrong_use(f"there is no queue {queue!r}; there are: {', '.join(declared_queues())}")
     settings, asked = configured(), shutdown.requests()
+    port = settings.metrics_port_worker if metrics_port is None else metrics_port
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
-    wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
+    with serving_probes(settings, port, CollectorRegistry()):
+        wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
     os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
-    _count_in_files(settings.metrics_host, settings.metrics_port_worker if metrics_port is None else metrics_port)
+    _count_in_files(port)
     arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
     if queues:
         arguments += ["--queues", *queues]
@@ -116,12 +120,31 @@ def python_path() -> str:
     return os.pathsep.join([*([] if root in installed else [root]), *given])
 
 
-def _count_in_files(host: str, port: int) -> None:
-    """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
+@contextmanager
+def serving_probes(
+    settings: Settings, port: int, registry: CollectorRegistry, *, unready: Callable[[], str | None] = lambda: None
+) -> Iterator[Endpoint | None]:
+    """Serve an endpoint that is not open yet, at *port*; none if that is 0.
+
+    Raises `PortTaken`: a busy port ends the start, not only the endpoint.
+    """
+    if not port:
+        yield None
+        return
+    endpoint = Endpoint(listen(settings.metrics_host, port), registry, unready=unready, is_open=False)
+    endpoint.start()
+    try:
+        yield endpoint
+    finally:
+        if not endpoint.is_open:
+            endpoint.end()
+
+
+def _count_in_files(port: int) -> None:
+    """Let the processes of this worker count in files, which an endpoint at *port* reads; not if that is 0."""
     os.environ.pop(FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
-        listen(host, port).close()  # a busy port ends the start, not only the endpoint
         os.environ[FOLDER] = str(begin())
 
 

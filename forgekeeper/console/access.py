@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.console.pages import SAID, shown
+from forgekeeper.console.probes import answer_probe
 from forgekeeper.console.users import HERE, LONGEST, Role, User, Users, fits, is_password
 from forgekeeper.settings import Settings
 
@@ -118,6 +119,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or let it through."""
         request = Request(scope, receive)
+        if (probed := answer_probe(request)) is not None:
+            await probed(scope, receive, send)
+            return
         request.state.person, request.state.said = None, None
         if request.method == "GET" and "hx-request" not in request.headers:
             request.state.said = _loaded(request, SAID, 60)

@@ -28,10 +28,12 @@ from dramatiq.common import q_name
 from forgekeeper import shutdown
 from forgekeeper.connections import identity
 from metrics.endpoint import FOLDER, READY
-from metrics.threads import Thread
+from metrics.threads import Thread, find_stalled
 
 SOON = 2.0
 """Seconds in which an idle process ends by itself; one whose servers are away does not."""
+SIGN_SECONDS = 5.0
+"""Seconds between two signs of life of a process."""
 LAST_WORDS = 1.2
 """Seconds for what a process tries last: less than servers that are away would take."""
 TIME_UP = 1
@@ -58,13 +60,13 @@ def tell_supervisor(*facts: str) -> None:
 
 
 def mark(*, ready: bool) -> None:
-    """Say to the page of all processes of this worker whether this one takes messages."""
+    """Say to the endpoint of this worker whether this process takes messages, and that it lives now."""
     folder = os.environ.get(FOLDER)
     if folder:
         file = Path(folder) / f"{os.getpid()}{READY}"
         with suppress(OSError):
             if ready:
-                file.touch()
+                file.write_text(str(time.monotonic()))
             else:
                 file.unlink(missing_ok=True)
 
@@ -143,8 +145,10 @@ class Drain:
         log.info("worker ready", worker=identity(), queues=queues, threads=len(worker.workers))
 
     def _watch(self) -> None:
-        """End the process when its time is up, or when it is idle and does not end."""
-        shutdown.requested.wait()
+        """End the process when its time is up, or when it is idle and does not end; before, give signs of life."""
+        while not shutdown.requested.wait(SIGN_SECONDS):
+            if self._worker is not None and find_stalled() is None:
+                mark(ready=True)
         time_up = time.monotonic() + self._allowed.total_seconds() - reserve(self._allowed)
         # Dramatiq's main thread does this up to a second later.
         for thread in self._worker.workers if self._worker else ():

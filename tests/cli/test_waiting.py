@@ -60,10 +60,10 @@ def start(environment, settings, tmp_path):
         one.kill()
 
 
-def ready(port):
-    """Ask the page; return the status, None where nobody answers."""
+def ask(port, path="readyz"):
+    """Ask the endpoint; return the status, None if nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
             return answer.status
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -88,8 +88,8 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
         # It tells its supervisor after the log.
         waits = f"STATUS=waiting for PostgreSQL at {line['where']}"
         eventually(lambda: any(waits in told for told in worker.told()))
-        # An alert for workers that are down looks whether the page is there.
-        assert ready(port) is None
+        # An alert for workers that are down looks whether the metrics are there.
+        assert [ask(port, path) for path in ("livez", "readyz", "metrics", "")] == [200, 503, 503, 404]
 
         proxy.passing()
         eventually(lambda: worker.waits_for("the schema"))
@@ -105,7 +105,8 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
             server.execute_command("REPLICAOF", "NO", "ONE")
 
         eventually(lambda: worker.said("worker ready"))
-        eventually(lambda: ready(port) == 200)
+        eventually(lambda: ask(port) == 200)
+        eventually(lambda: ask(port, "metrics") == 200)
         assert any("READY=1" in told for told in worker.told())
         assert worker.end() == 0
 

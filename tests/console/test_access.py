@@ -106,6 +106,14 @@ def test_every_name_of_this_machine_leads_to_it(shared, host):
     assert shared().get("/", Host=host).status == 200
 
 
+def test_probes_need_no_login_and_ask_no_server(guarded):
+    answers = [guarded.get(path, Host="10.0.0.7") for path in ("/livez", "/readyz", "/metrics")]
+
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert "process_resident_memory_bytes" in answers[-1].text
+    assert guarded.get("/livez/more").status != 200
+
+
 # Logging in
 
 

@@ -7,16 +7,20 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
 
 from metrics import endpoint as pages
+from metrics import threads
 from metrics.endpoint import Endpoint, Multiprocess, begin, listen
 from tests.harness.waiting import wait_until
 
@@ -178,3 +182,101 @@ def test_the_folder_of_a_dead_process_that_had_the_id_of_this_one_is_removed(tmp
     now = begin()
 
     assert list(tmp_path.iterdir()) == [now]
+
+
+def ask(page, path):
+    """Return the status and the text of the answer."""
+    try:
+        with urllib.request.urlopen(page.url.replace("/metrics", path), timeout=LIMIT) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode().strip()
+
+
+class Hanging(Collector):
+    """Metrics that wait for a server."""
+
+    def __init__(self):
+        self.asked, self.answered = threading.Event(), threading.Event()
+
+    def describe(self):
+        return []
+
+    def collect(self):
+        self.asked.set()
+        self.answered.wait(LIMIT)
+        return []
+
+
+def test_probes_are_answered_while_a_scrape_waits_for_a_server(serve):
+    registry, hanging = CollectorRegistry(), Hanging()
+    registry.register(hanging)
+    page = serve(registry)
+    scrape = threading.Thread(target=ask, args=(page, "/metrics"))
+    scrape.start()
+    hanging.asked.wait(LIMIT)
+
+    answers = [ask(page, path) for path in ("/livez", "/readyz")]
+
+    assert (answers, scrape.is_alive()) == ([(200, "alive"), (200, "ready")], True)
+    hanging.answered.set()
+    scrape.join(LIMIT)
+
+
+def test_other_addresses_are_not_found_and_the_old_one_says_its_new_name(page):
+    assert [ask(page, path)[0] for path in ("/", "/metric", "/livez/more")] == [404, 404, 404]
+    assert ask(page, "/ready") == (200, "ready; /ready is called /readyz now, and is removed with the next release")
+
+
+class Turning(threads.Vital):
+    """A loop at one turn, which ends when *wait* returns."""
+
+    def __init__(self, wait):
+        super().__init__("turning")
+        self.wait = wait
+
+    def work(self):
+        self.take_turn(self.wait)
+        self.stopped.set()
+
+
+def test_a_loop_that_stands_still_fails_the_probe_of_life(page, monkeypatch):
+    monkeypatch.setattr(threads, "STALLED_AFTER_SECONDS", 0.0)
+    done = threading.Event()
+    loop = Turning(lambda: done.wait(LIMIT))
+    loop.start()
+    assert wait_until(lambda: loop.turn_began is not None, LIMIT)
+
+    status, said = ask(page, "/livez")
+
+    assert (status, said.startswith("its loop 'turning' has been at one turn for")) == (503, True)
+    done.set()
+    loop.join(LIMIT)
+    assert ask(page, "/livez") == (200, "alive")
+
+
+def test_a_loop_that_waits_for_a_server_that_hangs_lives(page, monkeypatch):
+    monkeypatch.setattr(threads, "STALLED_AFTER_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"redis://127.0.0.1:{server.getsockname()[1]}"
+        loop = Turning(redis.from_url(address, socket_timeout=LIMIT, retry=None).ping)
+        loop.start()
+        connection, _ = server.accept()
+        assert connection.recv(1)
+
+        answer = ask(page, "/livez")
+        loop.stopped.set()
+        connection.close()
+
+    assert answer == (200, "alive")
+
+
+def test_a_process_of_a_worker_that_gives_no_sign_of_life_is_named(tmp_path):
+    (tmp_path / f"{os.getpid()}.ready").write_text(str(time.monotonic()))
+    (tmp_path / "999999999.ready").write_text("0")
+    assert pages.find_stalled_process(tmp_path) is None
+
+    (tmp_path / f"{os.getpid()}.ready").write_text(str(time.monotonic() - threads.STALLED_AFTER_SECONDS - 1))
+
+    said = pages.find_stalled_process(tmp_path)
+    assert said.startswith(f"process {os.getpid()} of this worker has given no sign of life for")

@@ -13,17 +13,25 @@ import typer
 from forgekeeper.cli.terminal import Json
 
 
-def demo() -> None:
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running, with its console, until Ctrl-C.")
+    ] = False,
+) -> None:
     """Show the whole system at work, on servers and data of its own, and clean up after it.
 
     Exit status 0 only if every figure is as expected.
     """
     from demo.tour import show_everything
 
-    show_everything()
+    show_everything(keep=keep)
 
 
-def up() -> None:
+def up(
+    sample: Annotated[
+        bool, typer.Option("--sample", help="With sample data in .forgekeeper/, of which more expires each minute.")
+    ] = False,
+) -> None:
     """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
 
     With them an exporter, and the console where its extra is installed.
@@ -33,7 +41,7 @@ def up() -> None:
     """
     from demo.up import run_everything
 
-    run_everything()
+    run_everything(sample=sample)
 
 
 def seed(

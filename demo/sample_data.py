@@ -75,6 +75,10 @@ ADD_IMPORTS = """
     select id, 'relation-' || stage, case when status = 2 then 2 else (array[0, 1, 3, 2])[stage] end, updated_at
     from entities, generate_series(1, 4) as stage
 """
+TOUCH_IMPORTS = """
+    with touched as (update bulk_imports set updated_at = now() where status in (0, 1))
+    update bulk_import_entities set updated_at = now() where status in (0, 1)
+"""
 ADD_ARTIFACTS = """
     insert into ci_job_artifacts
         (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)
@@ -130,6 +134,12 @@ def create_repository(root: Path, disk_path: str, refs: Sequence[str]) -> None:
     _git(path, "pack-refs", "--all")
 
 
+def create_refs(path: Path, refs: Sequence[str]) -> None:
+    """Add *refs* to the repository at *path*, at the commit of its branch main."""
+    commands = "".join(f"create {ref} refs/heads/main\n" for ref in refs)
+    _git(path, "update-ref", "--stdin", given=commands.encode())
+
+
 def count_refs(root: Path) -> int:
     """Count the refs of all repositories below *root*."""
     return sum(len(refs_of(head.parent)) for head in root.rglob("HEAD"))
@@ -147,13 +157,18 @@ def _git(path: Path, *arguments: str, given: bytes = b"") -> str:
     return answer.out.decode()
 
 
-def _add_refs(scale: int, settings: Settings) -> None:
-    """Add projects with repositories, one of which was never created, and deletions, some of no project."""
+def _add_refs(scale: int, settings: Settings, *, clean: bool) -> None:
+    """Add projects with repositories and deletions; unless *clean* also a project without one, and bad deletions."""
     root = settings.repositories_root
     if root is None:
         return
     made = add_projects(PROJECTS * scale)
     refs = [f"refs/merge-requests/{n}/head" for n in range(REFS)]
+    if clean:
+        for path in made.values():
+            create_repository(root, path, refs)
+        add_ref_deletions([*made], refs[: REFS // 2])
+        return
     _never_created, *existing = made
     for number in existing:
         create_repository(root, made[number], refs)
@@ -172,9 +187,11 @@ def _refs(root: Path | None) -> Sample:
     return Sample("git refs", count_refs(root), due)
 
 
-def add_imports(total: int) -> None:
-    """Add *total* bulk imports, each with two entities of four trackers; one of five has stalled."""
+def add_imports(total: int, *, clean: bool = False) -> None:
+    """Add *total* bulk imports, each with two entities of four trackers; unless *clean* one of five has stalled."""
     database.execute_sql(ADD_IMPORTS, {"total": total})
+    if clean:
+        database.execute_sql(TOUCH_IMPORTS)
 
 
 def add_artifacts(total: int) -> list[str]:
@@ -187,13 +204,14 @@ def add_artifacts(total: int) -> list[str]:
     return objects
 
 
-def _add_uploads(scale: int, settings: Settings) -> None:
-    """Register uploads of yesterday and of just now, and malformed ones."""
+def _add_uploads(scale: int, settings: Settings, *, clean: bool) -> None:
+    """Register uploads of yesterday and of just now, and unless *clean* malformed ones."""
     total, location = 200 * scale, JobArtifact.location
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
+    malformed = () if clean else MALFORMED
     yesterday = client.time()[0] - timedelta(days=1).total_seconds()
-    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *MALFORMED], yesterday))
+    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *malformed], yesterday))
     for name in fresh:
         register.prepare(client, location, name)
     _put_all_but_one(names, settings)
@@ -223,14 +241,14 @@ def count_samples(settings: Settings) -> dict[str, Sample]:
     }
 
 
-def add_samples(scale: int, settings: Settings) -> None:
-    """Add all sample data, so many times the usual amount."""
+def add_samples(scale: int, settings: Settings, *, clean: bool = False) -> None:
+    """Add all sample data, so many times the usual amount; if *clean*, without anything that a batch would warn of."""
     with err.status("adding sample data"):
         add_statuses(5_000 * scale)
-        _add_refs(scale, settings)
+        _add_refs(scale, settings, clean=clean)
         _put_all_but_one(add_artifacts(1_000 * scale), settings)
-        _add_uploads(scale, settings)
-        add_imports(200 * scale)
+        _add_uploads(scale, settings, clean=clean)
+        add_imports(200 * scale, clean=clean)
 
 
 def fill_database(scale: int, *, json: bool) -> None:

@@ -25,7 +25,8 @@ from prometheus_client.samples import Sample as Series
 from demo.sample_data import MALFORMED, REFUSED, Sample, add_samples, count_samples
 from demo.servers import servers
 from demo.tables import make_tables
-from demo.up import Processes
+from demo.traffic import INTERVAL_SECONDS, add_traffic
+from demo.up import PAUSE_SECONDS, Processes
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES, FeatureFlag, all_declared
 from forgekeeper.cli.connection import connected
@@ -52,8 +53,8 @@ Pages = Mapping[str, list[Series]]
 """What each process's metrics endpoint shows, by the name of its command."""
 
 
-def show_everything() -> None:
-    """Do what the command `demo` promises."""
+def show_everything(*, keep: bool) -> None:
+    """Do what the command `demo` promises; if *keep*, leave everything running until Ctrl-C."""
     from forgekeeper.console.command import url
 
     # Unwinds the contexts below, so that everything that was started has ended when we have.
@@ -66,11 +67,15 @@ def show_everything() -> None:
         out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
         out.print("3. A scheduler, a worker, an exporter and a console start, each a process of its own.")
         console = url(settings)
-        out.print(f"   The console is at {console} until everything is done.")
-        compared = _work(folder / "forgekeeper.log", settings, before, console)
-        after = count_all(settings, folder)
-        show(before, after, compared)
-        check(before, after, compared)
+        out.print(f"   The console is at {console} until {'Ctrl-C' if keep else 'everything is done'}.")
+        with _processes(folder / "forgekeeper.log", settings) as running:
+            compared = _work(running, folder / "forgekeeper.log", before, console)
+            after = count_all(settings, folder)
+            show(before, after, compared)
+            check(before, after, compared)
+            if keep:
+                out.print(f"\nEvery figure is as expected. The console is at {console}; Ctrl-C ends and removes all.")
+                _keep_running(running, settings)
         out.print("\nEvery figure is as expected. Servers and data are being removed.")
 
 
@@ -119,18 +124,38 @@ def _prepare(folder: Path, settings: Settings) -> None:
             FeatureFlag.turn(batch.flag, on=True)
 
 
-def _work(log: Path, settings: Settings, before: Counts, console: str) -> Compared:
-    """Run the processes until everything is done and counted; return what their metrics show of it."""
-    ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in PAGES}
-    urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
+@contextmanager
+def _processes(log: Path, settings: Settings) -> Iterator[Processes]:
+    """Run the processes."""
     with log.open("wb") as output, Processes(settings.shutdown_timeout, output) as running:
         running.start("scheduler")
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")
         running.start("console")
-        _wait_until_done(running, log)
-        require_batches(console, timeout=COUNTED_WITHIN)
-        return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
+        yield running
+
+
+def _work(running: Processes, log: Path, before: Counts, console: str) -> Compared:
+    """Wait until everything is done and counted; return what the metrics of the processes show of it."""
+    ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in PAGES}
+    urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
+    _wait_until_done(running, log)
+    require_batches(console, timeout=COUNTED_WITHIN)
+    return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
+
+
+def _keep_running(running: Processes, settings: Settings) -> None:
+    """Let more expire each minute, until Ctrl-C."""
+    try:
+        while True:
+            add_traffic(settings)
+            ends = time.monotonic() + INTERVAL_SECONDS
+            while time.monotonic() < ends:
+                if name := running.ended():
+                    raise Problem(f"`forgekeeper {name}` has ended, so everything ends")
+                time.sleep(PAUSE_SECONDS)
+    except KeyboardInterrupt:
+        out.print("ending: runs finish their chunk first")
 
 
 def _wait_until_done(running: Processes, log: Path) -> None:

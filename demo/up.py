@@ -9,12 +9,15 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Self
 
+from demo.sample import prepare_sample, set_environment
 from demo.servers import servers
 from demo.tables import make_tables
+from demo.traffic import INTERVAL_SECONDS, add_traffic
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.boot import load
@@ -27,7 +30,9 @@ from forgekeeper.database import database
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 
-FOLDER = Path(".forgekeeper")
+FOLDER, SAMPLE = Path(".forgekeeper"), "sample"
+PAUSE_SECONDS = 0.2
+TURNS_PER_TRAFFIC = round(INTERVAL_SECONDS / PAUSE_SECONDS)
 SECOND_WORKER = 3
 """Added to the first worker's port it is the second's: by default 9194, after the exporter's."""
 MARGIN = 5.0
@@ -79,26 +84,61 @@ class Processes:
                 child.wait()
 
 
-def run_everything() -> None:
+def run_everything(*, sample: bool) -> None:
     """Do what the command `up` promises."""
     asked = shutdown.requests()
     with ExitStack() as stack:
-        own = _servers(stack, load())
+        own = _servers(stack, load(), sample=sample)
         settings = configured()
+        if own and not sample:
+            _leave_out_what_cannot_run(settings)
         _migrate(settings, asked, example=own)
+        if sample:
+            with connected("up"):
+                prepare_sample(FOLDER / SAMPLE, settings)
         running = stack.enter_context(Processes(settings.shutdown_timeout))
         _start_all(running, settings)
         err.print("forgekeeper is up; Ctrl-C ends it")
+        err.print(_next_step(own=own, sample=sample))
+        turns = count(1)
         while asked.empty():
             if name := running.ended():
                 raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
-            time.sleep(0.2)
+            time.sleep(PAUSE_SECONDS)
+            if sample and next(turns) % TURNS_PER_TRAFFIC == 0:
+                with connected("up"):
+                    add_traffic(settings)
         err.print("ending: runs finish their chunk first")
 
 
-def _servers(stack: ExitStack, settings: Settings) -> bool:
+def _next_step(*, own: bool, sample: bool) -> str:
+    if sample:
+        return "next: open the console, or try `forgekeeper status` in another terminal; each minute more expires"
+    if own:
+        return (
+            "next: `forgekeeper up --sample` shows it at work, `forgekeeper peek URL` what it would delete of a forge"
+        )
+    return "next: `forgekeeper status` in another terminal says what is held, late or due"
+
+
+def _leave_out_what_cannot_run(settings: Settings) -> None:
+    """Switch off batches whose places are not set: on servers of our own they would only be blocked."""
+    lacking = {}
+    if settings.repositories_root is None:
+        lacking["REPOSITORIES_ROOT"] = [one.name for one in BATCHES.values() if one.known_repositories]
+    if not settings.object_stores:
+        lacking["OBJECT_STORES"] = [one.name for one in BATCHES.values() if one.deletes_from in {"artifacts", "stores"}]
+    for setting, names in lacking.items():
+        for name in names:
+            os.environ.setdefault(f"{PREFIX}CRON_{name.upper()}", "off")
+        err.print(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} off: {PREFIX}{setting} is not set")
+
+
+def _servers(stack: ExitStack, settings: Settings, *, sample: bool) -> bool:
     """Start servers where the settings have none, and let the environment lead there; say whether that was so."""
     missing = [settings.database_url, settings.redis_url].count(None)
+    if sample and missing < 2:
+        wrong_use(f"--sample works on embedded servers alone: unset {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL")
     if missing == 0:
         return False
     if missing == 1:
@@ -106,7 +146,11 @@ def _servers(stack: ExitStack, settings: Settings) -> bool:
     own = stack.enter_context(servers(folder=FOLDER))
     err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
     err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
+    if own.warning:
+        err.print(own.warning)
     os.environ.update({PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url})
+    if sample:
+        set_environment(FOLDER / SAMPLE)
     return True
 
 

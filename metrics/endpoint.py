@@ -121,11 +121,6 @@ class Endpoint(ThreadingWSGIServer):
             )
         return answer
 
-    def end(self) -> None:
-        """Stop serving, and free the port."""
-        self.shutdown()
-        self.server_close()
-
 
 def _say(respond: StartResponse, why_not: str | None, fine: str) -> list[bytes]:
     """Answer 200, or 503 with the reason."""

@@ -23,6 +23,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from demo.servers import servers
+from demo.servers.machine import bundled_redis
 from demo.tables import make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
@@ -75,7 +76,8 @@ def urls() -> Iterator[Urls]:
     if "TEST_DATABASE_URL" in os.environ:
         yield Urls(os.environ["TEST_DATABASE_URL"], os.environ["TEST_REDIS_URL"])
         return
-    with servers(postgres_options=OPTIONS) as running:
+    # The oldest Redis that is supported; CI has a stage with a newer one.
+    with servers(postgres_options=OPTIONS, redis=bundled_redis()) as running:
         yield Urls(running.database_url, running.redis_url)
 
 

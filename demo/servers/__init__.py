@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from demo.servers.machine import EmbeddedError, Programs, programs
+from demo.servers.machine import BUNDLED, EmbeddedError, Programs, bundled_redis, programs
 from demo.servers.server import Server, Site, not_started, opened, spawn
 
 __all__ = ["EmbeddedError", "Servers", "servers"]
@@ -47,29 +47,33 @@ TEMPORARY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_wr
 
 @dataclass(frozen=True)
 class Servers:
-    """Where the running servers are."""
+    """Where the running servers are; *warning* is a sentence about them that people should read."""
 
     folder: Path
     database_url: str
     redis_url: str
     postgres_pid: int
     redis_pid: int
+    warning: str | None = None
 
 
 @contextmanager
-def servers(folder: Path | None = None, *, postgres_options: Mapping[str, str] | None = None) -> Iterator[Servers]:
+def servers(
+    folder: Path | None = None, *, postgres_options: Mapping[str, str] | None = None, redis: str | None = None
+) -> Iterator[Servers]:
     """Run PostgreSQL, with an empty database `forgekeeper`, and Redis while the context lasts.
 
     Without *folder* everything is in a temporary one that is removed in the end, and durability is traded for speed.
     With *folder* the data stays for the next start; a folder that is in use is refused.  *postgres_options* are server
-    settings such as `fsync`.
+    settings such as `fsync`.  *redis* is the program of its server; by default a server on the PATH, else the bundled
+    one.
     """
     with ExitStack() as stack:
-        yield _started(stack, folder, postgres_options or {})
+        yield _started(stack, folder, postgres_options or {}, redis)
 
 
-def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str]) -> Servers:
-    found = programs()
+def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str], program: str | None) -> Servers:
+    found = programs(program)
     try:
         site = stack.enter_context(opened(folder))
         redis = _start_redis(site, found.redis)
@@ -82,7 +86,9 @@ def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str]) 
         raise EmbeddedError(str(error)) from error
     # The servers hold it; a process that we fork must not.
     site.lock.close()
-    return Servers(site.folder, database_url(site), redis_url(site), postgres.process.pid, redis.process.pid)
+    urls = database_url(site), redis_url(site)
+    warning = BUNDLED if found.redis == bundled_redis() else None
+    return Servers(site.folder, *urls, postgres.process.pid, redis.process.pid, warning)
 
 
 def database_url(site: Site) -> str:

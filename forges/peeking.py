@@ -34,10 +34,6 @@ NOTHING = (
 )
 CONNECT_TIMEOUT = timedelta(seconds=10)
 FLAG = "select enabled from forge_flags where name = %s"
-PLACES = {
-    "artifacts": "FORGEKEEPER_OBJECT_STORES names no object store",
-    "stores": "FORGEKEEPER_OBJECT_STORES names no object store",
-}
 NOT_COUNTED = {
     "delete_objects": "its outbox is empty until expired_job_artifacts has run",
     "stale_direct_uploads": "its register of uploads is in Redis",
@@ -116,8 +112,8 @@ def _peek_at(batch: BatchSpec, found: ForgeTables, settings: Settings, instant: 
 def _find_missing_settings(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     if batch.known_repositories and settings.repositories_root is None:
         yield "FORGEKEEPER_REPOSITORIES_ROOT names no folder of repositories"
-    if batch.deletes_from in PLACES and not settings.object_stores:
-        yield PLACES[batch.deletes_from]
+    if batch.deletes_from in {"artifacts", "stores"} and not settings.object_stores:
+        yield "FORGEKEEPER_OBJECT_STORES names no object store"
 
 
 def _find_flag(batch: BatchSpec, found: ForgeTables) -> Iterator[str]:

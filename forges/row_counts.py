@@ -18,7 +18,7 @@ from forges.forge_tables import ForgeTables
 SAMPLED_ROWS = 10_000
 """Due rows by whose size the size of all is estimated."""
 DUE = "select count(*), {total}, min({since}) from {table} where {due}"
-SAMPLE = """
+AVERAGE_OF_OLDEST = """
     select avg(size), min(since) from (
         select {size} as size, {since} as since from {table} where {due} order by {since} limit {rows}
     ) as sampled
@@ -85,7 +85,7 @@ class _Counting:
         ((plans,),) = database.execute_sql(EXPECTED.format(statement=statement), self._due[1]).fetchall()
         made.records = int(plans[0]["Plan"]["Plan Rows"])
         size = self._size or "null::bigint"
-        row = survey.within(until, lambda: self._ask(SAMPLE, self._due[1], size=size, rows=SAMPLED_ROWS))
+        row = survey.within(until, lambda: self._ask(AVERAGE_OF_OLDEST, self._due[1], size=size, rows=SAMPLED_ROWS))
         if row is not None:
             average, oldest = row
             made.bytes = None if average is None else round(made.records * average)

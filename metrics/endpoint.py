@@ -47,7 +47,7 @@ READY = ".ready"
 It has the time of the last sign of life, by the monotonic clock, which all processes of a machine share."""
 OLD_READYZ = "/ready"
 RENAMED = "ready; /ready is called /readyz now, and is removed with the next release"
-WAITS = "it waits for its servers, its log says for which"
+WAITS_FOR_SERVERS = "it waits for its servers, its log says for which"
 PAUSE = 5.0
 """Seconds before an endpoint that has ended is started again."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -103,7 +103,7 @@ class Endpoint(ThreadingWSGIServer):
         log.info("scrape broken off", client=client_address[0], error=f"{type(error).__name__}: {error}")
 
     def _answer(self, asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
-        path, closed = asked["PATH_INFO"], None if self.is_open else WAITS
+        path, closed = asked["PATH_INFO"], None if self.is_open else WAITS_FOR_SERVERS
         if path == "/livez":
             return _say(respond, self._stalled(), "alive")
         if path in {"/readyz", OLD_READYZ}:

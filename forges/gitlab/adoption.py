@@ -32,7 +32,7 @@ PATH_OF_ROW = (
     "VIEWS.artifact_path(project_id, job_id, id, INSTANT(created_at), file, file_location::smallint, file_type)"
 )
 """Where GitLab's uploader put the file of an artifact without a path of its own."""
-TIMES = ("expire_at", "created_at", "updated_at")
+TIME_COLUMNS = ("expire_at", "created_at", "updated_at")
 INSTANT_COLUMN = re.compile(r"\bINSTANT\((\w+)\)")
 """A time of an artifact; a fork of GitLab has times without a zone, which are UTC."""
 
@@ -122,7 +122,7 @@ class _GitLab(Adoption):
 
         It is null for artifacts of which the view shows everything as it is stored, as that takes less time.
         """
-        times = [name for name in TIMES if self._has_no_zone(name)]
+        times = [name for name in TIME_COLUMNS if self._has_no_zone(name)]
         stored = ", ".join(f"'{name}', {name}" for name in ("file_final_path", *times))
         made = f"jsonb_build_object({stored})"
         return made if times else f"case when coalesce(file_final_path, '') = '' then {made} end"

@@ -29,7 +29,7 @@ def demo(
 
 def up(
     sample: Annotated[
-        bool, typer.Option("--sample", help="With sample data in .forgekeeper/, of which more expires each minute.")
+        bool, typer.Option("--sample", help="With sample data in .forgekeeper/; more expires each minute.")
     ] = False,
 ) -> None:
     """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.

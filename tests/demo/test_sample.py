@@ -25,10 +25,8 @@ def console_shows(address, text):
 
 
 @whole_only
-def test_up_with_a_sample_warns_of_nothing_and_the_next_start_goes_on_with_it(start, query, tmp_path):
-    (console,) = free_ports(1)
-    folder = tmp_path / "f"
-    folder.mkdir()
+def test_up_with_a_sample_warns_of_nothing_and_the_next_start_goes_on_with_it(start, query, tmp_path_factory):
+    (console,), folder = free_ports(1), tmp_path_factory.mktemp("s")  # short, as the path of a socket is
     ask = partial(query, f"postgresql://forgekeeper@/forgekeeper?host={folder}/.forgekeeper/sockets&port=5432")
     for _start in range(2):
         up = start("up", "--sample", folder=folder, CONSOLE_PORT=str(console), POLL_INTERVAL="1", **EACH_SECOND)

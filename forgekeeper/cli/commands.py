@@ -21,6 +21,7 @@ from forgekeeper.cli import (
     contract,
     declared,
     exclude,
+    files,
     grants,
     holding,
     migrate,
@@ -50,7 +51,7 @@ ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.comma
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (
-        *(check.check, migrate.migrate, grants.grants, contract.contract, "adopt"),
+        *(check.check, migrate.migrate, grants.grants, contract.contract, "adopt", files.files),
         *(declared.settings, declared.metrics, declared.batches, "seed"),
     ),
     "Run": (

@@ -1,0 +1,77 @@
+"""The command `files`: what operators put beside forgekeeper, written from the installed package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files as files_of
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forgekeeper.cli.terminal import Json, Problem, answer, wrong_use
+
+RUNBOOK = re.compile(r"https://forgekeeper\.example/docs/runbooks/(\w+)\.md")
+ALERTS_PAGE = "https://forgekeeper.example/docs/alerts.md"
+GRAFANA = "https://grafana.example"
+BUILD = re.compile(r"^ +build: .*Containerfile.*\n", re.MULTILINE)
+"""The line of compose.yaml that needs a checkout; without it, compose takes the image by its name."""
+
+
+def files(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them; it is created.")],
+    console: Annotated[
+        str | None, typer.Option("--console", metavar="URL", help="Your console: alerts link to its runbooks.")
+    ] = None,
+    grafana: Annotated[
+        str | None, typer.Option("--grafana", metavar="URL", help="Your Grafana: alerts link to its dashboards.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    json: Json = False,
+) -> None:
+    """Write units, compose file, alert rules, dashboards and examples for Prometheus and Alertmanager.
+
+    Rules and dashboards get the addresses of your console and your Grafana in place of examples. A file that is there
+    and differs is kept, unless --force is given: then nothing is written, and the status is 1.
+    """
+    for option, url in (("--console", console), ("--grafana", grafana)):
+        if url is not None and not re.match(r"https?://[^/\s]", url):
+            wrong_use(f"{option} takes an address such as https://host.example, not {url!r}")
+    texts = {name: _localize(text, console, grafana) for name, text in _find_files()}
+    differ = [name for name, text in texts.items() if _read(folder / name) not in (None, text)]
+    if differ and not force:
+        raise Problem(f"{len(differ)} files in {folder} differ, first {differ[0]}: --force replaces them")
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    answer({"folder": str(folder), "files": sorted(texts)}, f"{len(texts)} files are in {folder}", json=json)
+
+
+def _find_files() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file, as it is laid out in the project."""
+    product = files_of("forgekeeper")
+    yield "metrics/alerts.yml", (files_of("metrics") / "alerts.yml").read_text(encoding="utf-8")
+    yield "compose.yaml", BUILD.sub("", (product / "compose.yaml").read_text(encoding="utf-8"))
+    yield from _walk(product / "deploy", "deploy")
+
+
+def _walk(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+        if entry.is_dir():
+            yield from _walk(entry, f"{name}/{entry.name}")
+        else:
+            yield f"{name}/{entry.name}", entry.read_text(encoding="utf-8")
+
+
+def _localize(text: str, console: str | None, grafana: str | None) -> str:
+    """Put the operator's addresses into the places of the examples."""
+    if console is not None:
+        text = RUNBOOK.sub(lambda found: f"{console.rstrip('/')}/runbooks/{found[1]}", text)
+        text = text.replace(ALERTS_PAGE, f"{console.rstrip('/')}/alerts")
+    return text if grafana is None else text.replace(GRAFANA, grafana.rstrip("/"))
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -1,0 +1,149 @@
+"""The container files name commands, files, settings, roles and users that exist, and open no port beyond this machine."""
+
+import re
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+
+import yaml
+
+from forgekeeper import boot
+from forgekeeper.batches import queues
+from forgekeeper.settings import PREFIX
+from tests.harness.every import every
+
+from .test_pages import parse
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "containers"
+COMPOSE = (ROOT / "compose.yaml").read_text()
+FILES = [ROOT / "compose.yaml", ROOT / "Containerfile", *(file for file in FOLDER.rglob("*") if file.is_file())]
+IMAGE = "forgekeeper:local"
+
+
+def with_defaults(text):
+    """Return the text as Compose reads it if `.env` sets nothing but passwords."""
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?)?\}", lambda found: found[2] or found[1], text)
+
+
+SERVICES = yaml.safe_load(with_defaults(COMPOSE))["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"] == IMAGE}
+
+
+def commands(service):
+    """List the command lines of forgekeeper that the service runs."""
+    command = service.get("command", [])
+    if "entrypoint" not in service:
+        return [shlex.join(["forgekeeper", *(command or ["--help"])])]
+    if "/prepare.sh" in service["entrypoint"]:
+        lines = (FOLDER / "prepare.sh").read_text().replace("$process", "worker")
+        return re.findall(r"^ *(forgekeeper .+)$", lines, re.MULTILINE)
+    return re.findall(r"exec (forgekeeper .+)", command[0])
+
+
+def mounts():
+    """List the files of this repository that the services mount or read."""
+    volumes = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
+    return [*(path for path in volumes if path.startswith(".")), *OURS["scheduler"]["env_file"]]
+
+
+@every("name", [name for name in OURS if name != "cli"])
+def test_every_service_runs_a_command_that_exists(name):
+    lines = commands(OURS[name])
+
+    assert lines
+    for line in lines:
+        parse(line)
+
+
+def test_the_workers_serve_every_queue_and_each_queue_once():
+    found = [re.search(r"--queues (\S+)", line) for service in OURS.values() for line in commands(service)]
+
+    assert sorted(",".join(one[1] for one in found if one).split(",")) == sorted(queues())
+
+
+@every("path", mounts())
+def test_every_mounted_file_exists(path):
+    assert (ROOT / path).exists()
+
+
+@every("file", FILES)
+def test_every_setting_that_a_file_names_is_one(file):
+    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
+
+    assert set(re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", file.read_text())) <= settings
+
+
+@every("name", SERVICES)
+def test_every_service_is_hardened_and_its_ports_are_on_loopback(name):
+    service = SERVICES[name]
+
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert (service["read_only"], service["cap_drop"], service["security_opt"]) == (
+        True,
+        ["ALL"],
+        ["no-new-privileges:true"],
+    )
+    assert ":" in service["image"]
+
+
+def test_a_worker_has_more_time_to_end_than_its_shutdown_timeout():
+    allowed = boot.model().model_fields["shutdown_timeout"].default
+
+    for name in ("worker", "worker-cron"):
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > int(allowed)
+
+
+def test_every_password_is_refused_while_it_is_empty_and_is_empty_in_the_example():
+    example = re.findall(r"^(\w+_PASSWORD)=$", (FOLDER / ".env.example").read_text(), re.MULTILINE)
+
+    assert set(re.findall(r"\w+_PASSWORD(?=:\?)", COMPOSE)) == set(example)
+    assert re.findall(r"\$\{\w+_PASSWORD(?!:\?)", COMPOSE) == []
+
+
+def test_every_variable_of_compose_is_in_the_example():
+    example = (FOLDER / ".env.example").read_text()
+
+    named = set(re.findall(r"\$\{(\w+)", COMPOSE)) - {"USER"}
+    assert {name for name in named if not re.search(rf"^#?{name}=", example, re.MULTILINE)} == set()
+
+
+def test_every_process_has_a_role_and_a_user_with_the_rights_that_the_page_of_security_lists():
+    page = (ROOT / "docs" / "security.md").read_text()
+    rights = dict(re.findall(r"^ACL SETUSER (\S+) reset on >SECRET (.+)$", page, re.MULTILINE))
+    users = dict(
+        re.findall(r"^user (\S+) on >\w+_PASSWORD (.+)$", (FOLDER / "redis/users.acl").read_text(), re.MULTILINE)
+    )
+    roles = set(
+        re.findall(r"create role (\S+) login", "".join(file.read_text() for file in FOLDER.glob("postgres/*.sql")))
+    )
+    urls = [
+        value for service in OURS.values() for name, value in service["environment"].items() if name.endswith("_URL")
+    ]
+
+    # `check` asks for INFO if it may.
+    rights["forgekeeper"] += " +info"
+    assert users == {user: rights[user] for user in users}
+    assert {re.match(r"redis://([\w-]+):", url)[1] for url in urls if url.startswith("redis")} == set(users)
+    assert {re.match(r"postgresql://(\w+):", url)[1] for url in urls if url.startswith("postgresql")} == roles
+
+
+def test_prometheus_scrapes_the_jobs_that_rules_and_dashboards_ask_for():
+    def jobs(file):
+        return {job["job_name"]: job for job in yaml.safe_load(file.read_text())["scrape_configs"]}
+
+    found = jobs(FOLDER / "prometheus.yml")
+    names = [name for job in found.values() for target in job["dns_sd_configs"] for name in target["names"]]
+
+    assert found.keys() == jobs(ROOT / "deploy" / "prometheus.yml").keys()
+    assert set(names) <= OURS.keys()
+
+
+def test_the_image_leaves_the_embedded_servers_out():
+    declared = ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    embedded = re.findall(r"^[\w-]+", declared["options.extras_require"]["embedded"], re.MULTILINE)
+    left_out = re.search(r"sed '/\^\\\((.+)\\\)==/", (ROOT / "Containerfile").read_text())[1].split(r"\|")
+
+    assert embedded
+    assert set(embedded) <= set(left_out)

@@ -74,8 +74,7 @@ def show_everything(*, keep: bool) -> None:
             show(before, after, compared)
             check(before, after, compared)
             if keep:
-                out.print(f"\nEvery figure is as expected. The console is at {console}; Ctrl-C ends and removes all.")
-                _keep_running(running, settings)
+                _keep_running(running, settings, console)
         out.print("\nEvery figure is as expected. Servers and data are being removed.")
 
 
@@ -144,9 +143,10 @@ def _work(running: Processes, log: Path, before: Counts, console: str) -> Compar
     return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
 
 
-def _keep_running(running: Processes, settings: Settings) -> None:
+def _keep_running(running: Processes, settings: Settings, console: str) -> None:
     """Let more expire each minute, until Ctrl-C."""
     try:
+        out.print(f"\nEvery figure is as expected. The console is at {console}; Ctrl-C ends and removes all.")
         while True:
             add_traffic(settings)
             ends = time.monotonic() + INTERVAL_SECONDS

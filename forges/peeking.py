@@ -42,12 +42,16 @@ NOT_COUNTED = {
 
 @dataclass
 class PeekedBatch:
-    """What a batch would do now; *missing* says what it needs and this database or these settings lack."""
+    """What a batch would do now; *missing* says what it needs and this database or these settings lack.
+
+    *refused* is what PostgreSQL refused to show of it.
+    """
 
     batch: str
     records: list[RowCount] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     note: str | None = None
+    refused: str | None = None
 
 
 def peek(url: str | None, *, forge: str | None, tables: str, seconds: float, json: bool) -> None:
@@ -68,7 +72,7 @@ def peek(url: str | None, *, forge: str | None, tables: str, seconds: float, jso
             found = recognize_forge(tables, forge)
             batches = list(_peek_at_batches(found, settings, instant, until))
         if not any(one.records for one in batches):
-            raise Problem(NOTHING.format(tables))
+            raise Problem(next((one.refused for one in batches if one.refused), NOTHING.format(tables)))
     except Unfit as unfit:
         raise Problem(str(unfit)) from None
     finally:
@@ -105,7 +109,8 @@ def _peek_at(batch: BatchSpec, found: ForgeTables, settings: Settings, instant: 
         ]
         made.records += [count_rows(one, found, instant, until) for one in shown]
     except pw.DatabaseError as error:
-        made.missing.append(sentence(error) or str(error))
+        made.refused = sentence(error) or str(error)
+        made.missing.append(made.refused)
     return made
 
 

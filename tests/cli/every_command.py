@@ -4,7 +4,13 @@ from typer.main import get_command
 
 from forgekeeper.cli.commands import application
 
-WORDS = {"batch": "user_status_cleanup", "location": "artifacts", "what": "project:1", "forge": "gitlab"}
+WORDS = {
+    "folder": "/dev/null/files",
+    "batch": "user_status_cleanup",
+    "location": "artifacts",
+    "what": "project:1",
+    "forge": "gitlab",
+}
 FLAG = "bulk_delete_job_artifacts"
 OPTIONS = {
     "everything": "--all",

@@ -14,7 +14,7 @@ from .every_command import arguments, commands, serves
 
 ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
-NEED_NO_TABLE = {"settings", "metrics", "batches", "contract", "refs", "uploads", "check", "migrate", "adopt"}
+NEED_NO_TABLE = {"settings", "metrics", "batches", "contract", "refs", "uploads", "check", "migrate", "adopt", "files"}
 NEED_NO_TABLE |= {name for name in ALL if name.startswith("console user")}
 BATCH = "user_status_cleanup"
 DENIED = "; grant that to the user of the database, or let another run this; `forgekeeper check` lists what is missing"

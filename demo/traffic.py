@@ -19,7 +19,7 @@ INTERVAL_SECONDS = 60.0
 """Seconds between two calls of `add_traffic`."""
 REFS_PER_PROJECT, UPLOADS_PER_MINUTE = 20, 10
 """References for each of two projects, and uploads, that are added each time."""
-STALE_SECONDS = 4 * 3600
+STALE_SECONDS = 3 * 3600 + 60
 ADD_STATUSES = """
     insert into user_statuses (user_id, emoji, message, clear_status_at)
     select first + n, 'coffee', 'Back soon, sample ' || n, clock_timestamp() + random() * interval '1 minute'

@@ -17,8 +17,8 @@ from workers.stale_direct_uploads import keys
 
 INTERVAL_SECONDS = 60.0
 """Seconds between two calls of `add_traffic`."""
-REFS_PER_PROJECT, UPLOADS_PER_MINUTE = 20, 10
-"""References for each of two projects, and uploads, that are added each time."""
+PROJECTS_PER_MINUTE, REFS_PER_PROJECT, UPLOADS_PER_MINUTE = 2, 20, 10
+"""Projects, references for each of these, and uploads, that are added each time."""
 STALE_SECONDS = 3 * 3600 + 60
 ADD_STATUSES = """
     insert into user_statuses (user_id, emoji, message, clear_status_at)
@@ -40,7 +40,7 @@ ADD_ARTIFACTS = """
     )
     select file_final_path from added
 """
-CHOOSE_PROJECTS = "select id, disk_path from projects where disk_path like 'sample/%' order by random() limit 2"
+SHUFFLE_PROJECTS = "select id, disk_path from projects where disk_path like 'sample/%' order by random()"
 
 
 def add_traffic(settings: Settings) -> None:
@@ -59,7 +59,10 @@ def add_traffic(settings: Settings) -> None:
 
 
 def _ask_for_ref_deletions(root: Path) -> None:
-    for project, path in database.execute_sql(CHOOSE_PROJECTS.replace("%", "%%")).fetchall():
+    projects = database.execute_sql(SHUFFLE_PROJECTS.replace("%", "%%")).fetchall()
+    # The sample of `demo` has a project whose repository was never created.
+    there = [(project, path) for project, path in projects if (root / path).exists()]
+    for project, path in there[:PROJECTS_PER_MINUTE]:
         refs = [f"refs/merge-requests/{secrets.token_hex(4)}/head" for _ in range(REFS_PER_PROJECT)]
         create_refs(root / path, refs)
         add_ref_deletions([project], refs)

@@ -65,7 +65,7 @@ def test_a_demo_that_is_kept_runs_until_it_is_interrupted_and_removes_everything
 
     assert console_shows(console, "user_status_cleanup")
 
-    assert demo.ends(signal.SIGINT) == 0
+    assert demo.ends(signal.SIGINT) == 0, demo.said
     assert demo.leaves_nothing(), demo.process_table()
 
 

@@ -1,9 +1,8 @@
-"""What `up --sample` needs besides its servers: places for repositories and objects, sample data, and traffic."""
+"""Places, sample data and traffic for `demo` and `up --sample`."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from demo.sample_data import add_samples
@@ -18,20 +17,20 @@ from models import UserStatus
 SAMPLE_PLACES = ("repositories", "objects")
 
 
-def sample_settings(folder: Path) -> dict[str, str]:
-    """Return the environment that leads to places below *folder*."""
+def sample_settings(folder: Path, *, grace_seconds: int) -> dict[str, str]:
+    """Return the environment for repositories and objects below *folder*, which objects leave after the grace."""
     stores = {DeletedObject.location: (folder / "objects").absolute().as_uri()}
     return {
         f"{PREFIX}REPOSITORIES_ROOT": str((folder / "repositories").absolute()),
         f"{PREFIX}OBJECT_STORES": json.dumps(stores),
-        f"{PREFIX}OBJECT_GRACE": "60",
+        f"{PREFIX}OBJECT_GRACE": str(grace_seconds),
         # There is no history yet, and two fifths of everything is due.
         f"{PREFIX}BREAKER_SHARE": "1",
     }
 
 
-def prepare_sample(folder: Path, settings: Settings) -> None:
-    """Make the places, turn each batch on, and add sample data, unless an earlier `up --sample` has done so."""
+def prepare_places(folder: Path) -> None:
+    """Create the places below *folder* with their sentinels, and turn each batch on; what is there stays."""
     for place in SAMPLE_PLACES:
         (folder / place).mkdir(parents=True, exist_ok=True)
         if not (folder / place / NAME).exists():
@@ -39,11 +38,11 @@ def prepare_sample(folder: Path, settings: Settings) -> None:
     for batch in BATCHES.values():
         if batch.flag is not None:
             FeatureFlag.turn(batch.flag, on=True)
+
+
+def prepare_sample(folder: Path, settings: Settings) -> None:
+    """Prepare the places, and add sample data unless an earlier `up --sample` has done so."""
+    prepare_places(folder)
     if not UserStatus.select().exists():
         add_samples(1, settings, clean=True)
     add_traffic(settings)
-
-
-def set_environment(folder: Path) -> None:
-    """Let this process and those that it starts find the places."""
-    os.environ.update(sample_settings(folder))

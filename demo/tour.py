@@ -5,7 +5,6 @@ What was due must have gone, and nothing else, and the metrics must say so: they
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,21 +21,21 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Series
 
+from demo.sample import prepare_places, sample_settings
 from demo.sample_data import MALFORMED, REFUSED, Sample, add_samples, count_samples
 from demo.servers import servers
 from demo.tables import make_tables
 from demo.traffic import INTERVAL_SECONDS, add_traffic
 from demo.up import PAUSE_SECONDS, Processes
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, FeatureFlag, all_declared
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Problem, err, facts, out, table
 from forgekeeper.database import database, now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.sentinel import NAME, Folder
+from forgekeeper.storage.sentinel import NAME
 from metrics.catalogue import series
 
 TIMEOUT = 90.0
@@ -88,10 +87,6 @@ def _environment() -> Iterator[Path]:
         addresses = {
             "DATABASE_URL": own.database_url,
             "REDIS_URL": own.redis_url,
-            "REPOSITORIES_ROOT": str(own.folder / "repositories"),
-            "OBJECT_STORES": json.dumps({DeletedObject.location: (own.folder / "objects").as_uri()}),
-            "OBJECT_GRACE": "0",
-            "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
         }
         # Other processes of this machine may have the usual ports.
         console, *ports = map(str, _free_ports(1 + len(PAGES)))
@@ -99,6 +94,7 @@ def _environment() -> Iterator[Path]:
         addresses |= {f"METRICS_PORT_{page.upper()}": port for page, port in zip(PAGES, ports, strict=True)}
         schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
         os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
+        os.environ.update(sample_settings(own.folder, grace_seconds=0))
         yield own.folder
         os.chdir("/")
 
@@ -114,13 +110,8 @@ def _prepare(folder: Path, settings: Settings) -> None:
     """Make tables, a store, a root of repositories, and sample data; turn every batch on."""
     migrations.migrate(database.obj)
     make_tables(database.obj)
-    for place in ("objects", "repositories"):
-        (folder / place).mkdir()
-        Folder(folder / place).create_sentinel(Installation.ensure())
+    prepare_places(folder)
     add_samples(1, settings)
-    for batch in BATCHES.values():
-        if batch.flag is not None:
-            FeatureFlag.turn(batch.flag, on=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Self
 
-from demo.sample import prepare_sample, set_environment
+from demo.sample import prepare_sample, sample_settings
 from demo.servers import servers
 from demo.tables import make_tables
 from demo.traffic import INTERVAL_SECONDS, add_traffic
@@ -31,6 +31,8 @@ from forgekeeper.process import lifetime
 from forgekeeper.settings import PREFIX, Settings
 
 FOLDER, SAMPLE_FOLDER = Path(".forgekeeper"), "sample"
+OBJECT_GRACE_SECONDS = 60
+"""Time in which a deleted sample artifact can be restored with its object."""
 PAUSE_SECONDS = 0.2
 TURNS_PER_TRAFFIC = round(INTERVAL_SECONDS / PAUSE_SECONDS)
 SECOND_WORKER = 3
@@ -150,7 +152,7 @@ def _servers(stack: ExitStack, settings: Settings, *, sample: bool) -> bool:
         err.print(own.warning)
     os.environ.update({PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url})
     if sample:
-        set_environment(FOLDER / SAMPLE_FOLDER)
+        os.environ.update(sample_settings(FOLDER / SAMPLE_FOLDER, grace_seconds=OBJECT_GRACE_SECONDS))
     return True
 
 

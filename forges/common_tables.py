@@ -32,7 +32,7 @@ def write_common_tables(found: Adoption) -> dict[str, str]:
 
 
 def prefix_statement(statement: str, common_tables: Mapping[str, str]) -> str:
-    """Put the common tables that *statement* reads before it, and those that these read."""
+    """Return *statement* behind a `with` clause that defines the common tables it needs, directly or not."""
     used: dict[str, str] = {}
     texts = [statement]
     while texts:

@@ -1,4 +1,4 @@
-"""What a page says of a forge: what its artifacts are like, and what it cannot do."""
+"""Facts about a forge for `docs/forges.md`: its artifacts, and its limits."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ ROWS = ForgeFacts(
     left_to_the_forge="what it keeps to itself",
     not_adopted="not adopted",
 )
-"""What each fact is called."""
+"""Labels of the facts, one for each row of the table."""

@@ -1,8 +1,7 @@
-"""What the command `peek` does: count, in a forge's own tables, what each batch would delete.
+"""The command `peek`: count, in a forge's own tables, the rows that each batch would delete.
 
-Nothing is created, no row is locked, and neither Redis nor forgekeeper's own tables are asked.  What an adoption would
-make views of is read by common table expressions, so a role that may only read the forge's tables is enough, and a
-standby, too.
+It creates nothing, locks no row, and asks neither Redis nor forgekeeper's own tables.  Common table expressions
+replace the views of an adoption.  So a role that may only read the forge's tables is enough, and so is a standby.
 """
 
 from __future__ import annotations

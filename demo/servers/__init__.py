@@ -47,7 +47,7 @@ TEMPORARY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_wr
 
 @dataclass(frozen=True)
 class Servers:
-    """Where the running servers are; *warning* is a sentence about them that people should read."""
+    """Addresses and process ids of the running servers; *warning* is a sentence for people, or None."""
 
     folder: Path
     database_url: str

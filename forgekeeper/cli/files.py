@@ -33,8 +33,8 @@ def files(
 ) -> None:
     """Write units, compose file, alert rules, dashboards and examples for Prometheus and Alertmanager.
 
-    Rules and dashboards get the addresses of your console and your Grafana in place of examples. A file that is there
-    and differs is kept, unless --force is given: then nothing is written, and the status is 1.
+    Rules and dashboards get the addresses of your console and your Grafana in place of examples. If a file is there and
+    differs, nothing is written and the status is 1; --force replaces such files.
     """
     for option, url in (("--console", console), ("--grafana", grafana)):
         if url is not None and not re.match(r"https?://[^/\s]", url):

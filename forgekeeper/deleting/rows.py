@@ -29,7 +29,7 @@ from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import MOST, NONE, Amount
 
 COUNTED_SHARE = 0.7
-"""Share of a preview's time for the rows that would be deleted; in the rest it counts those that stay."""
+"""Share of a preview's time for counting the rows that would be deleted; the rest is for the rows that stay."""
 KEPT = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
 
 log = structlog.get_logger(__name__)

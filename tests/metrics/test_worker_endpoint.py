@@ -221,3 +221,15 @@ def test_a_killed_master_frees_the_port_at_once(start_worker, send, counts, tabl
 
     assert wait_until(lambda: not worker.listens(), LIMIT)
     table_lock.rollback()
+
+
+@whole_only
+def test_each_process_of_a_worker_gives_signs_of_life(start_worker):
+    worker = start_worker(processes=2)
+    assert wait_until(worker.is_up, LIMIT)
+    (folder,) = worker.folders
+    signs = lambda: {file.name: float(file.read_text() or 0) for file in folder.glob("*.ready")}  # noqa: E731
+    assert wait_until(lambda: len(signs()) == 2, LIMIT)
+    first = signs()
+
+    assert wait_until(lambda: all(sign > first[name] for name, sign in signs().items()), LIMIT)

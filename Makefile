@@ -49,6 +49,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@said=$$($(BIN)/lint-imports --no-cache --no-logo) || { echo "$$said"; exit 1; }
 	@$(BIN)/python -m pytest -q tests/docs tests/metrics/test_dashboards.py
 
 dist: $(VENV)/.test ## Build the sdist and the wheel of the last commit in dist/; two builds are equal

@@ -11,8 +11,9 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.audit import lookup
-from forgekeeper.audit.lookup import PATH, Subject
+from forgekeeper.audit.lookup import PATH
 from forgekeeper.database import database
+from forgekeeper.declaring.answers import Subject
 
 RECORDS = 10_000_000
 SIZES = {"audit_lookup": 100, "audit_lookup_twenties": 20, "audit_lookup_tens": 10, "audit_lookup_ones": 1}

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forgekeeper.audit.lookup import Subject as Subject
     from forgekeeper.batches import Record as Record
     from forgekeeper.batches import Threshold as Threshold
     from forgekeeper.database import Base
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Rows as Rows
     from forgekeeper.declaring.answers import Skip as Skip
     from forgekeeper.declaring.answers import Spared as Spared
+    from forgekeeper.declaring.answers import Subject as Subject
     from forgekeeper.declaring.answers import Total as Total
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     Table = Base
 
 _NAMES = {
-    "forgekeeper.audit.lookup": ["Subject"],
     "forgekeeper.batches": ["Record", "Threshold"],
     "forgekeeper.database": ["Table"],
-    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Spared", "Total"],
+    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Spared", "Subject", "Total"],
     "forgekeeper.declaring.items": ["Items", "Kept"],
     "forgekeeper.deleting.decorators": ["batch", "child"],
     "forgekeeper.runs.preconditions": ["Blocked"],

@@ -16,12 +16,11 @@ import peewee as pw
 from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.looking import as_look
 from forgekeeper.database.queries import AtStake, stake_as_look
 from forgekeeper.database.relations import Relation, is_ours
-from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows
+from forgekeeper.declaring.answers import Backlog, Due, Mistake, Rows, Subject
 from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
 from metrics.catalogue import Counter

@@ -3,6 +3,8 @@
 A thread that has died leaves no trace: its process looks alive, and something that it should do is not done any more.
 So what goes wrong in one turn costs that turn, and a line; what goes wrong three turns in a row, or outside of any,
 ends the thread, and the thread the process.  Its supervisor starts it again.
+
+A `Probe` is a thread that may hang or fail: its process goes on without the answer.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 import structlog
+
+from metrics.logs import describe
 
 FAILURES = 3
 """So many turns in a row that fail are not chance: whatever the thread is for, it does not do it."""
@@ -152,3 +157,44 @@ class Rounds(Vital):
         """Take turns until stopped."""
         while not self.stopped.wait(self._interval):
             self.take_turn(self._turn)
+
+
+class Probe:
+    """Calls *ask* in a thread of its own, one call at a time. A call that hangs holds up nobody else."""
+
+    def __init__(self, name: str, ask: Callable[[], Any]) -> None:
+        self.name = name
+        self.seconds = self._began = 0.0
+        self._answer: Any = None
+        self._ask = ask
+        self._thread = threading.Thread()
+
+    def begin(self) -> None:
+        """Start a call, unless an earlier call still hangs."""
+        if not self._thread.is_alive():
+            self._answer, self._began = None, monotonic()
+            self._thread = Thread(self._run, self.name)
+            self._thread.start()
+
+    def wait(self, until: float) -> Any:
+        """Return the answer, or None if there is none by *until*, an instant of the monotonic clock."""
+        self._thread.join(max(0.0, until - monotonic()))
+        if self._thread.is_alive():
+            self.seconds = monotonic() - self._began
+            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:  # noqa: BLE001, the other probes still answer
+            log.warning("collector failed", collector=self.name, error=describe(error))
+        self.seconds = monotonic() - self._began
+
+
+def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
+    """Call all probes at once; return the answer of each, or None if it fails or takes longer than *seconds*."""
+    until = monotonic() + seconds
+    for probe in probes:
+        probe.begin()
+    return [probe.wait(until) for probe in probes]

@@ -19,12 +19,11 @@ import peewee as pw
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
-from forgekeeper.audit.deletions import Item
 from forgekeeper.database import exclusions, now, queries, survey
 from forgekeeper.database.queries import START, Stake, among, positions
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Ended, Fence, Page, State
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Item, Page, State
 from forgekeeper.declaring.shown import BUSY, PASSED_OVER, Entry, Look, Part, Refused, numbers
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import settings

@@ -21,6 +21,7 @@ from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.database import Base, Document, database, default, now
 from forgekeeper.database.sessions import writing
+from forgekeeper.declaring.items import Item
 
 ITEMS = 250
 """So many records are in a row at most: their ids stay in the row, where they are looked for."""
@@ -232,14 +233,6 @@ def _parts(
             "hashes": [hashed(name) for name in names[part]],
             "detail": detail,
         }
-
-
-class Item(NamedTuple):
-    """A record that is about to go: what it is looked for by, and what is to be known of it."""
-
-    id: int | None
-    name: str
-    detail: Mapping[str, Any]
 
 
 class Intended(Generic[Key]):

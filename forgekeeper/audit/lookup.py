@@ -5,13 +5,14 @@ A row is a chunk.  Of rows with many records all of a kind are looked through; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import each_of, hashed
 from forgekeeper.database import database
+from forgekeeper.declaring.answers import Subject
 
 SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
 SIZE = "greatest(cardinality(ids), cardinality(hashes))"
@@ -78,39 +79,6 @@ TOTALS = f"""
     where run = %(run)s
     group by batch, record, state order by min(at), batch, record, state
 """
-
-
-class Subject(NamedTuple):
-    """What people may ask for: ``CALLED:ID``, or ``CALLED:WITHIN:NAME`` of what has no id that people know.
-
-    *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
-    a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
-    columns; *restore* is the command that brings it back, over the same and ``id``, *restore_run* the one for all that
-    a ``run`` has deleted.  *gone* is what has happened to it, *done* the same in a word.  *undone* is a sentence on how
-    that can be undone, *obstacle* finds out why it cannot be here, and *kept* is the setting that says for how long.
-    *is_there* looks whether the forge has a record with that id now.
-    """
-
-    called: str
-    argument: str
-    record: str | None
-    batch: str | None = None
-    name: str | None = None
-    within: str | None = None
-    gone: str = "was deleted"
-    done: str = "deleted"
-    because: str = ""
-    restore: str = ""
-    restore_run: str = ""
-    undone: str = ""
-    obstacle: Callable[[], str | None] | None = None
-    kept: str = ""
-    is_there: Callable[[int], bool] | None = None
-
-    @property
-    def usage(self) -> str:
-        """How it is asked for."""
-        return f"{self.called}:{self.argument}"
 
 
 PATH = Subject("path", "[LOCATION:]PATH", None, name="path", within="location")

@@ -146,7 +146,7 @@ def exporter() -> None:
 
     PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
     """
-    from metrics import exporter as exporting
+    from forgekeeper import exporter as exporting
 
     settings = configured()
     connect(settings, exporting.LIMITS, name="exporter", connections=None)

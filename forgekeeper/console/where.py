@@ -12,7 +12,7 @@ from forgekeeper.runs import preconditions
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis, of_store
 from forgekeeper.storage.installation import Installation, objection
-from metrics.exporter import Probe, asked
+from metrics.threads import Probe, asked
 
 AGAIN, PATIENCE = 10.0, 0.7
 """Seconds after which places are asked again, as some cost a request each; and that all have together to answer."""

@@ -13,7 +13,6 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.audit.lookup import Subject
 from forgekeeper.database import Base, database, exclusions, queries
 from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.naming import column_name, quote_name, relation_name
@@ -69,6 +68,40 @@ class Spared(NamedTuple):
     reason: str
     model: type[Base]
     where: pw.Node
+
+
+class Subject(NamedTuple):
+    """A kind of record as people ask the audit for it: ``CALLED:ID``, or ``CALLED:WITHIN:NAME`` if they know no id.
+
+    *name* is the column of the audit's detail with the record's name, *within* the column with the name's owner.
+    Without a *record* the subject matches each record with that name.  *because* ends the sentence on why the record
+    was due.  *restore* is the command that restores it, *restore_run* the command for all deletions of a ``run``.
+    *because* and *restore* are formatted with the detail's columns, *restore* also with ``id``.  *gone* says what
+    happened to the record, *done* says it in one word.  *undone* is a sentence on how to undo the deletion, *obstacle*
+    returns why nobody can here, and *kept* names the setting for how long.  *is_there* returns whether the forge has a
+    record with an id now.
+    """
+
+    called: str
+    argument: str
+    record: str | None
+    batch: str | None = None
+    name: str | None = None
+    within: str | None = None
+    gone: str = "was deleted"
+    done: str = "deleted"
+    because: str = ""
+    restore: str = ""
+    restore_run: str = ""
+    undone: str = ""
+    obstacle: Callable[[], str | None] | None = None
+    kept: str = ""
+    is_there: Callable[[int], bool] | None = None
+
+    @property
+    def usage(self) -> str:
+        """The form in which people ask for it."""
+        return f"{self.called}:{self.argument}"
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from forgekeeper.audit.deletions import Item
 from forgekeeper.declaring.answers import Answer, Mistake
 
 One = TypeVar("One", bound=Hashable)
 Counts = Mapping[str, int]
+
+
+class Item(NamedTuple):
+    """An item that is about to be deleted: the audit is searched by its *id* and *name*, and keeps its *detail*."""
+
+    id: int | None
+    name: str
+    detail: Mapping[str, Any]
 
 
 class State(Protocol):

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
-from forgekeeper.audit.lookup import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import (
@@ -20,6 +19,7 @@ from forgekeeper.declaring.answers import (
     Due,
     Mistake,
     Rows,
+    Subject,
     answers_of,
     backlog_of,
     record_of,

@@ -13,10 +13,10 @@ from typing import Any, Generic, NamedTuple
 import peewee as pw
 import structlog
 
-from forgekeeper.audit.deletions import REPEATED, EarlierIntent, Intended, Item, find_earlier
+from forgekeeper.audit.deletions import REPEATED, EarlierIntent, Intended, find_earlier
 from forgekeeper.database import exclusions
 from forgekeeper.database.sessions import engine, writing
-from forgekeeper.declaring.items import Deleted, Ended, Fence, Items, One, Page, State
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Item, Items, One, Page, State
 from forgekeeper.runs.run import BadRecords, Run, of_a_record
 from forgekeeper.runs.totals import Amount
 from forgekeeper.storage.objects import Objects

@@ -27,9 +27,9 @@ from forgekeeper.database import release
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import UNREADABLE, send_children
+from forgekeeper.exporter import Exporter
 from forgekeeper.runs.holds import Batch
 from forgekeeper.runs.ledger import JobRun
-from metrics.exporter import Exporter
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
 from workers.expired_job_artifacts import buckets

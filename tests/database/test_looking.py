@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from peewee import SQL
 
-from forgekeeper import Rows, batch
+from forgekeeper import Rows, batch, exporter
 from forgekeeper.cli import status
 from forgekeeper.cli.check import findings
 from forgekeeper.console.reading import Reader
@@ -15,7 +15,6 @@ from forgekeeper.database import now, survey
 from forgekeeper.database.looking import WritesInLook, looking
 from forgekeeper.runs import breaker
 from forgekeeper.runs.previewing import preview
-from metrics import exporter
 from models import UserStatus
 from tests.harness.many_rows import statuses
 from tests.harness.settings import settings_with

@@ -7,11 +7,10 @@ from peewee import TextField
 from structlog.testing import capture_logs
 
 from forgekeeper import Items, Kept, Table, batch
-from forgekeeper.audit.deletions import Item
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.declaring.answers import Mistake
-from forgekeeper.declaring.items import Deleted
+from forgekeeper.declaring.items import Deleted, Item
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.failpoints import FailpointReached
 from forgekeeper.runs.quarantine import Quarantined

@@ -28,7 +28,7 @@ MODULES = (
     "forgekeeper.cli.commands",
     "forgekeeper.cli.running",
     "dramatiq.cli",
-    "metrics.exporter",
+    "forgekeeper.exporter",
     "scheduler",
     "forgekeeper.process.__main__",
 )

@@ -9,10 +9,11 @@ import pytest
 import structlog
 from prometheus_client import generate_latest
 
+from forgekeeper import exporter
 from forgekeeper.delivery.messages import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
-from metrics import exporter, logs
+from metrics import logs
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT, Program
 from tests.harness.waiting import wait_until

@@ -11,8 +11,8 @@ from forgekeeper.cli.status import gather
 from forgekeeper.database import now
 from forgekeeper.declaring.answers import Backlog
 from forgekeeper.declaring.shown import Refused
+from forgekeeper.exporter import all_collectors
 from metrics.catalogue import Counter, Gauge, Reading, table
-from metrics.exporter import all_collectors
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy

@@ -19,11 +19,10 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Children, Counter, Items, Note, Record, Rows, Subject, Threshold, batch, child
-from forgekeeper.audit.deletions import Item
 from forgekeeper.database import queries, survey
 from forgekeeper.database.queries import Stake, among
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Fence, Page, State
+from forgekeeper.declaring.items import Deleted, Fence, Item, Page, State
 from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.deleting.work import settings
 from forgekeeper.settings import Settings

@@ -22,13 +22,12 @@ from typing import Any
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
-from forgekeeper.audit.deletions import Item
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey
 from forgekeeper.database.queries import Stake
 from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Ended, Fence, Page, State
+from forgekeeper.declaring.items import Deleted, Ended, Fence, Item, Page, State
 from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import run_number, settings

@@ -1,23 +1,19 @@
-"""The exporter: what is the case, asked of PostgreSQL, Redis and the disks when it is scraped.
+"""The exporter: collects the current state of PostgreSQL, Redis and the disks on each scrape.
 
-Each collector asks in a thread of its own, for at most so long: one that fails, or does not
-come back, is missing from the answer and named there, and the others are none the worse.
-Nothing is kept: any number of exporters agree.
+Each collector has a thread and a time limit. If one fails or times out, the scrape says so and the others still report.
+The exporter keeps nothing between two scrapes, so any number of exporters agree.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 import peewee as pw
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -39,8 +35,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.installation import Installation
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
-from metrics.logs import describe
-from metrics.threads import Thread
+from metrics.threads import Probe, asked
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF, BRIEF)
@@ -49,49 +44,6 @@ PATIENCE = 1.7
 """Seconds that all collectors have together, so that a scrape is answered within two."""
 ROOT_PATIENCE = 1.2
 """Seconds that all roots have together."""
-
-log = structlog.get_logger(__name__)
-
-
-class Probe:
-    """Something that is asked in a thread of its own, which may never come back; it is asked once at a time."""
-
-    def __init__(self, name: str, ask: Callable[[], Any]) -> None:
-        self.name = name
-        self.seconds = self._began = 0.0
-        self._answer: Any = None
-        self._ask = ask
-        self._thread = threading.Thread()
-
-    def begin(self) -> None:
-        """Ask, unless an earlier asking has not come back."""
-        if not self._thread.is_alive():
-            self._answer, self._began = None, time.monotonic()
-            self._thread = Thread(self._run, self.name)
-            self._thread.start()
-
-    def wait(self, until: float) -> Any:
-        """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            self.seconds = time.monotonic() - self._began
-            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
-        return self._answer
-
-    def _run(self) -> None:
-        try:
-            self._answer = self._ask()
-        except Exception as error:  # noqa: BLE001, whatever is wrong here, the other collectors go on
-            log.warning("collector failed", collector=self.name, error=describe(error))
-        self.seconds = time.monotonic() - self._began
-
-
-def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
-    """Ask them all at once; return the answer of each, None of one that has none in so many seconds."""
-    until = time.monotonic() + seconds
-    for probe in probes:
-        probe.begin()
-    return [probe.wait(until) for probe in probes]
 
 
 class Exporter(Collecting):

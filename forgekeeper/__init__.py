@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Changes as Changes
     from forgekeeper.declaring.answers import Children as Children
     from forgekeeper.declaring.answers import Note as Note
+    from forgekeeper.declaring.answers import Recoverable as Recoverable
     from forgekeeper.declaring.answers import Rows as Rows
     from forgekeeper.declaring.answers import Skip as Skip
     from forgekeeper.declaring.answers import Spared as Spared
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
 _NAMES = {
     "forgekeeper.batches": ["Record", "Threshold"],
     "forgekeeper.database": ["Table"],
-    "forgekeeper.declaring.answers": ["Changes", "Children", "Note", "Rows", "Skip", "Spared", "Subject", "Total"],
+    "forgekeeper.declaring.answers": [
+        "Changes",
+        "Children",
+        "Note",
+        "Recoverable",
+        "Rows",
+        "Skip",
+        "Spared",
+        "Subject",
+        "Total",
+    ],
     "forgekeeper.declaring.items": ["Items", "Kept"],
     "forgekeeper.deleting.decorators": ["batch", "child"],
     "forgekeeper.runs.preconditions": ["Blocked"],

@@ -52,10 +52,11 @@ OF_PROJECT = f"""
     where detail->'{PROJECT}' @> to_jsonb(%(project)s::bigint) order by id desc limit %(limit)s
 """
 # Of a batch that deletes much of another kind no more is looked through.
-LATEST = f"""
-    select * from (
-        select {SHOWN} from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit 1000
-    ) as newest where record = %(record)s and phase <> 'intent' order by at desc limit 1
+LAST_RUNS = """
+    select run, max(at) from (
+        select * from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit 1000
+    ) as newest where record = %(record)s and phase <> 'intent' and run is not null
+    group by run order by 2 desc limit %(limit)s
 """
 OF_CHILDREN = """
     select child, min(at), max(at), count(*) from audit_deletions
@@ -182,10 +183,14 @@ def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], 
     return _became(lines, {PROJECT: project}), looked < LOOKED_AT and len(lines) < MATCHING
 
 
-def last_of(batch: str, record: str, since: datetime) -> Line | None:
-    """Return the batch's newest row about what has become of such records, among its newest thousand since then."""
-    row = database.execute_sql(LATEST, {"batch": batch, "record": record, "since": since}).fetchone()
-    return row and Line(*row)
+def last_runs(batch: str, record: str, since: datetime, *, limit: int) -> list[tuple[int, datetime]]:
+    """Return the last runs that have deleted such records, and when each deleted its last, the newest first.
+
+    The batch's newest thousand rows since then are looked through.
+    """
+    values = {"batch": batch, "record": record, "since": since, "limit": limit}
+    found: list[tuple[int, datetime]] = database.execute_sql(LAST_RUNS, values).fetchall()
+    return found
 
 
 def acts(

@@ -89,7 +89,7 @@ def audit(
 
 def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, list[tuple[Any, ...]]]:
     """Answer what was deleted of a project, and return a row for each of the newest records."""
-    sentences, found = of_project(project, since)
+    sentences, found = of_project(project, since, BATCHES)
     rows = [
         (one.line.at, row_of(one.line)[1], became(one.line.record, one.state), _named(one), "") for one in found[:limit]
     ]
@@ -221,10 +221,10 @@ def newest(
     return answer, list(islice(merge(*both, key=lambda one: one.at, reverse=True), limit))
 
 
-def of_project(project: int, since: datetime) -> tuple[list[str], list[Found]]:
-    """Answer what was deleted of a project since then: sentences, and each record, the latest first."""
+def of_project(project: int, since: datetime, names: Iterable[str]) -> tuple[list[str], list[Found]]:
+    """Answer what these batches have deleted of a project since then: sentences, and each record, the latest first."""
     sentences, every = list[str](), list[Found]()
-    for name in BATCHES:
+    for name in names:
         found, whole = lookup.of_project(project, name, since)
         every += found
         for (record, state), count in Counter((one.line.record, one.state) for one in found).items():

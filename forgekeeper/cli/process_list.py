@@ -95,10 +95,25 @@ def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]
 
 def warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
     """Yield what is wrong with the processes; they are all that are known."""
+    yield from missing_processes(known, instant)
+    yield from timetable_conflicts(known, instant)
+
+
+def missing_processes(known: Sequence[Process], instant: datetime) -> Iterator[str]:
+    """Yield a sentence if no scheduler lives, and one if no worker takes from a queue."""
     living = [one for one in known if not one.is_silent(instant)]
-    schedulers = [one for one in living if one.kind == "scheduler"]
-    if not schedulers:
+    if not any(one.kind == "scheduler" for one in living):
         yield "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
+    workers = [one for one in living if one.kind == "worker"]
+    served = {queue for one in workers if not one.draining for queue in one.queues or ()}
+    if lacking := sorted({*queues()} - served):
+        which = f"queue{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
+        yield f"no worker for {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
+
+
+def timetable_conflicts(known: Sequence[Process], instant: datetime) -> Iterator[str]:
+    """Yield a sentence for each batch that living schedulers send at different times."""
+    schedulers = [one for one in known if one.kind == "scheduler" and not one.is_silent(instant)]
     for batch in BATCHES:
         kept: dict[str, list[str]] = {}
         for one in schedulers:
@@ -106,11 +121,6 @@ def warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
         if len(kept) > 1:
             each = " and ".join(f"{schedule} ({', '.join(names)})" for schedule, names in sorted(kept.items()))
             yield f"schedulers keep different timetables: {batch} is due at {each}; give them the same settings"
-    workers = [one for one in living if one.kind == "worker"]
-    served = {queue for one in workers if not one.draining for queue in one.queues or ()}
-    if lacking := sorted({*queues()} - served):
-        which = f"queue{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
-        yield f"no worker for {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
 
 
 def _row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:

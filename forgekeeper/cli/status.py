@@ -144,17 +144,19 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
     }
     deleted, waiting = amounts.amounts(instant, least=settings.breaker_least), list(not_deleted.not_deleted(found))
     refused = writes.why_refused(prove=False)
+    general = [f"PostgreSQL: {refused}"] if refused else []
+    general += [*looks.refused, *process_list.timetable_conflicts(known, instant)]
     warnings = [
-        *([f"PostgreSQL: {refused}"] if refused else []),
         *([looks.trouble] if looks.trouble else []),
-        *looks.refused,
+        *general,
         *(said for name, one in batches.items() for said in ticks.of_children(name, one["children_failing"])),
-        *process_list.warnings(known, instant),
+        *process_list.missing_processes(known, instant),
         *holds.warnings(),
         *not_deleted.warnings(waiting),
         *amounts.warnings(deleted),
     ]
-    return found | {"amounts": deleted, "not_deleted": [one._asdict() for one in waiting], "warnings": warnings}
+    found |= {"amounts": deleted, "not_deleted": [one._asdict() for one in waiting]}
+    return found | {"general_warnings": general, "warnings": warnings}
 
 
 def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:

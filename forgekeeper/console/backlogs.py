@@ -17,8 +17,9 @@ from metrics.logs import describe
 from metrics.threads import Rounds
 
 MINUTE, DAY = 60.0, 1_440
-DRAWN = 96
-"""So many points are drawn, each the highest of its time."""
+MAX_POINTS = 48
+"""Limit of the points that a chart shows."""
+Point = tuple[datetime | None, int | None]
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +28,7 @@ class Backlogs:
     """How much was due to each batch, minute by minute; None of a minute in which nobody could say."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[tuple[datetime | None, int | None]]] = defaultdict(lambda: deque(maxlen=DAY))
+        self._known: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=DAY))
 
     def begin(self) -> None:
         """Look once a minute from now on, in a thread of its own."""
@@ -52,13 +53,15 @@ class Backlogs:
         finally:
             release()
 
-    def of(self, batch: str) -> tuple[list[int | None], datetime | None]:
-        """Return what is known of the batch, thinned out, and since when."""
+    def points(self, batch: str) -> list[Point]:
+        """Return at most `MAX_POINTS` of what is known of the batch: the highest count of each part, and its last time.
+
+        Both are None of a time in which nobody could say.
+        """
         known = list(self._known[batch])
-        size = -(-len(known) // DRAWN) or 1
-        parts = ([count for _, count in known[at : at + size]] for at in range(0, len(known), size))
-        counts = [max((one for one in part if one is not None), default=None) for part in parts]
-        return counts, next((instant for instant, _ in known if instant), None)
+        size = -(-len(known) // MAX_POINTS) or 1
+        parts = (known[at : at + size] for at in range(0, len(known), size))
+        return [(part[-1][0], max((count for _, count in part if count is not None), default=None)) for part in parts]
 
 
 BACKLOGS = Backlogs()

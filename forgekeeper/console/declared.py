@@ -16,12 +16,13 @@ from forgekeeper.audit import lookup
 from forgekeeper.batches import BATCHES, FLAGS, FeatureFlag
 from forgekeeper.cli import check, declared
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.console.pages import Asked, page
+from forgekeeper.console.pages import Asked, choose_page, page
 from forgekeeper.database import now
 from forgekeeper.settings.reading import describe
 
 RULES = files("metrics") / "alerts.yml"
 RUNBOOKS = files("metrics") / "runbooks"
+SETTINGS_PER_PAGE = 40
 PAGES = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
 """Where links of a runbook lead here: to the page itself, or to a page of the documentation that is one here, too."""
 
@@ -38,10 +39,19 @@ def flags(_asked: Asked) -> dict[str, Any]:
     }
 
 
-@page("/settings", "settings.html", "Settings", live=False)
+@page("/settings", "settings.html", "Settings", query=("find", "given", "page"), live=False)
 def settings(asked: Asked) -> dict[str, Any]:
-    """Show every setting of this process, secrets masked, and where each comes from."""
-    return {"settings": describe(asked.settings)}
+    """Show the settings of this process, secrets masked, and where each comes from.
+
+    With ``find`` those whose name or description has that text, with ``given`` those that are not the default.
+    """
+    text = asked.query.get("find", "").casefold()
+    found = [
+        one
+        for one in describe(asked.settings)
+        if text in f"{one.name} {one.sentence}".casefold() and (one.source != "default" or "given" not in asked.query)
+    ]
+    return choose_page(found, asked, SETTINGS_PER_PAGE)
 
 
 @page("/check", "check.html", "Check", patience=15, live=False)

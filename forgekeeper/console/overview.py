@@ -1,89 +1,79 @@
-"""The first screen: what one asks at night, in that order; then where one is; then each batch."""
+"""The first page: what needs attention, then each batch, then what people did today, then where this is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgekeeper.audit import lookup
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import status
+from forgekeeper.cli import audit, status
 from forgekeeper.cli.amounts import DAYS, TIMES
-from forgekeeper.cli.audit import filled, subjects
-from forgekeeper.cli.not_deleted import HELD_BACK, objective
+from forgekeeper.cli.not_deleted import objective
+from forgekeeper.cli.terminal import read_time
 from forgekeeper.console import where
 from forgekeeper.console.backlogs import BACKLOGS
-from forgekeeper.console.drawing import line
 from forgekeeper.console.pages import Asked, page
+from forgekeeper.console.problems import URGENCY, ProblemLine, list_problems
+from forgekeeper.console.recorded import TODAY
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
-from forgekeeper.storage.outbox import DeletedObject
 
-TICKS, COUNTED = 60, 10_000
-"""So many ticks are drawn, and so many objects are counted, no more."""
-LIGHTS = ("stopped", "held", "blocked", "paused", "off", "failing", "unserved", "missed", "late")
-"""What a batch shows is the first of these that it is; else it runs, or is fine."""
+MAX_TICKS, MAX_ACTS_SHOWN = 60, 5
+"""Limits of the ticks of a batch, and of the acts of people, on the page."""
+FIRST_STEPS = {
+    "error": ("Servers and places", "all are there, and belong to this installation"),
+    "blocked": ("Data", "every batch finds its tables"),
+    "unserved": ("Processes", "a scheduler lives, and each queue has a worker"),
+}
+"""What a new installation needs, by the state of the problems that show what is missing."""
 
 Facts = Mapping[str, Any]
 
 
 @page("/", "overview.html", "Now")
 def overview(asked: Asked) -> dict[str, Any]:
-    """Show what is deleted, stopped, not deleted, failing, and can be undone; where one is; and every batch."""
+    """Show what needs attention, every batch, what people did today, and where this is.
+
+    A new installation, which has released no batch yet, shows the first steps instead of the problems that they solve.
+    """
     settings, found = asked.settings, status.gather(asked.settings)
-    looked_at = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason)
-    ticks = {name: list(JobRun.of(name).select(*looked_at).limit(TICKS)) for name in BATCHES}
-    restored = list(_restored(settings, found["at"]))
-    back = {one["kind"].batch for one in restored}
+    places = where.facts(settings, found["redis"]["trouble"])
+    problems = list_problems(found, places)
+    unreleased = [one for one in problems if one.remedy == "new"]
+    is_new = len(unreleased) == len(found["amounts"]) > 0
+    hidden = [one for one in problems if is_new and (one in unreleased or one.state in FIRST_STEPS)]
+    acts = lookup.acts(read_time(TODAY, found["at"], ahead=False), limit=MAX_ACTS_SHOWN + 1)
     return found | {
-        "rule": {"times": TIMES, "days": DAYS, "least": settings.breaker_least, "share": settings.breaker_share},
-        "counted": COUNTED,
+        "problems": [one for one in problems if one not in hidden],
+        "steps": [
+            (*step, [one for one in hidden if one.state == state]) for state, step in FIRST_STEPS.items() if is_new
+        ],
+        "unreleased": unreleased,
+        "rule": {"times": TIMES, "days": DAYS, "least": settings.breaker_least},
         "freed": status.write_freed(found["batches"]),
-        "outbox": DeletedObject.recoverable(COUNTED + 1),
-        "grace": settings.object_grace,
-        "restored": restored,
-        "held_back": [name for one in found["not_deleted"] if one["word"] in HELD_BACK for name in one["batches"]],
-        "undone": [one for one in found["not_deleted"] if one["word"] not in HELD_BACK],
-        "lost": [name for name, batch in BATCHES.items() if batch.deletes and name not in back],
-        "where": where.facts(settings, found["redis"]["trouble"]),
-        "rows": {name: _row(name, one, ticks[name], found["not_deleted"]) for name, one in found["batches"].items()},
+        "places": places,
+        "acts": [audit.row_of(act) for act in acts[:MAX_ACTS_SHOWN]],
+        "more_acts": len(acts) > MAX_ACTS_SHOWN,
+        "rows": {name: _row(name, one, problems) for name, one in found["batches"].items()},
     }
 
 
-def _restored(settings: Settings, instant: datetime) -> Iterator[Facts]:
-    """Say what can be undone of the newest deletions of each kind, and until when, as its document declares.
-
-    Objects that are due can be kept until a run deletes them: no time is said then.
-    """
-    is_waiting = DeletedObject.due(instant).exists()
-    for one in subjects():
-        if one.undone and one.batch and one.record:
-            last = lookup.last_of(one.batch, one.record, instant - timedelta(days=DAYS))
-            record = next(iter(last.records()), {}) if last else {}
-            until = last and one.kept and last.at + getattr(settings, one.kept)
-            until = None if until and until < instant and is_waiting else until
-            restore = one.restore_run if one.restore_run and last and last.run is not None else one.restore
-            facts = {"run": last and last.run, **record}
-            command = last and restore and not (until and until < instant) and filled(restore, facts)
-            obstacle = one.obstacle and one.obstacle()
-            command = None if obstacle else command
-            yield {"kind": one, "line": last, "until": until, "command": command, "obstacle": obstacle}
+def _rank(state: str) -> tuple[bool, int]:
+    return state == "unusual", URGENCY.index(state)
 
 
-def _row(name: str, one: Facts, ticks: Sequence[JobRun], waiting: Sequence[Facts]) -> dict[str, Any]:
-    words = {each["word"] for each in waiting if name in each["batches"]}
-    if one["children_failing"] or (one["last"] and one["last"]["state"] == "failed"):
-        words.add("failing")
+def _row(name: str, one: Facts, problems: Sequence[ProblemLine]) -> dict[str, Any]:
+    """Return what the table of batches shows of a batch beside what `status` has found."""
+    states = [problem.state for problem in problems if name in problem.batches]
     running = one["open"] and one["open"]["state"] == "started"
-    counts, since = BACKLOGS.of(name)
+    looked_at = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason)
     return {
-        "light": next((word for word in LIGHTS if word in words), "running" if running else "ok"),
-        "breaker": BATCHES[name].stake,
+        # How much it has deleted says least about whether it runs.
+        "light": min(states, key=_rank, default="running" if running else "ok"),
+        "flag": BATCHES[name].flag,
         "objective": objective(BATCHES[name]),
         "last": one["last"] and status.ended(one),
         "left": status.estimate_time_left(one),
-        "line": line([*counts, one["backlog"]], 120, 24),
-        "since": since,
-        "ticks": ticks[::-1],
+        "backlog": BACKLOGS.points(name),
+        "ticks": list(JobRun.of(name).select(*looked_at).limit(MAX_TICKS))[::-1],
     }

@@ -6,13 +6,14 @@ same address.  So it knows the address alone, and not who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from forgekeeper.cli.terminal import read_number
 from forgekeeper.console.reading import PATIENCE
 from forgekeeper.settings import Settings
 
@@ -66,9 +67,23 @@ def page(
     return declare
 
 
+def choose_page(rows: Sequence[Any], asked: Asked, size: int) -> dict[str, Any]:
+    """Return *size* of the *rows*, those of the ``page`` that is asked for; ``first`` and ``next`` are queries.
+
+    They lead to the first page and to the next, and are None where the page is that one, or the last.
+    """
+    number = read_number(asked.query.get("page", "1"), "a page")
+    others = {name: value for name, value in asked.query.items() if name != "page"}
+    return {
+        "shown": rows[(number - 1) * size : number * size],
+        "first": others if number > 1 else None,
+        "next": others | {"page": number + 1} if number * size < len(rows) else None,
+    }
+
+
 def load_pages() -> None:
     """Have all pages declared."""
-    for module in ("overview", "batch", "story", "working", "quarantine", "recorded", "declared"):
+    for module in ("overview", "undo", "batch", "story", "working", "quarantine", "recorded", "declared"):
         import_module(f"forgekeeper.console.{module}")
 
 

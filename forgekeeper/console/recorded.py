@@ -8,10 +8,12 @@ from typing import Any
 
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli import audit
 from forgekeeper.cli.audit import Before
+from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.terminal import Problem, read_number, read_time, wrong_use
-from forgekeeper.console.pages import Asked, page
+from forgekeeper.console.pages import Asked, choose_page, page
 from forgekeeper.database import now
 
 SIZE = 100
@@ -24,7 +26,7 @@ QUESTIONS = ("what", "project", "run", "who")
     "/audit",
     "audit.html",
     "Audit",
-    query=("what", "since", "project", "run", "act", "line", "who"),
+    query=("what", "since", "project", "batch", "page", "run", "act", "line", "who"),
     patience=10,
     live=False,
 )
@@ -48,9 +50,11 @@ def _answer(asked: Asked) -> dict[str, Any]:
         return {"sentences": answer["sentences"]}
     if "project" in query:
         project = read_number(query["project"], "a project")
-        sentences, found = audit.of_project(project, since or read_time(TODAY, at, ahead=False))
-        records = [(one, audit.became(one.line.record, one.state)) for one in found[:SIZE]]
-        return {"sentences": sentences, "found": records}
+        batch = query.get("batch")
+        names = [batch_named(batch).name] if batch else [*BATCHES]
+        sentences, found = audit.of_project(project, since or read_time(TODAY, at, ahead=False), names)
+        records = [(one, audit.became(one.line.record, one.state)) for one in found]
+        return {"sentences": sentences, **choose_page(records, asked, SIZE)}
     if "run" in query:
         answer, lines = audit.of_run(read_number(query["run"], "a run"), since, SIZE)
         return {"sentences": answer["sentences"], "rows": [(audit.row_of(line), line) for line in lines]}

@@ -17,6 +17,7 @@ from forgekeeper.database import Base, database, exclusions, queries
 from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.naming import column_name, quote_name, relation_name
 from forgekeeper.database.targets import Target
+from forgekeeper.settings import Settings
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -70,6 +71,14 @@ class Spared(NamedTuple):
     where: pw.Node
 
 
+class Recoverable(NamedTuple):
+    """How many of the deleted records that were *looked_at* are *recoverable*, or the *obstacle* for which none is."""
+
+    recoverable: int
+    looked_at: int
+    obstacle: str | None = None
+
+
 class Subject(NamedTuple):
     """A kind of record as people ask the audit for it: ``CALLED:ID``, or ``CALLED:WITHIN:NAME`` if they know no id.
 
@@ -96,6 +105,7 @@ class Subject(NamedTuple):
     undone: str = ""
     obstacle: Callable[[], str | None] | None = None
     kept: str = ""
+    count_recoverable: Callable[[int, int, Settings], Recoverable] | None = None
     is_there: Callable[[int], bool] | None = None
 
     @property

@@ -12,6 +12,7 @@ from forgekeeper.database import database as db
 from forgekeeper.runs.holds import Batch, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import Amount, RunTotal
+from tests.harness.html import read_rows
 from tests.harness.many_rows import artifacts, statuses
 from tests.harness.programs import ROOT
 from tests.harness.thorough import whole_only
@@ -35,9 +36,7 @@ def ticks(count):
 
 def runs(text):
     """Return the numbers in the table of ticks."""
-    _, _, table = text.partition('<table id="ticks">')
-    table, _, _ = table.partition("</table>")
-    return [int(number) for number in re.findall(r'<a href="/runs/(\d+)">', table)]
+    return [int(number) for number, *_ in read_rows(text, "Ticks, newest first")]
 
 
 def every_page(seen, path):
@@ -97,7 +96,7 @@ def test_what_its_runs_have_deleted_and_where_the_next_goes_on_is_said(console):
 
     text = console(max_per_day_user_status_cleanup=2000).get(PAGE).text
 
-    assert '<td class="number">2,000</td><td class="number">1,234</td>' in text
+    assert ["records a day", "2,000", "1,234"] in read_rows(text)
     assert re.search(r"run 1, tick of [^:]+:[^:]+:[^:]+: 1,234 deleted", text)
     assert "<dt>Cursor</dt><dd>4711</dd>" in text
 
@@ -121,7 +120,9 @@ def test_a_preview_has_the_numbers_of_a_dry_run_and_changes_nothing(seen):
 
     assert dry["due"] == 1234
     assert "<strong>1,234</strong> due in all" in text
-    assert [one["id"] for one in dry["parts"][0]["sample"]] == re.findall(r'<th scope="row">(\d+)</th>', text)
+    assert [one["id"] for one in dry["parts"][0]["sample"]] == [
+        number for number, _ in read_rows(text, "user_status, some of them")
+    ]
     assert db.execute_sql("select count(*) from user_statuses").fetchone() == (1234,)
     assert not JobRun.select().exists()
 
@@ -131,5 +132,5 @@ def test_a_preview_says_whose_the_records_are(seen):
 
     text = seen("/batches/expired_job_artifacts/preview").text
 
-    assert '<tr><th scope="row">1</th><td class="number">12</td></tr>' in text
+    assert ["1", "12"] in read_rows(text)
     assert re.search(r"flag \w+ is off", text)

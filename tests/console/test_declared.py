@@ -1,6 +1,5 @@
 """Flags, settings, findings, alerts and runbooks, as the commands and the documentation have them."""
 
-import html
 import json
 import re
 import subprocess
@@ -12,6 +11,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import FLAGS, FeatureFlag
 from forgekeeper.console import declared
 from tests.harness.every import every
+from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
 from tests.harness.rules import RULES
 from tests.harness.thorough import whole_only
@@ -21,13 +21,6 @@ SCRIPT = "<script>alert(1)</script>"
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def rows(text):
-    """Return the rows of the tables as the text of their cells."""
-    parts = [part for body in re.findall(r"<tbody>(.*?)</tbody>", text, re.DOTALL) for part in body.split("<tr")]
-    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", part, re.DOTALL) for part in parts]
-    return [[html.unescape(" ".join(re.sub(r"<[^>]+>", " ", cell).split())) for cell in row] for row in cells if row]
-
-
 def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_why(seen):
     name, *others = FLAGS
     for on in (False, True):
@@ -35,7 +28,7 @@ def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_wh
         with acts.begin(on=True, actor=f"person-{on}", reason=f"because {on}"):
             acts.record(f"flags {'on' if on else 'off'}", name)
 
-    shown = {row[0]: row for row in rows(seen("/flags").text)}
+    shown = {row[0]: row for row in read_rows(seen("/flags").text)}
 
     assert [shown[name][place] for place in (1, 2, 4, 5)] == ["✓ on", FLAGS[name], "person-True", "because True"]
     assert all(shown[other][1].endswith("off") for other in others)
@@ -52,13 +45,24 @@ def test_scripts_in_who_turned_a_flag_and_why_are_escaped(seen):
     assert "&lt;script&gt;" in text
 
 
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [("find=no+such+words", set()), ("find=object_grace", {"FORGEKEEPER_OBJECT_GRACE"}),
+     ("find=grace&given=on", {"FORGEKEEPER_OBJECT_GRACE"})],
+)  # fmt: skip
+def test_settings_are_found_by_a_text_and_by_who_has_set_them(seen, query, expected):
+    shown = {row[0] for row in read_rows(seen(f"/settings?{query}", object_grace=99).text)}
+
+    assert shown == (expected or {"There is no such setting."})
+
+
 def test_every_setting_is_shown_with_where_it_comes_from(seen):
 
-    shown = {row[0]: row for row in rows(seen("/settings", object_grace=99).text)}
+    shown = {row[0]: row for row in read_rows(seen("/settings", object_grace=99).text)}
 
     assert shown["FORGEKEEPER_OBJECT_GRACE"][1] == "99"
     assert shown["FORGEKEEPER_OBJECT_GRACE"][3] == "environment"
-    assert shown["FORGEKEEPER_QUEUE_LIMIT"][3] == "default"
+    assert shown["FORGEKEEPER_AUDIT"][3] == "default"
 
 
 @whole_only
@@ -77,7 +81,7 @@ def test_the_page_shows_the_findings_of_the_command(seen):
     command = [sys.executable, "-m", "forgekeeper.cli", "check", "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
-    shown = rows(seen("/check").text)
+    shown = read_rows(seen("/check").text)
 
     assert [(level.split()[-1], *rest) for level, *rest in shown] == [
         tuple(one.values()) for one in json.loads(said)["findings"]

@@ -50,6 +50,37 @@ def test_the_largest_value_is_the_highest_column():
     assert {link.get("aria-label") for link in svg.iter("a")} == {"run 7, by hand, succeeded: so many"}
 
 
+def test_the_axes_of_columns_name_the_most_and_both_ends():
+    bars = [(run("succeeded", NOON + timedelta(minutes=one)), one, f"{one} deleted") for one in (1, 4, 2)]
+
+    assert [one.text for one in drawn("columns", bars, "Deleted").iter("text")] == [
+        "4 deleted",
+        "11-20 12:01",
+        "11-20 12:02",
+    ]
+
+
+def test_the_axis_of_spans_names_both_ends():
+    svg = drawn("spans", [("first", "done", 0, 640)], "Children", NOON, NOON + timedelta(minutes=2))
+
+    assert [one.text for one in svg.iter("text")][1:] == ["2026-11-20 12:00:00", "2026-11-20 12:02:00 UTC"]
+
+
+def test_a_trend_shows_its_most_and_each_value_on_hover():
+    points = [(NOON, 7), (NOON + timedelta(minutes=1), None), (NOON + timedelta(minutes=2), 1_200)]
+    trend = drawn("sparkline", points, "Backlog")
+
+    assert trend.find("small").text == "1,200"
+    assert [rect.find("title").text for rect in trend.iter("rect")] == ["12:00: 7", "12:02: 1,200"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("sparkline", "no trend yet"), ("strip", "no data yet"), ("columns", "no data yet")]
+)
+def test_a_chart_without_data_says_so(name, said):
+    assert drawn(name, [], "Empty").text == said
+
+
 def test_what_began_later_stands_further_right_and_what_lasts_yet_reaches_the_end():
     minutes = timedelta(minutes=2)
     rows = [("first", "done", NOON, NOON + 2 * minutes), ("second", "started", NOON + minutes, None)]
@@ -59,7 +90,7 @@ def test_what_began_later_stands_further_right_and_what_lasts_yet_reaches_the_en
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("sparkline", (EVIL, 9, 9)), ("strip", ([run(EVIL)],)), ("columns", ([(run(EVIL), 1, EVIL)],)),
+    [("sparkline", ([(NOON, 1)],)), ("strip", ([run(EVIL)],)), ("columns", ([(run(EVIL), 1, EVIL)],)),
      ("spans", ([(EVIL, EVIL, 0, 1)],))],
 )  # fmt: skip
 def test_text_is_escaped_wherever_it_stands(name, given):

@@ -1,4 +1,4 @@
-"""The first page says what an operator asks at night, in that order."""
+"""The first page lists what needs attention, then shows each batch, what people did today, and where this is."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,9 @@ from html import unescape
 
 import pytest
 
+from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, FeatureFlag, queues
+from forgekeeper.cli import holding
 from forgekeeper.connections import client
 from forgekeeper.console import backlogs
 from forgekeeper.database import database, now
@@ -18,9 +20,7 @@ from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.installation import INSTALLATION
-from forgekeeper.storage.outbox import DeletedObject
 from tests.harness.lived import lived
-from tests.harness.thorough import whole_only
 
 SCRIPT = "<script>alert(1)</script>"
 BATCH = "user_status_cleanup"
@@ -51,7 +51,7 @@ def healthy(known):
 
 def said(text):
     """Return what one reads in each part of the page, by its id."""
-    _, *parts = re.split(r'<(?:li|section) id="(\w+)"', text.partition("</main>")[0])
+    _, *parts = re.split(r'<section id="(\w+)"', text.partition("</main>")[0])
     read = (" ".join(unescape(re.sub(r"<[^>]+>|^[^>]*>", " ", part)).split()) for part in parts[1::2])
     return dict(zip(parts[::2], read, strict=True))
 
@@ -67,172 +67,145 @@ def deleted(records, ago=0, run=1, batch=BATCH):
     RunTotal.create(batch=batch, run=run, day=(at - ago * DAY).date(), records=records)
 
 
-def test_what_one_asks_at_night_stands_in_its_order(seen):
-    assert list(said(seen("/").text)) == ["deleted", "stopped", "not_deleted", "failing", "stop", "where", "batches"]
+def problems(page):
+    """Return the lines of the list of problems, each as one reads it."""
+    rows = re.findall(
+        r"<tr\b.*?</tr>", page.text.partition('<section id="problems">')[2].partition("</section>")[0], re.DOTALL
+    )
+    return [" ".join(unescape(re.sub(r"<[^>]+>", " ", row)).split()) for row in rows[1:]]
 
 
-def test_where_nothing_is_wrong_each_question_is_answered_in_a_line(seen, healthy):
+def test_problems_come_first_and_what_is_always_so_last(seen, known):
+    assert list(said(seen("/").text)) == ["problems", "batches", "today", "where"]
+
+
+def test_an_installation_without_a_problem_says_so_in_a_line(seen, healthy):
     page = said(seen("/").text)
 
-    assert "Nothing unusual is deleted: 0 records today." in page["deleted"]
-    assert page["stopped"].endswith("Nothing is stopped.")
-    assert page["not_deleted"].endswith("All that is due is deleted in time.")
-    assert page["failing"].endswith("No child fails.")
-    assert "No object in the outbox can be kept any more." in page["stop"]
+    assert "UTC ✓ ok Nothing needs attention" in page["problems"]
+    assert page["today"] == "Today (UTC) 0 records deleted. What can be undone Nobody has changed anything."
 
 
-def test_the_amount_of_today_stands_beside_the_usual_and_the_most(console, known):
+def test_the_amount_of_today_stands_beside_the_usual(seen, known):
     deleted(70)
     for ago in range(1, 15):
         deleted(100 * ago, ago=ago)
 
-    assert f"{BATCH} 70 750 1,400 lets runs begin" in said(console(breaker_share="0.3").get("/").text)["deleted"]
+    assert " 70 usual 750 " in said(seen("/").text)["batches"]
 
 
-@pytest.mark.parametrize(
-    ("today", "answer"), [(3_000, f"{BATCH} 3,000 ! unusual"), (2_800, "Nothing unusual is deleted: 2,800 records")]
-)
-def test_an_amount_is_unusual_that_is_far_above_the_most_of_the_days_before(seen, known, today, answer):
+@pytest.mark.parametrize(("today", "unusual"), [(3_000, True), (2_800, False)])
+def test_an_amount_is_unusual_that_is_far_above_the_most_of_the_days_before(seen, healthy, today, unusual):
     deleted(today)
     deleted(1_400, ago=3)
 
-    assert answer in said(seen("/").text)["deleted"]
+    expected = [f"! unusual {BATCH} {today:,} deleted today, at most 1,400 on a day before What can be undone"]
+    assert problems(seen("/")) == (expected if unusual else [])
 
 
 def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
     Batch.register([BATCH])
     deleted(3_000)
 
-    assert "Nothing unusual is deleted: 3,000 records today." in said(seen("/").text)["deleted"]
+    page = seen("/")
+
+    assert "unusual" not in " ".join(problems(page))
+    assert "3,000 records deleted." in said(page.text)["today"]
 
 
-@whole_only
 @pytest.mark.parametrize(
-    ("kind", "until", "answer"),
+    ("kind", "until", "line"),
     [
-        ("breaker", None, r"held \(breaker\) olga too much .* ago it is released"),
-        ("pause", timedelta(hours=3), r"paused olga too much [\d.]+ s ago in (3 h 0|2 h 59) min"),
-        ("stop", None, "stopped olga too much .* ago it is resumed"),
+        ("breaker", None, rf"■ held {BATCH} too much [\d.]+ s ago the breaker Preview"),
+        ("pause", timedelta(hours=3), rf"‖ paused {BATCH} too much [\d.]+ s ago , ends in (3 h 0|2 h 59) min olga"),
+        ("stop", None, rf"■ stopped {BATCH} too much [\d.]+ s ago , until resumed olga"),
     ],
 )
-def test_a_hold_says_who_why_and_until_when(seen, known, kind, until, answer):
+def test_a_hold_is_one_line_with_who_why_and_until_when(seen, healthy, kind, until, line):
     Hold.add(BATCH, kind, reason="too much", by="olga", until=until and now() + until)
 
-    assert re.search(answer, " ".join(said(seen("/").text).values()))
+    (found,) = problems(seen("/"))
+
+    assert re.fullmatch(line, found)
 
 
-def test_the_reason_of_a_hold_stands_once_on_the_page(seen, known):
-    Hold.add(BATCH, "breaker", reason="too much", by="olga")
+def test_a_long_reason_is_a_phrase_with_the_whole_on_demand(seen, healthy):
+    reason = "the disks of the forge are being moved to the other building, see the ticket"
+    Hold.add(BATCH, "stop", reason=reason, by="olga")
 
-    assert " ".join(said(seen("/").text).values()).count("too much") == 1
+    text = seen("/").text
+
+    (summary,) = re.findall(r"<summary>(the disks.*?)</summary>", text)
+    assert len(summary) <= 60
+    assert text.count(reason) == 1
 
 
-def test_what_is_not_deleted_and_what_fails_says_why_and_since_when(seen, healthy):
+def test_what_is_not_deleted_and_what_fails_is_a_line_each_with_why_and_since_when(seen, healthy):
     flagged = next(batch for batch in BATCHES.values() if batch.flag)
     FeatureFlag.turn(flagged.flag, on=False)
     Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
     run = dict.fromkeys(("tick", "claimed_at", "started_at", "finished_at"), now())
     JobRun.create(batch=BATCH, state="failed", failures=4, error="no space", **run)
     failed = dict.fromkeys(("since", "failed_at", "retry_at"), now())
-    Quarantined.create(batch=BATCH, record="x", key="1", reason="child_failed", error="e", **failed)
+    Quarantined.create(batch=BATCH, record="x", key="1", reason="child_failed", error="git hangs", **failed)
 
-    page = said(text := seen("/").text)
+    blocked, run_fails, child_fails, off = problems(page := seen("/"))
 
-    assert re.search(rf"{flagged.name} ○ off [\d.]+ s ago its flag is off", page["not_deleted"])
-    assert re.search(rf"{BATCH} ■ blocked .* ago PostgreSQL's clock is 90 s ahead", page["not_deleted"])
-    assert re.search(rf"{BATCH} ✗ failing .* ago it has failed 4 times .* ended well: no space", page["not_deleted"])
-    assert f"{BATCH} ■ blocked" in page["batches"]
-    assert f'href="/quarantine?batch={BATCH}&amp;kind=child">{BATCH}: 1 child fails' in text
+    assert re.match(rf"■ blocked {BATCH} PostgreSQL's clock is 90 s ahead .* ago Check", blocked)
+    assert re.match(rf"✗ failing {BATCH} it has failed 4 times since it last ended well: no space .* ago", run_fails)
+    assert re.match(rf"✗ failing {BATCH} 1 child fails: git hangs .* ago Which children", child_fails)
+    assert re.match(rf"○ off {flagged.name} its flag is off .* ago", off)
+    assert f'href="/quarantine?batch={BATCH}&amp;kind=child"' in page.text
+
+
+def test_a_batch_shows_its_most_urgent_state(seen, healthy):
+    Hold.add(BATCH, "pause", reason="moving", by="olga")
+    Batch.block(BATCH, reason="clocks", sentence="PostgreSQL's clock is 90 s ahead")
+
+    assert f"{BATCH} ■ blocked" in said(seen("/").text)["batches"]
 
 
 def test_a_release_says_by_whom_and_how_much_is_left(seen, known):
     Hold.add(BATCH, "breaker", reason="too much", by="worker-1")
     breaker.release(BATCH, reason="looked at it", by="olga", expect=5_000)
 
-    page = said(seen("/").text)["deleted"]
-
-    assert re.search(r"released by olga .* ago \( ?looked at it\), until 5,000 more records are deleted", page)
+    assert re.search(r"released by olga .* ago ?, 5,000 left", said(seen("/").text)["batches"])
 
 
 def test_ticks_that_were_missed_since_the_last_run_are_counted(seen, healthy):
     for minutes in (3, 2):
         JobRun.create(batch=BATCH, tick=now() - timedelta(minutes=minutes), state="missed", claimed_at=now())
 
-    assert f"{BATCH} ! missed 3 min" in (page := said(seen("/").text)["not_deleted"])
-    assert "2 ticks in a row were missed" in page
+    (line,) = problems(seen("/"))
+
+    assert line.startswith(f"! missed {BATCH} 2 ticks in a row were missed: no scheduler was running 3 min")
 
 
 def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, known):
-    page = said(seen("/").text)["not_deleted"]
+    lines = problems(seen("/"))
 
-    assert "all batches ✗ unserved not known no scheduler lives" in page
-    assert "no worker takes from queue cron" in page
-
-
-def test_it_says_how_many_objects_can_be_kept_and_until_when(seen, known):
-    for hours in (1, 5):
-        DeletedObject.create(store_dir="a", file=str(hours), pick_up_at=now() + timedelta(hours=hours))
-
-    assert re.search(
-        r"2 objects lie in the outbox and can be kept: the first goes in (59 min|1 h).* , the last in (4 h 59|5 h 0) min",
-        said(seen("/").text)["stop"],
-    )
+    assert lines[0] == "✗ unserved all batches no scheduler lives: nothing is sent when it is due Processes"
+    assert any("no worker takes from queue cron" in line for line in lines)
 
 
-def test_what_was_deleted_last_and_can_be_undone_has_its_command(seen, known):
-    database.execute_sql(
-        "insert into audit_deletions (batch, record, run, phase, ids, hashes, detail)"
-        " values ('git_ref_cleanup', 'git_ref_deletion', 7, 'outcome', '{41}', '{}', '{\"state\": \"deleted\"}')"
-    )
+def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
+    holding.hold_new()
 
-    page = said(seen("/").text)["stop"]
+    page = said(text := seen("/").text)
 
-    assert re.search(r"until `git gc` prunes .* ago by run 7 : forgekeeper refs restore 41", page)
-
-
-@whole_only
-@pytest.mark.parametrize(
-    ("hours", "seen_there"),
-    [
-        (1.5, r"by run 7 and can come back for 22 h \d+ min: forgekeeper objects hold --run 7 \."),
-        (25, r"by run 7 and cannot come back any more\."),
-    ],
-)
-def test_what_can_be_undone_has_its_command_for_no_longer_than_it_can(seen, known, hours, seen_there):
-    database.execute_sql(
-        "insert into audit_deletions (at, batch, record, run, phase, ids, hashes, detail) values (now() - %s *"
-        " interval '1 h', 'expired_job_artifacts', 'expired_artifact', 7, 'done', '{41}', '{}', '{\"project_id\": 5}')",
-        (hours,),
-    )
-
-    assert re.search(seen_there, said(seen("/", object_grace="86400").text)["stop"])
-
-
-def test_what_is_due_can_be_kept_until_a_run_deletes_it(seen, known):
-    database.execute_sql(
-        "insert into audit_deletions (at, batch, record, run, phase, ids, hashes, detail) values (now() - interval"
-        " '25 h', 'expired_job_artifacts', 'expired_artifact', 7, 'done', '{41}', '{}', '{\"project_id\": 5}')"
-    )
-    DeletedObject.create(store_dir="a", file="b", pick_up_at=now() - timedelta(hours=1))
-
-    page = said(seen("/", object_grace="86400").text)["stop"]
-
-    assert "by run 7 : forgekeeper objects hold --run 7" in page
-    assert re.search(
-        "1 object lies in the outbox and can be kept: the first has been due since .* delete_objects", page
-    )
-
-
-def test_batches_are_named_whose_deletions_cannot_be_undone(seen, known):
-    page = said(seen("/").text)["stop"]
-
-    assert "What user_status_cleanup, delete_objects, stale_direct_uploads have deleted does not come back." in page
+    assert list(page) == ["steps", "problems", "batches", "today", "where"]
+    assert "○ to-do Processes : a scheduler lives" in page["steps"]
+    assert "✓ done Data : every batch finds its tables" in page["steps"]
+    assert f"{BATCH} Preview" in page["steps"]
+    assert "unserved" not in page["problems"]
+    assert f'href="/batches/{BATCH}/preview"' in text
 
 
 def test_the_redis_of_another_installation_is_an_error(seen, known):
     client.set(INSTALLATION, "another")
 
-    assert re.search(r"Redis ✗ error \S+ : .* installation another", said(seen("/").text)["where"])
+    assert problems(page := seen("/"))[0].startswith("✗ error Redis: ")
+    assert "installation another" in said(page.text)["problems"]
 
 
 def test_a_root_of_another_installation_is_an_error_and_a_password_is_nowhere(console, urls, known, tmp_path):
@@ -240,13 +213,48 @@ def test_a_root_of_another_installation_is_an_error_and_a_password_is_nowhere(co
 
     text = console(repositories_root=tmp_path, redis_url=urls.redis.replace("://", "://:geheim@")).get("/").text
 
-    assert "belongs to installation another" in said(text)["where"]
+    assert "belongs to installation another" in said(text)["problems"]
     assert "redis" in said(text)["where"]
     assert "geheim" not in text
 
 
+def test_schedulers_that_disagree_are_an_error(seen, healthy):
+    row = {"host": "forge-2", "version": "1.0", "alive_at": now(), "silent_from": now() + DAY}
+    Process.create(kind="scheduler", pid=9, timetable=dict.fromkeys(BATCHES, "0 0 2 1 *"), **row)
+
+    assert "✗ error schedulers keep different timetables" in problems(seen("/"))[0]
+
+
+def test_a_silent_process_is_a_problem_even_if_others_serve_its_queues(seen, healthy):
+    Process.create(kind="worker", pid=9, host="forge-2", version="1.0", queues=[], alive_at=now(), silent_from=now())
+
+    (line,) = problems(seen("/"))
+
+    assert line.startswith("✗ silent worker forge-2:9 sends no heartbeat")
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("pause", "waits"), (None, "gone in about")])
+def test_a_batch_that_is_held_back_has_no_time_until_its_backlog_is_gone(seen, known, kind, shown):
+    lived(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
+    database.execute_sql("insert into user_statuses (user_id, clear_status_at) select 1, now()")
+    if kind:
+        Hold.add(BATCH, kind, reason="moving", by="olga")
+
+    assert f" 1 {shown} " in said(seen("/").text)["batches"]
+
+
+def test_what_people_did_today_is_shown_with_the_reason(seen, known):
+    with acts.begin(on=True, actor="olga"):
+        acts.record("pause", BATCH, batch=BATCH, reason="moving the disks")
+
+    assert re.search(rf"\(olga\) pause {BATCH} moving the disks", said(seen("/").text)["today"])
+
+
 def test_each_batch_says_what_it_did_and_each_tick_leads_to_its_story(seen, healthy):
-    assert f"{BATCH} ✓ ok 0 0 1 1 *" in (page := said(seen("/").text)["batches"])
+    page = said(seen("/").text)["batches"]
+
+    assert f"{BATCH} ✓ ok" in page
+    assert " 0 0 1 1 * " in page
     assert "✓ succeeded deleted=12" in page
     assert "failed=0" not in page
     assert f'href="/runs/{JobRun.of(BATCH).first().id}" tabindex="-1"' in seen("/").text
@@ -267,10 +275,10 @@ def test_backlogs_are_known_minute_by_minute(database):
     for _ in range(2):
         in_a_thread(looked.look)
 
-    counts, since = looked.of(BATCH)
+    (first, _), (second, due) = looked.points(BATCH)
 
-    assert counts == [0, 0]
-    assert since <= now()
+    assert first < second <= now()
+    assert due == 0
 
 
 def test_a_database_that_is_away_costs_a_minute_and_not_the_thread(database, monkeypatch):
@@ -278,7 +286,7 @@ def test_a_database_that_is_away_costs_a_minute_and_not_the_thread(database, mon
     monkeypatch.setattr(backlogs, "now", lambda: database.execute_sql("select * from nowhere"))
     in_a_thread(looked.look)
 
-    assert looked.of(BATCH) == ([None], None)
+    assert looked.points(BATCH) == [(None, None)]
 
 
 def test_without_a_relation_of_the_forge_every_page_answers_and_its_batch_is_blocked(seen, database):
@@ -301,5 +309,5 @@ def test_the_page_says_how_long_a_backlog_takes_and_what_a_week_has_freed(seen, 
 
     page = said(seen("/").text)
 
-    assert re.search(r"gone in: about 1 h 2\d min", page["batches"])
-    assert "Freed in the last 7 days: 1.5 MB." in page["deleted"]
+    assert re.search(r"gone in about 1 h 2\d min", page["batches"])
+    assert "1.5 MB freed in the last 7 days." in page["today"]

@@ -12,6 +12,7 @@ from forgekeeper.audit import acts, lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion, Ended
 from forgekeeper.database import now
+from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
 from tests.harness.thorough import whole_only
 
@@ -27,14 +28,7 @@ def artifacts():
 
 
 def sentences(text):
-    return [html.unescape(one) for one in re.findall(r"<p>(.*?)</p>", text)]
-
-
-def rows(text):
-    """Return the rows of the table as the text of their cells."""
-    _, _, body = text.partition("<tbody>")
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in body.split("<tr")]
-    return [[" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row] for row in cells if row]
+    return [html.unescape(re.sub("<[^>]+>", "", one)) for one in re.findall(r"<p>(.*?)</p>", text)]
 
 
 @whole_only
@@ -52,7 +46,18 @@ def test_what_was_deleted_of_a_project_today_is_answered_by_its_number_alone(see
     text = seen("/audit?project=7").text
 
     assert "expired_job_artifacts: 2 job_artifact of project 7 deleted." in sentences(text)
-    assert [row[4] for row in rows(text)] == ["job_artifact 1", "job_artifact 3"]
+    assert [row[4] for row in read_rows(text)] == ["job_artifact 1", "job_artifact 3"]
+
+
+def test_what_was_deleted_of_a_project_is_shown_by_batch_and_page_by_page(seen, artifacts):
+    artifacts.done("job_artifact", ids=[*range(150)], project_id=7)
+    Audit("git_ref_cleanup", on=True, run=4).done("git_ref_deletion", ids=[1], project_id=7)
+    query = "/audit?project=7&batch=expired_job_artifacts"
+
+    pages = [[row[4] for row in read_rows(seen(f"{query}{more}").text)] for more in ("", "&page=2")]
+
+    assert [len(page) for page in pages] == [100, 50]
+    assert {*pages[0], *pages[1]} == {f"job_artifact {number}" for number in range(150)}
 
 
 def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(seen):
@@ -95,7 +100,7 @@ def test_acts_and_deletions_are_shown_newest_first_and_each_once(seen, artifacts
 
     while path:
         text = seen(path).text
-        pages.append(rows(text))
+        pages.append(read_rows(text))
         following = re.search(r'<a rel="next" href="([^"]+)"', text)
         path = following and "/audit" + html.unescape(following[1])
 
@@ -110,7 +115,7 @@ def test_a_person_is_shown_with_acts_alone_and_why(seen, artifacts):
     acts.record("pause", "stale_imports")
     artifacts.done("job_artifact", ids=[1])
 
-    ((_, by, how, what, why),) = rows(seen("/audit?who=alice").text)
+    ((_, by, how, what, why),) = read_rows(seen("/audit?who=alice").text)
 
     assert ("alice" in by, what, why) == (True, "prune", "a test of mine")
     assert how.startswith("pause before and after")

@@ -1,6 +1,5 @@
 """Queues, processes, leases and buckets, as the commands say them."""
 
-import re
 from datetime import timedelta
 
 import pytest
@@ -10,6 +9,7 @@ from forgekeeper.connections import client
 from forgekeeper.coordination.leases import lease
 from forgekeeper.database import now
 from forgekeeper.runs.processes import Process
+from tests.harness.html import read_rows
 from workers.expired_job_artifacts import buckets
 
 SCRIPT = "<script>alert(1)</script>"
@@ -28,10 +28,8 @@ def known(database):
 
 
 def rows(text, caption):
-    """Return the rows of the table with that caption, each as the text of its cells."""
-    (table,) = re.findall(rf"<caption>{caption}</caption>.*?<tbody>(.*?)</tbody>", text, re.DOTALL)
-    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("<tr")]
-    return [[re.sub(r"<[^>]+>|\s+", " ", cell).split() for cell in row] for row in cells if row]
+    """Return the rows of the table with that caption, each cell as its words."""
+    return [[cell.split() for cell in row] for row in read_rows(text, caption)]
 
 
 def test_every_queue_has_a_row_with_who_serves_it(seen, known):

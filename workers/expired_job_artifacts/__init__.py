@@ -64,6 +64,7 @@ from models import (
 )
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Lost
+from workers.expired_job_artifacts.destroyed import RECORD, count_recoverable
 from workers.expired_job_artifacts.restoring import AUDITED, describe_obstacle
 
 FLAG = "bulk_delete_job_artifacts"
@@ -72,7 +73,6 @@ MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
 PARENT_BUDGET = timedelta(seconds=60)
 BATCH_SIZE, LOOP_LIMIT = 100, 500
 MAX_RUNTIME = timedelta(minutes=5)
-RECORD = "expired_artifact"
 """What an artifact is called in the audit, and when it is bad."""
 KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
 
@@ -283,6 +283,7 @@ expired_job_artifacts.audited(
         undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
         kept="object_grace",
         obstacle=describe_obstacle,
+        count_recoverable=count_recoverable,
         is_there=lambda number: JobArtifact.select().where(JobArtifact.id == number).exists(),
     )
 )

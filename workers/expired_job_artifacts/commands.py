@@ -15,59 +15,27 @@ import typer
 from peewee import chunked
 
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import at_work, each_of
+from forgekeeper.audit.deletions import at_work
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.queries import pages
 from forgekeeper.storage.outbox import DeletedObject
-from workers.expired_job_artifacts import RECORD
 from workers.expired_job_artifacts.buckets import states
-from workers.expired_job_artifacts.restoring import Row, describe_obstacle, read_row, write_script
+from workers.expired_job_artifacts.destroyed import (
+    OBJECT,
+    Which,
+    find_objects,
+    pages_of_destroyed,
+    pages_of_recoverable,
+)
+from workers.expired_job_artifacts.restoring import Row, describe_obstacle, write_script
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
 Artifact = Annotated[int | None, typer.Option(metavar="ID", help="Of this artifact.")]
 BATCH = "delete_objects"
-OBJECT = "deleted_object"
-"""What objects of the outbox are called in the audit."""
 PAGE = 5_000
 """So many objects are held at once, in a transaction of their own."""
-LINES = 50
-"""So many rows of the audit are read at once, each of a hundred artifacts."""
-
-OF_RUN = "run = %(run)s"
-OF_ARTIFACT = "%(artifact)s = any(ids)"
-# By so much the clock of an object's row and that of its artifact's line may differ: an hour.
-OF_PROJECT = """detail->'project_id' @> to_jsonb(%(project)s::bigint) and at >= (
-        select min(created_at) - interval '1 hour' from deleted_objects where project_id = %(project)s
-    )"""
-DESTROYED = f"""
-    select ids, detail from audit_deletions where record = '{RECORD}' and phase = 'done' and {{which}} order by id desc
-"""
-# Where an attempt died between the store and the outbox, the next one closes its intents: the row is there, and held,
-# and the object is gone.
-GONE = f"""
-    select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
-    join deleted_objects as object using (id)
-    where record = '{OBJECT}' and phase = 'outcome'
-      and at >= (select min(created_at) - interval '1 hour' from deleted_objects)
-      and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
-"""
-
-
-class Which(NamedTuple):
-    """Whose artifacts and objects: a *project*'s, those that a *run* has destroyed, or one *artifact*'s; else all."""
-
-    project: int | None = None
-    run: int | None = None
-    artifact: int | None = None
-
-    @property
-    def named(self) -> int:
-        """How many of these a person has named."""
-        return sum(one is not None for one in self)
 
 
 class Held(NamedTuple):
@@ -182,7 +150,7 @@ def _chosen(which: Which, *, held: bool = False) -> list[int]:
         of_project = () if which.project is None else (DeletedObject.project_id == which.project,)
         query = DeletedObject.held() if held else DeletedObject.select()
         return [row.id for row in query.select(DeletedObject.id).where(True, *of_project)]
-    found = (one for rows in _destroyed(which) for one in _lying(rows))
+    found = (one for rows in pages_of_destroyed(which) for one in find_objects(rows))
     return sorted({number for _, number, is_held in found if is_held or not held})
 
 
@@ -197,41 +165,11 @@ def _hold(which: Which, objects: Sequence[int], visibility: timedelta, *, audite
         count, claimed = count + some, claimed + of_runs
     # Asked after the last was held: who was before us has committed what it is about to delete.
     too_late = len(at_work(OBJECT).intersection(objects))
-    for rows, of_lost in _back(which):
+    for rows, of_lost in pages_of_recoverable(which):
         there, lost = there + len(rows), lost + of_lost
     return Held(count, there, lost, too_late if audited else max(too_late, claimed))
 
 
 def _artifacts(which: Which) -> Iterator[Row]:
     """Yield the artifacts that can come back, by their columns."""
-    return (row for rows, _ in _back(which) for row in rows)
-
-
-def _destroyed(which: Which) -> Iterator[list[Row]]:
-    """Yield pages of the artifacts as they were, the latest first: of one that was destroyed twice, the last row."""
-    seen = set[int]()
-    of = OF_RUN if which.run is not None else OF_PROJECT if which.project is not None else OF_ARTIFACT
-    statement = DESTROYED.format(which=of)
-    for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
-        rows = list[Row]()
-        for ids, detail in page:
-            for row in map(read_row, each_of(ids, detail, len(ids))):
-                asked = which.project in {None, row["project_id"]} and which.artifact in {None, row["id"]}
-                if asked and row["id"] not in seen:
-                    seen.add(row["id"])
-                    rows.append(row)
-        yield rows
-
-
-def _back(which: Which) -> Iterator[tuple[list[Row], int]]:
-    """Yield pages of the artifacts whose objects are held and there, or that have none, and how many are lost."""
-    gone = {number for (number,) in database.execute_sql(GONE).fetchall()}
-    for rows in _destroyed(which):
-        there = {path for path, number, is_held in _lying(rows) if is_held and number not in gone}
-        back = [row for row in rows if not row["file_final_path"] or row["file_final_path"] in there]
-        yield back, len(rows) - len(back)
-
-
-def _lying(rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
-    """Return of those whose objects lie in the outbox the path, the object's id, and whether it is held."""
-    return DeletedObject.lying([row["file_final_path"] for row in rows if row["file_final_path"]])
+    return (row for rows, _ in pages_of_recoverable(which) for row in rows)

@@ -31,10 +31,10 @@ from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
 from models import DeletionStatus, GitRefDeletion, Project, ProjectGroup
 from workers.git_ref_cleanup import deletions, repositories
-from workers.git_ref_cleanup.deletions import Pending
+from workers.git_ref_cleanup.deletions import NAME, RECORD, Pending
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_plain, require_root
+from workers.git_ref_cleanup.restoring import count_recoverable
 
-NAME, RECORD = "git_ref_cleanup", "git_ref_deletion"
 LOCK_TIMEOUT = timedelta(minutes=10)
 BATCH_SIZE, MAX_PROJECTS, MAX_DELETES = 100, 10_000, 10_000
 KEEP_PROCESSED = timedelta(days=1)
@@ -115,7 +115,9 @@ git_ref_cleanup.audited(
         within="project_id",
         because="its project asked for that at {due}",
         restore="forgekeeper refs restore {id}",
+        restore_run="forgekeeper refs restore --run {run}",
         undone="refs come back until `git gc` prunes their objects, two weeks by default",
+        count_recoverable=count_recoverable,
     )
 )
 

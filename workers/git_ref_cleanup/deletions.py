@@ -16,6 +16,7 @@ from forgekeeper.runs.holds import Batch
 from forgekeeper.settings import Settings
 from models import DeletionStatus, GitRefDeletion
 
+NAME, RECORD = "git_ref_cleanup", "git_ref_deletion"
 LAST = 2**63 - 1
 """No project's id is above it."""
 

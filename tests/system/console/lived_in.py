@@ -129,7 +129,7 @@ def _hold(said):
     """Pause one, stop one, let the breaker hold one, block one; each act of a person is in the audit."""
     until, since, reason = (
         now() + timedelta(hours=2),
-        now() - timedelta(minutes=47),
+        now(),
         "the disks of the forge are being moved" + said,
     )
     Hold.add("stale_imports", "pause", until=until, reason=reason, by="ada", since=since)
@@ -142,8 +142,13 @@ def _hold(said):
         by="grace",
         since=since,
     )
-    acts.record("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason="uploads vanish" + said)
-    sentence = "it is about to delete 48,210 records, 9 times as many as the most of its last 60 runs" + said
+    reason = "uploads vanish, see the incident" + said
+    with acts.begin(on=True, actor="grace"):
+        acts.record("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason=reason)
+    sentence = (
+        "it would delete 48,210 of about 53,000 records (91%), and the largest of its last 100 runs deleted 4,310"
+        + said
+    )
     Hold.add("expired_job_artifacts", "breaker", until=None, reason=sentence, by=WORKER, since=since)
     Batch.block("delete_objects", reason="no_store", sentence="the store `artifacts` does not answer" + said)
 

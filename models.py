@@ -92,12 +92,6 @@ class GitRefDeletion(Base):
         """Select the deletions that were refused, with their reasons."""
         return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
 
-    @classmethod
-    def processed_before(cls, horizon: datetime) -> pw.Node:
-        """Return the condition of the deletions that were made before *horizon*."""
-        condition: pw.Node = (cls.status == DeletionStatus.PROCESSED) & (cls.processed_at < horizon)
-        return condition
-
 
 GitRefDeletion.indexed(
     "batched_git_ref_updates_deletions_pending on batched_git_ref_updates_deletions (project_id, id) where status = 1"
@@ -179,9 +173,9 @@ class BulkImportEntity(Base):
         table_name = "bulk_import_entities"
 
 
-def is_stale(model: type[BulkImport | BulkImportEntity], now: datetime) -> pw.Node:
-    """Return the condition of unfinished imports or entities that nothing has touched for a day."""
-    condition: pw.Node = model.status.in_(UNFINISHED) & (model.updated_at < now - STALE_AFTER)
+def is_unfinished(model: type[BulkImport | BulkImportEntity]) -> pw.Node:
+    """Return the condition of imports or entities that have not ended."""
+    condition: pw.Node = model.status.in_(UNFINISHED)
     return condition
 
 

@@ -22,7 +22,7 @@ from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.git_command import Git, legible
-from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_stale
+from models import STALE_AFTER, BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_unfinished
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import keys, register
@@ -232,12 +232,13 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
 
 def count_samples(settings: Settings) -> dict[str, Sample]:
     """Count what there is of the sample data now, by the batch that it is for."""
+    untouched = BulkImport.updated_at < now() - STALE_AFTER
     return {
         "user_status_cleanup": _rows("user statuses", UserStatus, UserStatus.clear_status_at <= now()),
         "git_ref_cleanup": _refs(settings.repositories_root),
         "expired_job_artifacts": _rows("job artifacts", JobArtifact, JobArtifact.is_expired(now())),
         "stale_direct_uploads": _uploads(),
-        "stale_imports": _rows("bulk imports", BulkImport, is_stale(BulkImport, now())),
+        "stale_imports": _rows("bulk imports", BulkImport, is_unfinished(BulkImport) & untouched),
     }
 
 

@@ -94,7 +94,7 @@ class _Counting:
     def count_kept(self, until: float) -> dict[str, int | None]:
         """Count what looks due and stays, by the reason; None for each if the time was up."""
         reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stays.items()}
-        due, values = self._write(self.rows.where)
+        due, values = self._write(self.rows.condition)
         for reason, (spared, more) in self._spared.items():
             reasons[reason] = f"({due}) and ({spared})", [*values, *more]
         if not reasons:
@@ -114,7 +114,7 @@ class _Counting:
     @cached_property
     def _due(self) -> Condition:
         """The condition of the rows that would be deleted."""
-        text, values = self._write(self.rows.where)
+        text, values = self._write(self.rows.condition)
         text = f"({text}) and {column_name(self.rows.since)} is not null"
         for spared, more in self._spared.values():
             text, values = f"{text} and ({spared}) is not true", [*values, *more]

@@ -79,7 +79,7 @@ class Outcome:
     ],
     collector="objects",
 )
-def delete_objects(now: datetime) -> Items[DeletedObject]:  # noqa: ARG001, what is due is asked of each claim
+def delete_objects(now: datetime) -> Items[DeletedObject]:
     """Delete the objects of destroyed artifacts.
 
     Raises `StoreUnavailable` where a store does not answer, `Blocked` where one is not configured: after the objects of

@@ -91,14 +91,12 @@ def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
 
 def old_rows(now: datetime) -> Iterator[Rows[Any]]:
     """Yield the rows that are old: what batches have declared, closed runs, what has ended or expired."""
-    closed, expired = JobRun.closed_before(now - KEEP_RUNS), Process.silent_from < now - KEEP_PROCESSES
-    ended = Exclusion.ended_before(now - KEEP_EXCLUSIONS)
     kinds = [
         # What is wrong with the tables of one batch keeps back no other's.
         *(old(now) for one in all_declared() if one.old and fits(one.batch) for old in one.old),
-        Rows(JobRun, closed, since=JobRun.finished_at, after=KEEP_RUNS, counted="runs"),
-        Rows(Process, expired, since=Process.silent_from, after=KEEP_PROCESSES, counted="processes"),
-        Rows(Exclusion, ended, since=Exclusion.until, after=KEEP_EXCLUSIONS, counted="exclusions"),
+        Rows(JobRun, JobRun.is_superseded(), since=JobRun.finished_at, older_than=KEEP_RUNS, counted="runs"),
+        Rows(Process, since=Process.silent_from, older_than=KEEP_PROCESSES, counted="processes"),
+        Rows(Exclusion, since=Exclusion.until, older_than=KEEP_EXCLUSIONS, counted="exclusions"),
     ]
     return (replace(kind, chunk=CHUNK, objective=None) for kind in kinds)
 

@@ -19,7 +19,7 @@ import structlog
 
 from forgekeeper import Changes, Record, Rows, Subject, batch
 from forgekeeper.runs.notices import Notice
-from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_stale
+from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_unfinished
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
@@ -81,7 +81,12 @@ TIME_OUT_ENTITIES = f"""
     ){{recorded}}
     select * from changed
 """
-COMMON: dict[str, Any] = {"after": STALE_AFTER, "chunk": PAGE_SIZE, "objective": timedelta(hours=8), "verb": "given up"}
+COMMON: dict[str, Any] = {
+    "older_than": STALE_AFTER,
+    "chunk": PAGE_SIZE,
+    "objective": timedelta(hours=8),
+    "verb": "given up",
+}
 ENTITY_TYPES = {0: "group_entity", 1: "project_entity"}
 """What the forge's numbers mean."""
 
@@ -121,11 +126,11 @@ def _entity_stale(row: tuple[Any, ...]) -> dict[str, int]:
     return {"trackers": row[6]}
 
 
-def imports(now: datetime) -> Changes[BulkImport]:
+def imports() -> Changes[BulkImport]:
     """Return the imports."""
     return Changes(
         BulkImport,
-        is_stale(BulkImport, now),
+        is_unfinished(BulkImport),
         since=BulkImport.updated_at,
         counted="imports",
         statement=TIME_OUT_IMPORTS,
@@ -137,12 +142,12 @@ def imports(now: datetime) -> Changes[BulkImport]:
     )
 
 
-def entities(now: datetime) -> Changes[BulkImportEntity]:
+def entities() -> Changes[BulkImportEntity]:
     """Return the entities, which go with their trackers."""
     gone = "was given up with its trackers"
     return Changes(
         BulkImportEntity,
-        is_stale(BulkImportEntity, now),
+        is_unfinished(BulkImportEntity),
         since=BulkImportEntity.updated_at,
         record="entity",
         counted="entities",
@@ -176,10 +181,10 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
 )
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
-    return [imports(now), entities(now)]
+    return [imports(), entities()]
 
 
 @stale_imports.old_records
 def unread(now: datetime) -> Rows[Notice]:
     """Return the notices that nobody has read for long."""
-    return Rows(Notice, Notice.at < now - KEEP_NOTICES, since=Notice.at, counted="notices", after=KEEP_NOTICES)
+    return Rows(Notice, since=Notice.at, older_than=KEEP_NOTICES, counted="notices")

@@ -8,8 +8,6 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
 
-KEEP = timedelta(days=365)
-
 
 class Pipeline(Table):
     """A run of a project's CI."""
@@ -23,4 +21,4 @@ class Pipeline(Table):
 @batch(cron="*/10 * * * *", budget=timedelta(minutes=1))
 def stale_pipelines(now: datetime) -> Rows[Pipeline]:
     """Delete pipelines that nothing has touched for a year."""
-    return Rows(Pipeline, Pipeline.updated_at < now - KEEP, since=Pipeline.updated_at, after=KEEP)
+    return Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))

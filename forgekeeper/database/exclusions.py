@@ -109,12 +109,6 @@ class Exclusion(Base):
         query = cls.select().where(pw.SQL(STANDS)).order_by(cls.id)
         return list(query if batch is None else query.where(cls.batch.is_null() | (cls.batch == batch)))
 
-    @classmethod
-    def ended_before(cls, horizon: datetime) -> pw.Node:
-        """Return the condition of those that ended before *horizon*."""
-        condition: pw.Node = cls.until < horizon
-        return condition
-
     def sentence(self) -> str:
         """Say who excludes what, of which batch, until when and why."""
         of = f" of {self.batch}" if self.batch else ""

@@ -116,11 +116,13 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows(Answer, Generic[Row]):
-    """The rows of *model* that meet the condition *where*; the engine deletes them, the oldest *since* first.
+    """Rows of *model* that are due; the engine deletes them in chunks, the oldest *since* first.
 
-    *since* is a `DateTimeTZField` of the model: the order, the age of the backlog, what preview and audit say.  A row
-    whose *since* is NULL is never due.  With *after* a row is due so long after it.  An index on *since* and the key
-    makes each chunk one look into it.
+    A row is due if its *since*, a `DateTimeTZField`, is older than *older_than* and if it meets the condition *where*;
+    write one of both, or both.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row from
+    the instant at which it became due.  With an index on *since* and the key each chunk is one index scan.
+
+    >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
     due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
@@ -148,11 +150,11 @@ class Rows(Answer, Generic[Row]):
     """
 
     model: type[Row]
-    where: pw.Node
-    since: pw.Field[Any]
+    where: pw.Node | None = None
     _: KW_ONLY
+    since: pw.Field[Any]
+    older_than: timedelta | None = None
     chunk: int = 100
-    after: timedelta = AT_ONCE
     objective: timedelta | None = AN_HOUR
     record: str = ""
     counted: str = "deleted"
@@ -172,6 +174,7 @@ class Rows(Answer, Generic[Row]):
     spared: Sequence[Spared] = ()
     stays: Mapping[str, str] = field(default_factory=dict)
     batch: str | None = None
+    now: datetime | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be deleted in chunks."""
@@ -180,7 +183,9 @@ class Rows(Answer, Generic[Row]):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
         if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
             raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, as {name}.created_at may be")
-        if not isinstance(self.where, pw.Node):
+        if self.where is None and self.older_than is None:
+            raise Mistake(f"Rows of {name}: nothing says which are due; write older_than=, a condition, or both")
+        if self.where is not None and not isinstance(self.where, pw.Node):
             raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
         if self.chunk < 1:
             raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
@@ -191,16 +196,32 @@ class Rows(Answer, Generic[Row]):
 
     def within(self, whole: Rows[Any]) -> Self:
         """Return those that are among the *whole*, too: a share of it."""
-        return replace(self, where=whole.where, share=self.looks_due, spared=(*whole.spared, *self.spared))
+        spared = (*whole.spared, *self.spared)
+        return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, spared=spared)
 
-    def of(self, batch: str) -> Self:
-        """Return the same as rows of that batch: what people exclude of it stays."""
-        return replace(self, batch=batch)
+    def bind(self, batch: str, now: datetime) -> Self:
+        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then."""
+        return replace(self, batch=batch, now=now)
+
+    @property
+    def after(self) -> timedelta:
+        """How long after its *since* a row is due."""
+        return self.older_than or AT_ONCE
+
+    @property
+    def condition(self) -> pw.Node:
+        """The condition of the rows of all shares: old enough, and *where*.  Needs `bind` before."""
+        if self.older_than is None:
+            assert self.where is not None, "Rows has one of both"
+            return self.where
+        assert self.now is not None, "rows have to be bound to an instant"
+        is_old: pw.Node = self.since < self.now - self.older_than
+        return is_old if self.where is None else pw.Expression(is_old, "AND", self.where)
 
     @property
     def looks_due(self) -> pw.Node:
         """The condition of those that go, unless something keeps them: of the share, if they are one."""
-        return self.where if self.share is None else pw.Expression(self.where, "AND", self.share)
+        return self.condition if self.share is None else pw.Expression(self.condition, "AND", self.share)
 
     @cached_property
     def kept(self) -> dict[str, pw.Node]:
@@ -250,7 +271,7 @@ class Rows(Answer, Generic[Row]):
 
     def select_of_all_shares(self) -> pw.ModelSelect[Row]:
         """Select them, and those of the other shares."""
-        return self.model.select().where(self.where, self.since.is_null(False))
+        return self.model.select().where(self.condition, self.since.is_null(False))
 
 
 @dataclass(frozen=True)
@@ -375,7 +396,7 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
 
 def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
     """Return the rows of the batch that are due at an instant; raise `Mistake` for an answer that is none."""
-    return [one.of(batch) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
+    return [one.bind(batch, now) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
 
 
 def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:

@@ -384,7 +384,7 @@ def execute(
 
 def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
     """Count what a run would delete, and what foreign keys would delete or change with that."""
-    rows = rows.of(batch_of(look.batch))
+    rows = rows.bind(batch_of(look.batch), look.now)
     yield _part(rows, look)
     if rows.cascades_to and rows.cascades.links:
         yield from _parts_that_follow(rows, look)
@@ -411,7 +411,7 @@ def _part(rows: Rows[Any], look: Look) -> Part:
 def _stay(rows: Rows[Any], now: datetime) -> survey.Rows:
     """Return the rows whose time has passed and that are not to be deleted."""
     since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
-    where = f"{since} < %(instant)s and ({exclusions.written(rows.model, rows.where)}) is not true"
+    where = f"{since} < %(instant)s and ({exclusions.written(rows.model, rows.condition)}) is not true"
     return survey.Rows(relation_name(rows.model), where, {"instant": now - rows.after}, due=since, key=key)
 
 

@@ -153,9 +153,9 @@ def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
     match answer:
         case Changes():
-            return rows.change(run, answer.of(run.declared.batch.name))
+            return rows.change(run, answer.bind(run.declared.batch.name, run.now))
         case Rows():
-            return rows.delete(run, _within(run, answer).of(run.declared.batch.name))
+            return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
         case Items():
             return items.delete(run, answer)
         case Removal():

@@ -246,11 +246,11 @@ class JobRun(Base):
         return [dict(zip(("id", "state", "worker", "losses"), row, strict=True)) for row in taken]
 
     @classmethod
-    def closed_before(cls, horizon: datetime) -> pw.Node:
-        """Return the condition of what was closed before *horizon*, but never of the newest of a batch."""
+    def is_superseded(cls) -> pw.Node:
+        """Return the condition of the runs that are closed and are not the newest of their batch."""
         newer = cls.alias()
         followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
-        condition: pw.Node = (cls.finished_at < horizon) & cls.state.not_in(OPEN) & followed
+        condition: pw.Node = cls.state.not_in(OPEN) & followed
         return condition
 
 

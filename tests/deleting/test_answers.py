@@ -64,7 +64,7 @@ def weeds(database):
 
 
 def old(now):
-    return Rows(Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, after=DAY)
+    return Rows(Weed, since=Weed.grown_at, older_than=DAY)
 
 
 def declared(work=old, **options):
@@ -99,9 +99,7 @@ def test_the_contract_has_an_index_by_which_the_rows_are_walked_though_the_model
 def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
     first = Weed.select().order_by(Weed.grown_at).first()
     spec = declared(
-        lambda now: Rows(
-            Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, after=DAY, name=Weed.name, audit={"garden": "garden"}
-        )
+        lambda _now: Rows(Weed, since=Weed.grown_at, older_than=DAY, name=Weed.name, audit={"garden": "garden"})
     )
     recorded(spec, settings_with())
 
@@ -221,7 +219,7 @@ def gardens(weeds):
     @child(spec, queue="cron", budget=HOUR, due=old)
     def clear_garden(_now, garden):
         """Clear one garden."""
-        return Rows(Weed, Weed.garden == garden, since=Weed.grown_at, after=DAY)
+        return Rows(Weed, Weed.garden == garden, since=Weed.grown_at)
 
     load_batches()
     yield spec, clear_garden
@@ -277,6 +275,7 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.name), "since has to be a DateTimeTZField of Weed"),
         (lambda now: Rows(Named, Named.grown_at < now, since=Named.grown_at), "primary key has to be one column"),
         (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),
+        (lambda _now: Rows(Weed, since=Weed.grown_at), "nothing says which are due; write older_than="),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has one row at least"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, total=TOTAL), "size has to be a column"),
     ],

@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
 (WHOLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MISTAKES = {
-    "wrong column": ("Pipeline.updated_at < now", "Pipeline.updated < now"),
+    "wrong column": ("Pipeline.updated_at", "Pipeline.updated"),
     "deletes by itself": (
         re.search(r"-> Rows.*", WHOLE, re.DOTALL)[0],
         "-> int:\n    return int(Pipeline.delete().where(Pipeline.updated_at < now).execute())\n",
     ),
-    "no since": (", since=Pipeline.updated_at", ""),
+    "no since": ("since=Pipeline.updated_at, ", ""),
     "budget in seconds": ("budget=timedelta(minutes=1)", "budget=60"),
     "no time": ("stale_pipelines(now: datetime)", "stale_pipelines()"),
 }

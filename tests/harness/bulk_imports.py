@@ -97,4 +97,4 @@ def spoilt(table, record):
 def cleanup_stale(kind, now, ids, *, audit=None):
     """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
     brakes = Brakes(stale_imports, settings_with(), stale_imports.outcome(), None)
-    return execute(kind.answer(now), now, ids, audit or Audit("a", on=False), brakes)
+    return execute(kind.answer().bind("stale_imports", now), now, ids, audit or Audit("a", on=False), brakes)

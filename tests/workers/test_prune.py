@@ -89,7 +89,7 @@ def visits(database):
 
     @count_visits.old_records
     def old_visits(now):
-        return Rows(Visit, Visit.seen_at < now - DAY, since=Visit.seen_at, after=DAY)
+        return Rows(Visit, since=Visit.seen_at, older_than=DAY)
 
     database.create_tables([Visit])
     Visit.insert_many([{"seen_at": now() - DAY + each * MINUTE} for each in (-2, -1, 1)]).execute()

@@ -160,7 +160,7 @@ class BucketOutcome:
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
     commands="workers.expired_job_artifacts.commands",
 )
-def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  # noqa: ARG001, children look for it
+def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:
     """Destroy expired CI artifacts in parallel buckets."""
     limit = _max_buckets()
     if not limit:
@@ -310,12 +310,12 @@ def _by_rule(what: str, now: datetime, bound: int) -> Any:
     """Ask for the same of those whose jobs unlock them, where these go."""
     if client.settings is None or client.settings.unknown_locks == "keep" or not visible(JobLock):
         return None
-    rows = expired(now, by="rule").of(expired_job_artifacts.name).select(JobArtifact.expire_at)
+    rows = expired(now, by="rule").bind(expired_job_artifacts.name, now).select(JobArtifact.expire_at)
     return database.execute_sql(f"select {what} from ({literal(*rows.limit(bound).sql())}) as due", {}).fetchone()[0]
 
 
 def _ask(statement: str, now: datetime, bound: int) -> Any:
-    kept = expired(now).of(expired_job_artifacts.name).written().values()
+    kept = expired(now).bind(expired_job_artifacts.name, now).written().values()
     but = "".join(f" and ({condition}) is not true" for condition in kept)
     return database.execute_sql(statement.format(but=but), {"now": now, "bound": bound}).fetchone()[0]
 

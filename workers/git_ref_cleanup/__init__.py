@@ -86,7 +86,7 @@ class ProjectOutcome:
     logged_as="stats",
     commands="workers.git_ref_cleanup.commands",
 )
-def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # noqa: ARG001, what is pending is due
+def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:
     """Delete the git refs that projects want deleted, a child for each project.
 
     It begins behind the last project of the run before.  Projects without a repository come last, once it is known how
@@ -146,7 +146,7 @@ git_ref_cleanup.audited(
     continues=["max_deletes"],
     lease=True,
 )
-def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> Items[Pending]:  # noqa: ARG001, FBT001, FBT002, a message
+def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> Items[Pending]:  # noqa: FBT001, FBT002, a message
     """Delete one project's refs, and leave a successor while there are more.
 
     Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
@@ -293,11 +293,11 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
     """Return the rows of deletions that were made long enough ago."""
     return Rows(
         GitRefDeletion,
-        GitRefDeletion.processed_before(now - KEEP_PROCESSED),
+        GitRefDeletion.status == DeletionStatus.PROCESSED,
         since=GitRefDeletion.processed_at,
         record="ref_deletion",
         counted="ref_deletions",
-        after=KEEP_PROCESSED,
+        older_than=KEEP_PROCESSED,
     )
 
 

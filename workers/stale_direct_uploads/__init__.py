@@ -98,7 +98,7 @@ class Outcome:
     collector="uploads",
     commands="workers.stale_direct_uploads.commands",
 )
-def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the register has a clock of its own
+def stale_direct_uploads(now: datetime) -> Items[Entry]:
     """Delete uploads that began three hours ago and never completed.
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.

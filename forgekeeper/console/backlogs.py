@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class Backlogs:
-    """How much was due to each batch, minute by minute; None of a minute in which nobody could say."""
+    """The records due to each batch, minute by minute; None for a minute without an answer."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=DAY))
@@ -56,7 +56,7 @@ class Backlogs:
     def points(self, batch: str) -> list[Point]:
         """Return at most `MAX_POINTS` of what is known of the batch: the highest count of each part, and its last time.
 
-        Both are None of a time in which nobody could say.
+        Both are None for a time without an answer.
         """
         known = list(self._known[batch])
         size = -(-len(known) // MAX_POINTS) or 1

@@ -17,7 +17,7 @@ SIZE = 100
 
 @page("/quarantine", "quarantine.html", "Quarantine", query=("batch", "kind", "after"))
 def entries(asked: Asked) -> dict[str, Any]:
-    """Show what failed and is left out, in the order in which it came in; ``after`` is the last one's id before."""
+    """Show the quarantine, the oldest first; ``after`` is the last one's id before."""
     batch, kind = asked.query.get("batch"), asked.query.get("kind")
     after = read_number(asked.query["after"], "one that lies there") if "after" in asked.query else 0
     kept = quarantine.kept_by_documents(asked.settings, batch, kind, SIZE)

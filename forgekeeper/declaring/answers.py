@@ -72,7 +72,7 @@ class Spared(NamedTuple):
 
 
 class Recoverable(NamedTuple):
-    """How many of the deleted records that were *looked_at* are *recoverable*, or the *obstacle* for which none is."""
+    """How many of the deleted records that were *looked_at* are *recoverable*, or the *obstacle* that keeps all of them from it."""
 
     recoverable: int
     looked_at: int
@@ -120,7 +120,7 @@ class Rows(Answer, Generic[Row]):
 
     A row is due if its *since*, a `DateTimeTZField`, is older than *older_than* and if it meets the condition *where*;
     write one of both, or both.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row from
-    the instant at which it became due.  With an index on *since* and the key each chunk is one index scan.
+    when it became due.  With an index on *since* and the key each chunk is one index scan.
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
@@ -146,7 +146,7 @@ class Rows(Answer, Generic[Row]):
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
     ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
 
-    Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* by which no chunk could be deleted.
+    Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* that allows no deletion in chunks.
     """
 
     model: type[Row]

@@ -21,7 +21,8 @@ class Base(pw.Model):
     *partition* is the column by which a forge may have cut the table into partitions: a statement that knows the value
     of its rows reads no other partition.
     *beside* names columns that no statement of ours names: the example forge has them, another may not.
-    *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  A
+    *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  For
+    the model of a batch's `Rows` or `Changes` that says nothing, it follows from these.  A
     forge may lack what is *optional*, and what no setting of this process makes necessary (*is_used*).
     *overlooked* returns the names of rows that exist and that a lookup by their names misses, of a sample.
     """

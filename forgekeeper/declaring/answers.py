@@ -72,7 +72,7 @@ class Spared(NamedTuple):
 
 
 class Recoverable(NamedTuple):
-    """How many of the deleted records that were *looked_at* are *recoverable*, or the *obstacle* that keeps all of them from it."""
+    """Numbers of deleted records: *looked_at*, and *recoverable* among these; the *obstacle* if none can come back."""
 
     recoverable: int
     looked_at: int
@@ -204,6 +204,12 @@ class Rows(Answer, Generic[Row]):
         return replace(self, batch=batch, now=now)
 
     @property
+    def grants(self) -> str:
+        """The privileges that processes need on the relation; to lock a row its key has to be updatable."""
+        (key,) = self.model._meta.get_primary_keys()
+        return f"worker: select, update ({key.column_name}), delete; exporter: select"
+
+    @property
     def after(self) -> timedelta:
         """How long after its *since* a row is due."""
         return self.older_than or AT_ONCE
@@ -292,6 +298,11 @@ class Changes(Rows[Row]):
     statement: str
     each: Callable[[tuple[Any, ...]], Mapping[str, int]]
     verb: str = "changed"
+
+    @property
+    def grants(self) -> str:
+        """The privileges that processes need on the relation: of the columns only the statement knows."""
+        return "worker: select, update; exporter: select"
 
     def __post_init__(self) -> None:
         """Refuse a statement that the engine could not record."""

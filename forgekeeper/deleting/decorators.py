@@ -162,6 +162,10 @@ def _declared(
         followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
         declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
     register(declared)
+    for one in rows:
+        # A model that two batches answer with says itself what both need.
+        if one.model.grants == Base.grants:
+            one.model.grants = one.grants
     if rows:
         _derive(declared, rows, due or function)
     return declared

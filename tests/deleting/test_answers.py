@@ -96,6 +96,14 @@ def test_the_contract_has_an_index_by_which_the_rows_are_walked_though_the_model
 
 
 @pytest.mark.usefixtures("weeds")
+def test_a_process_needs_no_more_rights_than_the_answer():
+    (relation,) = declared().relations
+
+    needs = {process: relation.needs(process) for process in ("worker", "exporter", "scheduler")}
+    assert needs == {"worker": ["select", "update (id)", "delete"], "exporter": ["select"], "scheduler": []}
+
+
+@pytest.mark.usefixtures("weeds")
 def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
     first = Weed.select().order_by(Weed.grown_at).first()
     spec = declared(

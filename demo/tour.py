@@ -266,7 +266,11 @@ def count_all(settings: Settings, folder: Path) -> Counts:
     objects = sum(path.is_file() and path.name != NAME for path in (folder / "objects").rglob("*"))
     artifacts, uploads = samples["expired_job_artifacts"].due, samples["stale_direct_uploads"].due - len(MALFORMED)
     # Of both the first's never arrived.
-    due = max(0, artifacts - 1) + max(0, uploads - 1) + DeletedObject.due(now()).count()
+    due = (
+        max(0, artifacts - 1)
+        + max(0, uploads - 1)
+        + DeletedObject.select().where(DeletedObject.pick_up_at <= now()).count()
+    )
     return samples | {"delete_objects": Sample("objects", objects, due)}
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Total as Total
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
+    from forgekeeper.declaring.objects import Locations as Locations
+    from forgekeeper.declaring.objects import NamedBy as NamedBy
+    from forgekeeper.declaring.objects import Objects as Objects
+    from forgekeeper.declaring.objects import Queue as Queue
+    from forgekeeper.declaring.objects import Retry as Retry
     from forgekeeper.deleting.decorators import batch as batch
     from forgekeeper.deleting.decorators import child as child
     from forgekeeper.runs.preconditions import Blocked as Blocked
@@ -46,6 +51,7 @@ _NAMES = {
         "Total",
     ],
     "forgekeeper.declaring.items": ["Items", "Kept"],
+    "forgekeeper.declaring.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
     "forgekeeper.deleting.decorators": ["batch", "child"],
     "forgekeeper.runs.preconditions": ["Blocked"],
     "metrics.catalogue": ["Counter"],

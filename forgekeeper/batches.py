@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
 Repositories = Callable[[], list[str]]
-Objects = Callable[[str], Sequence[str]]
+KnownObjects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 
@@ -158,7 +158,7 @@ class BatchSpec(Declared):
     children: list[ChildSpec] = field(default_factory=list)
     commands: str | None = None
     known_repositories: list[Repositories] = field(default_factory=list)
-    known_objects: list[Objects] = field(default_factory=list)
+    known_objects: list[KnownObjects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)
 
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
@@ -177,7 +177,7 @@ class BatchSpec(Declared):
         self.known_repositories.append(as_look(self.name, look))
         return look
 
-    def objects(self, look: Objects) -> Objects:
+    def objects(self, look: KnownObjects) -> KnownObjects:
         """Let `check` ask the function for some objects that should be at a location."""
         self.known_objects.append(as_look(self.name, look))
         return look

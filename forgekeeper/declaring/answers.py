@@ -401,7 +401,7 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
     answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
     for one in answers:
         if not isinstance(one, Answer):
-            raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")
+            raise Mistake(f"{name} answers with {one!r}: return Rows, Objects, Items, Children or Skip")
     return answers
 
 

@@ -27,7 +27,9 @@ from forgekeeper.declaring.answers import (
     stake_of,
 )
 from forgekeeper.declaring.items import Items
+from forgekeeper.declaring.objects import Objects
 from forgekeeper.declaring.shown import Look, Part
+from forgekeeper.deleting.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
 from forgekeeper.deleting.rows import parts_of
 from forgekeeper.deleting.work import work
 from forgekeeper.settings import Place
@@ -48,6 +50,12 @@ ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """At which a batch is asked what it would delete, for the shape of its answer alone."""
 DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
 """Options that are no field of a declaration: others have their place, or say what is left out."""
+OBJECT_FIELDS: list[tuple[str, type, Any]] = [
+    *((name, int, field(default=0)) for name in ("deleted", "missing", "failed", "remaining")),
+    ("stopped", str, field(default="drained")),
+    ("kept", int, field(default=0)),
+]
+"""The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
 
@@ -143,6 +151,7 @@ def _declared(
     asked = due is not None or (records is None and facts.get("writes") is None)
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
+    objects = [one for one in answers if isinstance(one, Objects)]
     declared = kind(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
@@ -150,8 +159,8 @@ def _declared(
         work=partial(work, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
-        outcome=facts.get("outcome") or _outcome(name, rows, items),
-        records=(*(_records(rows, items) if records is None else records), *facts.get("more_records", ())),
+        outcome=facts.get("outcome") or _outcome(name, rows, items, objects),
+        records=(*(_records(rows, items, objects) if records is None else records), *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
         **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
@@ -159,6 +168,7 @@ def _declared(
     if isinstance(declared, BatchSpec):
         declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
         declared.walks = {one.model: one.since.column_name for one in rows}
+        _name_tables(declared, objects)
         followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
         declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
     register(declared)
@@ -166,6 +176,8 @@ def _declared(
         # A model that two batches answer with says itself what both need.
         if one.model.grants == Base.grants:
             one.model.grants = one.grants
+    for answer in objects:
+        _derive_from_objects(declared, answer)
     if rows:
         _derive(declared, rows, due or function)
     return declared
@@ -184,8 +196,32 @@ def _shape_of(name: str, due: Due) -> list[Answer]:
         ) from error
 
 
-def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> type[DataclassInstance]:
+def _name_tables(declared: BatchSpec, objects: Sequence[Objects[Any]]) -> None:
+    """Name the tables and the places that the batch's objects are in, and the tables that keep some."""
+    for one in objects:
+        keepers = [model for model in one.unless or () if model is not None]
+        declared.tables = tuple(dict.fromkeys((*declared.tables, one.source.model)))
+        declared.reads = tuple(dict.fromkeys((*keepers, *declared.reads)))
+        declared.deletes_from = declared.deletes_from or "stores"
+
+
+def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
+    """Let everybody who asks about the objects be answered by the queue that the run claims from."""
+    batch = declared.batch.name
+    if objects.source.model.grants == Base.grants:
+        objects.source.model.grants = "worker: select, update, delete; exporter: select"
+    declared.backlog(objects.record)(partial(count_backlog, objects, batch))
+    declared.batch.at_stake(partial(stake_of_objects, objects, batch))
+    declared.preview(partial(preview_objects, objects))
+    declared.quarantines(refused_objects(objects, batch))
+
+
+def _outcome(
+    name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+) -> type[DataclassInstance]:
     """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
+    if objects:
+        return make_dataclass("Outcome", OBJECT_FIELDS, namespace={"__doc__": f"Of {name}."})
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
     fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
@@ -195,10 +231,13 @@ def _outcome(name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) 
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
 
 
-def _records(rows: Sequence[Rows[Any]], items: Sequence[Items[Any]]) -> tuple[Record, ...]:
+def _records(
+    rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+) -> tuple[Record, ...]:
     """Say how all that the batch deletes is counted."""
     followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
-    return (*map(_record, rows), *followers, *map(_items, items))
+    of_objects = (record for one in objects for record in _object_records(one))
+    return (*map(_record, rows), *followers, *map(_items, items), *of_objects)
 
 
 def _record(rows: Rows[Any]) -> Record:
@@ -215,6 +254,14 @@ def _items(items: Items[Any]) -> Record:
     errors = {"database": ()} if items.keyed else {}
     examined, by = (*items.processed, *items.failed), _excluded_by(project=items.project, pattern=items.called_by)
     return Record(items.record, examined, items.processed, errors, objective=items.objective, excluded_by=by)
+
+
+def _object_records(objects: Objects[Any]) -> tuple[Record, Record]:
+    """Say how objects are counted, and those that were given up."""
+    done, by = ("deleted", "missing"), _excluded_by(project=objects.project, pattern=objects.path)
+    errors = {"database": (), "object_storage": ("failed",)}
+    counted = Record(objects.record, (*done, "failed"), done, errors, objective=objects.objective, excluded_by=by)
+    return counted, Record(f"dead_{objects.called}", refused=True)
 
 
 def _excluded_by(**found: object) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from forgekeeper.database.sessions import engine, writing
 from forgekeeper.declaring.items import Deleted, Ended, Fence, Item, Items, One, Page, State
 from forgekeeper.runs.run import BadRecords, Run, of_a_record
 from forgekeeper.runs.totals import Amount
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
 from metrics.logs import describe
 
@@ -302,7 +302,7 @@ class _Pass(Generic[One]):
 
 
 def deleted_at(
-    store: Objects,
+    store: ObjectStore,
     paths: Mapping[One, str],
     fence: Fence[One],
     *,
@@ -311,7 +311,7 @@ def deleted_at(
 ) -> Deleted[One]:
     """Delete the objects at the *paths* of items; return the known outcomes, also if the store does not answer.
 
-    See `Objects.delete`.
+    See `ObjectStore.delete`.
     """
     of_path = defaultdict[str, list[One]](list)
     for one, path in paths.items():
@@ -334,7 +334,7 @@ def deleted_at(
     return Deleted(states, error=error, began=error is None or error.began)
 
 
-def stood_at(store: Objects, rows: Sequence[Mapping[str, Any]], *, until: float) -> list[str | None]:
+def stood_at(store: ObjectStore, rows: Sequence[Mapping[str, Any]], *, until: float) -> list[str | None]:
     """Say of the objects of a dead attempt whether they are there; None of those of which the store says nothing."""
     there = store.present([row["path"] for row in rows], until=until)
     return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]

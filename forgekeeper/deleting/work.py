@@ -28,7 +28,9 @@ from forgekeeper.declaring.answers import (
     rows_of,
 )
 from forgekeeper.declaring.items import Items
+from forgekeeper.declaring.objects import Objects
 from forgekeeper.deleting import items, rows
+from forgekeeper.deleting.queued_objects import bind_objects
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 
@@ -156,8 +158,8 @@ def _one(run: Run[Any], answer: object) -> str | None:
             return rows.change(run, answer.bind(run.declared.batch.name, run.now))
         case Rows():
             return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
-        case Items():
-            return items.delete(run, answer)
+        case Items() | Objects():
+            return items.delete(run, bind_objects(answer, run) if isinstance(answer, Objects) else answer)
         case Removal():
             return remove(run, answer)
         case Children():
@@ -167,7 +169,7 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case Note():
             run.note(answer.fields)
         case _:
-            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Items, Children or Skip")
+            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Items, Children or Skip")
     return None
 
 

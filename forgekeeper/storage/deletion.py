@@ -24,7 +24,7 @@ from forgekeeper.storage.outcomes import CHANGED, DELETED, LOST, MISSING, OUTSID
 from forgekeeper.storage.sentinel import PROBE
 
 if TYPE_CHECKING:
-    from forgekeeper.storage.objects import Objects
+    from forgekeeper.storage.objects import ObjectStore
 
 MAX_UNCONFIRMED_ANSWERS = 100
 """Limit of answers about single objects that wait for the sentinel."""
@@ -46,7 +46,7 @@ class ObjectDeletion:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         until: float | None,
         find_lost: FindLost,
         unless_changed_since: Mapping[str, datetime],

@@ -59,7 +59,7 @@ def is_below(prefixes: Sequence[str], path: str) -> bool:
     return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
 
 
-class Objects:
+class ObjectStore:
     """The objects at one location, which has to be *installation*'s.
 
     Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable` when the URL is wrong or the

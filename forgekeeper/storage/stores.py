@@ -14,15 +14,15 @@ from urllib.parse import unquote, urlsplit
 
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 
-opened = cache(Objects)
+opened = cache(ObjectStore)
 """One client per location, made after the fork: obstore hangs for ever in a child of a process that used it."""
 
 
-def at(location: str, settings: Settings) -> Objects | None:
+def at(location: str, settings: Settings) -> ObjectStore | None:
     """Return the location's client, None when no store of that name is configured.
 
     It deletes for the installation that the database is of, and needs a connection to it.  Raises

@@ -11,7 +11,7 @@ from tests.harness.thorough import whole_only
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
-(WHOLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+WHOLE, OBJECTS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MISTAKES = {
     "wrong column": ("Pipeline.updated_at", "Pipeline.updated"),
     "deletes by itself": (
@@ -33,6 +33,9 @@ def said(tmp_path_factory):
     """What mypy says of the whole batch, and of it with each mistake."""
     folder = tmp_path_factory.mktemp("types")
     (folder / "whole.py").write_text(WHOLE)
+    (folder / "objects.py").write_text(OBJECTS)
+    (folder / "wrong_path.py").write_text(OBJECTS.replace("path=Parcel.path", "path=Parcel.paths"))
+    (folder / "no_location.py").write_text(OBJECTS.replace('location="parcels", ', ""))
     for number, (right, wrong) in enumerate(MISTAKES.values()):
         assert right in WHOLE
         (folder / f"mistake_{number}.py").write_text(WHOLE.replace(right, wrong))
@@ -49,8 +52,18 @@ def test_the_answer_that_a_page_shows_is_that_of_the_example(page):
 
 
 @whole_only
-def test_the_batch_that_the_page_shows_is_typed(said):
-    assert "whole.py" not in said
+@pytest.mark.parametrize("file", ["whole.py", "objects.py"])
+def test_the_batches_that_the_page_shows_are_typed(said, file):
+    assert file not in said
+
+
+@whole_only
+@pytest.mark.parametrize(
+    ("file", "error"),
+    [("wrong_path.py", '"type[Parcel]" has no attribute "paths"'), ("no_location.py", 'named argument "location"')],
+)
+def test_a_mistake_in_a_batch_of_objects_is_found(said, file, error):
+    assert any(error in line for line in said.splitlines() if file in line)
 
 
 @whole_only

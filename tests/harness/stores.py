@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.installation import INSTALLATION
 
@@ -169,4 +169,4 @@ def store(request):
 @pytest.fixture
 def objects():
     """Open a store as the product does."""
-    return lambda store, **options: Objects("artifacts", store.url, installation=INSTALLATION, **options)
+    return lambda store, **options: ObjectStore("artifacts", store.url, installation=INSTALLATION, **options)

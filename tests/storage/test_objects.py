@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import MAX_CONCURRENT_LOOKS, Objects, is_normal
+from forgekeeper.storage.objects import MAX_CONCURRENT_LOOKS, ObjectStore, is_normal
 from forgekeeper.storage.opening import reason
 from forgekeeper.storage.outcomes import DELETED, MISSING, ObjectOutcome, StoreUnavailable
 from tests.harness.clocks import JUMP_SECONDS
@@ -107,7 +107,7 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects, jump):
 def test_a_process_that_was_stopped_until_its_time_was_up_asks_for_no_deletion(s3, objects, jump, monkeypatch, in_bulk):
     s3.put("a", "b")
     # The last step before the first deletion.
-    monkeypatch.setattr(Objects, "can_delete_in_bulk", lambda _objects: jump() or in_bulk)
+    monkeypatch.setattr(ObjectStore, "can_delete_in_bulk", lambda _objects: jump() or in_bulk)
 
     assert objects(s3).delete(["a", "b"], until=time.monotonic() + JUMP_SECONDS / 2) == {}
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (0, 0)
@@ -179,7 +179,7 @@ def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
 
 def refusal(url):
     with pytest.raises(StoreUnavailable) as caught:
-        Objects("artifacts", url, installation=INSTALLATION)
+        ObjectStore("artifacts", url, installation=INSTALLATION)
     return str(caught.value)
 
 
@@ -200,7 +200,7 @@ def test_a_key_in_the_wrong_place_is_refused_without_repeating_it(url):
 
 
 def test_a_key_may_contain_plus_and_slash_and_percent_encoded_letters():
-    opened = Objects(
+    opened = ObjectStore(
         "artifacts", "s3://bucket?access_key_id=AKIA&secret_access_key=a+b/c=%23%26", installation=INSTALLATION
     )
 
@@ -212,7 +212,7 @@ def test_a_prefix_keeps_to_itself(s3):
     inside = s3.url.replace("?", "/inside?")
     sentinel.Store("artifacts", inside).create_sentinel(INSTALLATION)
 
-    Objects("artifacts", inside, installation=INSTALLATION).delete(["a"])
+    ObjectStore("artifacts", inside, installation=INSTALLATION).delete(["a"])
 
     assert s3.keys() == {"a", "inside/.forgekeeper-root"}
 
@@ -230,15 +230,15 @@ LIMIT = 60.0
 # Uses a store, forks, and lets the child use it, then lets it open the store again.
 FORK = """
 import os, signal, sys
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from forgekeeper.storage.sentinel import Store
 url, installation = sys.argv[1:]
-parents = Objects("artifacts", url, installation=installation)
+parents = ObjectStore("artifacts", url, installation=installation)
 parents.delete(["a"])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 signal.alarm(10)
-for use in (lambda: parents.delete(["b"]), lambda: Objects("artifacts", url, installation=""), lambda: Store("artifacts", url)):
+for use in (lambda: parents.delete(["b"]), lambda: ObjectStore("artifacts", url, installation=""), lambda: Store("artifacts", url)):
     try:
         use()
     except RuntimeError as error:

@@ -8,6 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
+from forgekeeper.declaring.answers import answers_of
+from forgekeeper.deleting.queue import QueueTable
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.storage import sentinel
@@ -23,11 +25,12 @@ from tests.harness.stores import Folder
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
 from workers import delete_objects
-from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
+from workers.delete_objects import CHUNK, MAX_RUNTIME
 
 LIMIT = 10.0
 SECOND = timedelta(seconds=1)
 VISIBILITY = timedelta(minutes=10)
+Outcome = delete_objects.delete_objects.outcome
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -176,27 +179,42 @@ def test_an_object_that_a_live_artifact_names_by_way_of_the_other_location_stays
 # What fails
 
 
-@pytest.mark.parametrize("settle", [DeletedObject.forget, lambda claimed: DeletedObject.put_back(claimed, now())])
-def test_a_row_that_has_its_number_since_the_database_came_back_older_is_left_as_it_is(settle):
+@pytest.fixture
+def queue():
+    """The outbox as the batch claims from it."""
+    (answer,) = answers_of("delete_objects", delete_objects.delete_objects.work.args[0], now())
+    return QueueTable(answer, "delete_objects")
+
+
+def claim(queue, limit):
+    return queue.claim(now(), locations=["artifacts"], visibility=VISIBILITY, limit=limit)
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [lambda queue, claimed: queue.remove({one.id: one.path for one in claimed}),
+     lambda queue, claimed: queue.put_back(claimed, now())],
+)  # fmt: skip
+def test_a_row_that_has_its_number_since_the_database_came_back_older_is_left_as_it_is(queue, settle):
     record("a/b")
-    claimed = DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=1)
+    claimed = claim(queue, 1)
     DeletedObject.delete().execute()
     DeletedObject.insert(id=claimed[0].id, project_id=1, store_dir="a", file="other", pick_up_at=now()).execute()
     before = DeletedObject.select().dicts().get()
 
-    settle(claimed)
+    settle(queue, claimed)
 
     assert DeletedObject.select().dicts().get() == before
 
 
-def test_after_ten_attempts_an_object_is_dead(s3):
+def test_after_ten_attempts_an_object_is_dead(s3, queue):
     deleted_artifact(s3, "bad", attempts=9)
     s3.proxy.refuse_key("bad", "AccessDenied")
 
     with capture_logs() as logs:
         outcome = run(s3.url)
 
-    assert (outcome.failed, [row.path for row in DeletedObject.dead()]) == (1, ["bad"])
+    assert (outcome.failed, [row.path for row in queue.given_up()]) == (1, ["bad"])
     assert [line["objects"] for line in logs if line["event"] == "objects given up"] == [1]
 
 
@@ -259,15 +277,15 @@ def test_two_at_once_delete_every_object_once(folder):
     assert (folder.keys(), outbox()) == (set(), {})
 
 
-def test_objects_that_another_session_locks_for_a_moment_stay_in_the_claim(other):
+def test_objects_that_another_session_locks_for_a_moment_stay_in_the_claim(other, queue):
     record(*numbered(3))
-    claimed = DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=3)
+    claimed = claim(queue, 3)
     other.execute("select from deleted_objects where id = 2 for update")
 
     def lock_claimed():
         with database.connection_context():
             wait_for_locks()
-            return DeletedObject.still_ours(claimed)
+            return queue.lock_ours(claimed)
 
     with ThreadPoolExecutor(1) as pool:
         locking = pool.submit(lock_claimed)

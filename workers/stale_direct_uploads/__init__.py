@@ -33,7 +33,7 @@ from forgekeeper.deleting.items import deleted_at, stood_at
 from forgekeeper.deleting.work import run_number, settings
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.outcomes import StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
@@ -249,7 +249,7 @@ class _StaleUploads(Items[Entry]):
         register.put_back(client, self._claim, items)
 
 
-def _store(location: str | None) -> Objects | None:
+def _store(location: str | None) -> ObjectStore | None:
     return None if location is None else stores.at(location, settings())
 
 

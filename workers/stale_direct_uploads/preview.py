@@ -10,7 +10,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import exclusions
 from forgekeeper.declaring.shown import BUSY, Look, Part
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.objects import ObjectStore
 from forgekeeper.storage.outcomes import StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
@@ -65,7 +65,7 @@ def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
     ]
 
 
-def _changed(entry: Entry, store: Objects) -> bool:
+def _changed(entry: Entry, store: ObjectStore) -> bool:
     """Return whether an adopted object was written since; one that does not exist was not."""
     if entry.adopted is None:
         return False

@@ -45,7 +45,7 @@ class Queue(Generic[Row]):
     retry: Retry = DEFAULT_RETRY
 
     def __post_init__(self) -> None:
-        """Refuse columns by which nothing could be claimed."""
+        """Refuse columns that allow no claim."""
         name = self.model.__name__
         for option in ("due_at", "created_at", "attempts"):
             column, is_time = getattr(self, option), option != "attempts"
@@ -90,8 +90,8 @@ class NamedBy(NamedTuple):
 class Objects(Answer, Generic[Row]):
     """Objects in stores, one for each due row of the queue *source*.
 
-    *location* names the object's place in ``FORGEKEEPER_OBJECT_STORES``, or says by which column, and *path* where in
-    it the object is.  An object is kept *unless* rows of no other table name it.  People exclude objects by *project*,
+    *location* names the object's place in ``FORGEKEEPER_OBJECT_STORES``, or is the column that does, and *path* is the
+    object's place in it.  An object is kept *unless* rows of no other table name it.  People exclude objects by *project*,
     the column with its id, and by their paths.
 
     An object counts as deleted once its store has said so and its sentinel was read afterwards; then its row is
@@ -101,7 +101,7 @@ class Objects(Answer, Generic[Row]):
     *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* is the kind of
     what lies in quarantine, and *record* the name of an object in metrics and audit: the model's name.
 
-    Raises `Mistake` for a location, path or project that is no column of the queue's table.
+    Raises `Mistake` for a location, path or project that is not a column of the queue's table.
     """
 
     source: Queue[Row]
@@ -116,7 +116,7 @@ class Objects(Answer, Generic[Row]):
     record: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no object could be found by."""
+        """Refuse columns of another table."""
         model = self.source.model
         columns = {"path": self.path, "project": self.project}
         columns |= {"location": self.location.column} if isinstance(self.location, Locations) else {}

@@ -48,7 +48,7 @@ REMOVE = """
     returning {key}
 """
 PUT_BACK = f"update {{table}} set {{due_at}} = %(now)s where {OURS}"
-# What a person holds back for ever is no failure that waits for one.
+# Items that a person holds back are due at the end of time, and do not count as failures.
 GIVEN_UP = (
     "{attempts} >= %(max_attempts)s and {due_at} < 'infinity' and (%(keys)s::bigint[] is null or {key} = any(%(keys)s))"
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from forgekeeper.declaring.objects import Owner
 from forgekeeper.settings import Settings
 from forgekeeper.storage.installation import Installation
 from forgekeeper.storage.objects import ObjectStore
@@ -38,16 +38,6 @@ def at(location: str, settings: Settings) -> ObjectStore | None:
         prefixes=settings.object_prefixes.get(location, ()),
         request_timeout=settings.store_timeout,
     )
-
-
-class Owner(Protocol):
-    """A table whose rows name objects at *locations*; *sentence* is the reason why one that it names stays."""
-
-    locations: Sequence[str]
-    sentence: str
-
-    def named(self, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that a row names."""
 
 
 def answered_for(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:

@@ -205,13 +205,17 @@ def add_artifacts(total: int) -> list[str]:
 
 
 def _add_uploads(scale: int, settings: Settings, *, clean: bool) -> None:
-    """Register uploads of yesterday and of just now, and unless *clean* malformed ones."""
+    """Register uploads that are stale and that are new: *clean* ones have been stale for a minute, others for a day.
+
+    Others also have malformed entries.
+    """
     total, location = 200 * scale, JobArtifact.location
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
     malformed = () if clean else MALFORMED
-    yesterday = client.time()[0] - timedelta(days=1).total_seconds()
-    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *malformed], yesterday))
+    age = keys.MAX_UPLOAD_DURATION + timedelta(minutes=1) if clean else timedelta(days=1)
+    began = client.time()[0] - age.total_seconds()
+    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *malformed], began))
     for name in fresh:
         register.prepare(client, location, name)
     _put_all_but_one(names, settings)

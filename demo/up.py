@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from itertools import count
@@ -34,6 +35,8 @@ FOLDER, SAMPLE_FOLDER = Path(".forgekeeper"), "sample"
 OBJECT_GRACE_SECONDS = 60
 """Time in which a deleted sample artifact can be restored with its object."""
 PAUSE_SECONDS = 0.2
+LISTENING_SECONDS = 30.0
+"""Time limit for the console to accept connections before its address is printed."""
 TURNS_PER_TRAFFIC = round(INTERVAL_SECONDS / PAUSE_SECONDS)
 SECOND_WORKER = 3
 """Added to the first worker's port it is the second's: by default 9194, after the exporter's."""
@@ -113,9 +116,21 @@ def run_everything(*, sample: bool) -> None:
         err.print("ending: runs finish their chunk first")
 
 
+def _wait_until_listening(running: Processes, settings: Settings) -> None:
+    """Wait until the console accepts connections, or a process ends; a slow machine gets its address all the same."""
+    end = time.monotonic() + LISTENING_SECONDS
+    while time.monotonic() < end and not running.ended():
+        with suppress(OSError), socket.create_connection((settings.console_host, settings.console_port), timeout=1):
+            return
+        time.sleep(PAUSE_SECONDS)
+
+
 def _next_step(*, own: bool, sample: bool) -> str:
     if sample:
-        return "next: open the console, or try `forgekeeper status` in another terminal; each minute more expires"
+        return (
+            "next: open the console, or try `forgekeeper status` in another terminal with the settings above;"
+            " each minute more expires"
+        )
     if own:
         return (
             "next: `forgekeeper up --sample` shows it at work, `forgekeeper peek URL` what it would delete of a forge"
@@ -178,4 +193,5 @@ def _start_all(running: Processes, settings: Settings) -> None:
         from forgekeeper.console.command import url
 
         running.start("console")
+        _wait_until_listening(running, settings)
         err.print(f"the console is at {url(settings)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,8 +19,10 @@ from forgekeeper.storage.outbox import DeletedObject
 
 LOOKBACK_DAYS, MAX_RUNS = 14, 5
 """How many days back runs are looked for, and limit of the runs of each kind of record."""
-MAX_COUNTED_OBJECTS, MAX_COUNTED_RECORDS = 10_000, 500
-"""Limits of the objects in the outbox, and of the records of a run, that are counted."""
+MAX_COUNTED_OBJECTS = 10_000
+"""Limit of the objects in the outbox that are counted."""
+COUNTING_SECONDS = 0.2
+"""Time for the records of a run.  PostgreSQL ends a session of the console that is idle in a transaction for 2 s."""
 
 
 @page("/undo", "undo.html", "Undo", patience=12, live=False)
@@ -44,7 +47,7 @@ def _runs(kind: Subject, settings: Settings, instant: datetime) -> Iterator[dict
     runs = lookup.last_runs(batch, record, instant - timedelta(days=LOOKBACK_DAYS), limit=MAX_RUNS)
     totals = RunTotal.of_runs(batch, [run for run, _ in runs])
     for run, deleted_at in runs:
-        back = kind.count_recoverable and kind.count_recoverable(run, MAX_COUNTED_RECORDS, settings)
+        back = kind.count_recoverable and kind.count_recoverable(run, time.monotonic() + COUNTING_SECONDS, settings)
         yield {
             "run": run,
             "at": deleted_at,

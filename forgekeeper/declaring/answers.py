@@ -87,7 +87,8 @@ class Subject(NamedTuple):
     was due.  *restore* is the command that restores it, *restore_run* the command for all deletions of a ``run``.
     *because* and *restore* are formatted with the detail's columns, *restore* also with ``id``.  *gone* says what
     happened to the record, *done* says it in one word.  *undone* is a sentence on how to undo the deletion, *obstacle*
-    returns why nobody can here, and *kept* names the setting for how long.  *is_there* returns whether the forge has a
+    returns why nobody can here, and *kept* names the setting for how long.  *count_recoverable* counts the records of a
+    run that can be restored, until an instant of the monotonic clock.  *is_there* returns whether the forge has a
     record with an id now.
     """
 
@@ -105,7 +106,7 @@ class Subject(NamedTuple):
     undone: str = ""
     obstacle: Callable[[], str | None] | None = None
     kept: str = ""
-    count_recoverable: Callable[[int, int, Settings], Recoverable] | None = None
+    count_recoverable: Callable[[int, float, Settings], Recoverable] | None = None
     is_there: Callable[[int], bool] | None = None
 
     @property

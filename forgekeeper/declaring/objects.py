@@ -91,8 +91,8 @@ class Objects(Answer, Generic[Row]):
     """Objects in stores, one for each due row of the queue *source*.
 
     *location* names the object's place in ``FORGEKEEPER_OBJECT_STORES``, or is the column that does, and *path* is the
-    object's place in it.  An object is kept *unless* rows of no other table name it.  People exclude objects by *project*,
-    the column with its id, and by their paths.
+    object's place in it.  An object that rows of another table name is kept (*unless*).  People exclude objects by
+    *project*, the column with its id, and by their paths.
 
     An object counts as deleted once its store has said so and its sentinel was read afterwards; then its row is
     removed.  The audit records the intent before and the outcome after: if the process dies in between, the next run

@@ -57,8 +57,10 @@ def restore(
     left = {ref: was for ref, was in wanted.items() if outcomes[ref] is None}
     if left and not dry_run:
         before(left)
-    become = _foresee if dry_run else _create
-    return {ref: said or become(repository, git, ref, wanted[ref]) for ref, said in outcomes.items()}
+    foreseen = _foresee(repository, git, left) if dry_run and left else {}
+    return {
+        ref: said or foreseen.get(ref) or _create(repository, git, ref, wanted[ref]) for ref, said in outcomes.items()
+    }
 
 
 def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
@@ -78,11 +80,16 @@ def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
     return None if _OID.match(was) else UNKNOWN
 
 
-def _foresee(repository: Repository, git: Git, ref: str, was: str) -> Restored:
-    """Return what would become of the ref; git's own try would lock it for a moment and leave empty folders."""
-    if look(git, repository, [ref.encode()]).oids:
-        return EXISTS
-    return PRUNED if git.run("cat-file", "-e", was).code else POSSIBLE
+def _foresee(repository: Repository, git: Git, wanted: Mapping[str, str]) -> dict[str, Restored]:
+    """Return what would become of the refs; git's own try would lock each for a moment and leave empty folders."""
+    there = look(git, repository, [ref.encode() for ref in wanted]).oids
+    # Git answers "OID missing" for an object that it does not have.
+    asked = "".join(f"{was}\n" for was in wanted.values()).encode()
+    answer = git.run("cat-file", "--batch-check=%(objectname)", given=asked)
+    kept = {line.decode() for line in answer.out.splitlines() if b" " not in line}
+    return {
+        ref: EXISTS if ref.encode() in there else POSSIBLE if was in kept else PRUNED for ref, was in wanted.items()
+    }
 
 
 def _create(repository: Repository, git: Git, ref: str, was: str) -> Restored:

@@ -14,7 +14,7 @@ from forgekeeper.runs.holds import Batch
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, GitRefDeletion, JobArtifact, Project
 from tests.harness.artifacts import destroy_chunk
-from tests.harness.git_samples import put_root
+from tests.harness.git_samples import put_root, stand_in
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup import clean_project_refs, git_ref_cleanup
@@ -91,6 +91,14 @@ def test_refs_come_back_if_nobody_has_made_them_again(console, deleted_refs):
     page = read(console(repositories_root=deleted_refs).get("/undo"))
 
     assert re.search(r"\d+ [\d.]+ s ago 2 1 of 2 forgekeeper refs restore --run \d+", page)
+
+
+def test_a_git_that_is_slow_costs_the_page_no_more_than_the_time_for_counting(console, deleted_refs, monkeypatch):
+    stand_in(deleted_refs.with_name("bin"), monkeypatch, 'sleep 3; exec $GIT "$@"')
+
+    answer = console(repositories_root=deleted_refs).get("/undo")
+
+    assert (answer.status, "2 0 of 0 looked at" in read(answer)) == (200, True)
 
 
 def test_refs_are_not_counted_while_their_repositories_are_away(console, deleted_refs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -52,14 +53,14 @@ class Which(NamedTuple):
         return sum(one is not None for one in self)
 
 
-def count_recoverable(run: int, most: int, _settings: Settings) -> Recoverable:
-    """Count the artifacts that *run* has destroyed and that can come back, of about *most*, the latest."""
+def count_recoverable(run: int, until: float, _settings: Settings) -> Recoverable:
+    """Count the artifacts that *run* has destroyed and that can come back, page by page until that instant."""
     if obstacle := describe_obstacle():
         return Recoverable(0, 0, obstacle)
     count = looked_at = 0
     for rows, lost in pages_of_recoverable(Which(run=run), held=False):
         count, looked_at = count + len(rows), looked_at + len(rows) + lost
-        if looked_at >= most:
+        if time.monotonic() >= until:
             break
     return Recoverable(count, looked_at)
 

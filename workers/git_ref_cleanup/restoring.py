@@ -13,7 +13,7 @@ from forgekeeper.audit.deletions import each_of
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_restore
-from forgekeeper.storage.git_command import GitError
+from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RootUnavailable
 from forgekeeper.storage.git_restore import POSSIBLE, Restored
 from workers.git_ref_cleanup import repositories
@@ -43,14 +43,17 @@ class DeletedRef(NamedTuple):
     oid: str
 
 
-def count_recoverable(run: int, most: int, settings: Settings) -> Recoverable:
-    """Count the refs that *run* has deleted and that can come back, of at most *most*."""
-    found = find_deleted((), run)[:most]
+def count_recoverable(run: int, until: float, settings: Settings) -> Recoverable:
+    """Count the refs that *run* has deleted and that can come back, project by project until that instant."""
+    became = list[Restored]()
     try:
-        became = [became for _, became in restore(found, settings, dry_run=True)]
+        for _, outcome in restore(find_deleted((), run), settings, dry_run=True, until=until):
+            became.append(outcome)
+    except GitTimedOut:
+        pass
     except RootUnavailable as error:
         return Recoverable(0, 0, str(error))
-    return Recoverable(became.count(POSSIBLE), len(found))
+    return Recoverable(became.count(POSSIBLE), len(became))
 
 
 def find_deleted(ids: Sequence[int], run: int | None) -> list[DeletedRef]:
@@ -66,16 +69,19 @@ def find_deleted(ids: Sequence[int], run: int | None) -> list[DeletedRef]:
     return sorted(found.values())
 
 
-def restore(found: Sequence[DeletedRef], settings: Settings, *, dry_run: bool) -> Iterator[tuple[DeletedRef, Restored]]:
+def restore(
+    found: Sequence[DeletedRef], settings: Settings, *, dry_run: bool, until: float | None = None
+) -> Iterator[tuple[DeletedRef, Restored]]:
     """Restore the refs, a project at a time; yield what became of each.
 
-    The act is recorded before git is asked; where it cannot be, nothing is restored.  Raises `RootUnavailable`.
+    The act is recorded before git is asked; if that fails, nothing is restored.  Raises `RootUnavailable`, and
+    `GitTimedOut` at *until*, an instant of the monotonic clock; without it each project has `TIMEOUT_SECONDS`.
     """
     root, projects = repositories.require_root(settings), sorted({one.project_id for one in found})
     paths = repositories.paths(projects)
     for project in projects:
         refs = {one.ref: one for one in found if one.project_id == project}
-        wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + TIMEOUT_SECONDS
+        wanted, end = {ref: one.oid for ref, one in refs.items()}, until or time.monotonic() + TIMEOUT_SECONDS
 
         def record(refs: Mapping[str, str], project: int = project) -> None:
             acts.record("refs restore", f"project:{project}", batch=NAME, after={"refs": dict(refs)})
@@ -83,9 +89,11 @@ def restore(found: Sequence[DeletedRef], settings: Settings, *, dry_run: bool) -
         became = dict.fromkeys(refs, PROJECT_MISSING)
         try:
             if project in paths:
-                became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=record)
+                became = git_restore.restore(root, paths[project], wanted, until=end, dry_run=dry_run, before=record)
         except RootUnavailable:
             raise
         except GitError as error:
+            if until is not None and isinstance(error, GitTimedOut):
+                raise
             became = dict.fromkeys(refs, Restored("refused", str(error)))
         yield from ((one, became[ref]) for ref, one in refs.items())

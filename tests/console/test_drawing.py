@@ -70,7 +70,7 @@ def test_a_trend_shows_its_most_and_each_value_on_hover():
     points = [(NOON, 7), (NOON + timedelta(minutes=1), None), (NOON + timedelta(minutes=2), 1_200)]
     trend = drawn("sparkline", points, "Backlog")
 
-    assert trend.find("small").text == "1,200"
+    assert trend.find("small").text == "max 1,200"
     assert [rect.find("title").text for rect in trend.iter("rect")] == ["12:00: 7", "12:02: 1,200"]
 
 

@@ -12,7 +12,7 @@ from tests.harness.thorough import whole_only
 
 ROOT = Path(__file__).parents[2]
 OF_THE_USER = "raise RuntimeError('it was imported')\n"
-(MINE,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing_a_batch.md").read_text(), re.DOTALL)
+MINE, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing_a_batch.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 
 from forgekeeper import database as db
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.console.overview import _restored
+from forgekeeper.console.pages import Asked
+from forgekeeper.console.undo import undo
 from models import CLASSES
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS
@@ -98,6 +99,7 @@ def test_without_the_forge_s_function_it_is_said_that_nothing_can_come_back(main
     assert (result.status, "restore_artifacts" in result.stdout) == (1, False)
     preview, checked = main("run", "expired_job_artifacts", "--dry-run").stdout, main("check").stdout
     told = main("audit", "--what", f"artifact:{min(due)}").stdout.lower()
-    (shown,) = (one["obstacle"] for one in _restored(settings_with(), db.now()) if one["kind"].called == "artifact")
+    kinds = undo(Asked({}, {}, settings_with()))["kinds"]
+    (shown,) = (obstacle for kind, obstacle, _ in kinds if kind.called == "artifact")
     for said in (result.stderr, preview, checked, told, shown):
         assert "artifacts that are destroyed cannot be restored" in said

@@ -12,7 +12,7 @@ from typing import Any
 from forgekeeper.database import database, survey
 from forgekeeper.database.naming import column_name, relation_name, write_expression
 from forgekeeper.declaring.answers import Rows
-from forgekeeper.deleting.statement import limited
+from forgekeeper.deleting.statement import write_bytes
 from forges.forge_tables import ForgeTables
 
 SAMPLED_ROWS = 10_000
@@ -122,7 +122,7 @@ class _Counting:
 
     @property
     def _size(self) -> str | None:
-        return None if self.rows.size is None else limited(self.rows.size)
+        return None if self.rows.size is None else write_bytes(self.rows.size)
 
     def _write(self, expression: Any) -> Condition:
         return write_expression(self.rows.model, expression)

@@ -20,6 +20,7 @@ import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.database import Base, Document, database, default, now
+from forgekeeper.database.common_tables import CommonTable
 from forgekeeper.database.sessions import writing
 from forgekeeper.declaring.items import Item
 
@@ -142,25 +143,25 @@ class Audit:
         name: str | None = None,
         part: str = "audited",
         **columns: str,
-    ) -> str:
-        """Return a further *part* of a statement's ``with``: it records the rows that the part *source* returns.
+    ) -> list[CommonTable]:
+        """Return the common table *part*: it records the rows of the table *source*.  Empty if the audit is off.
 
-        *id*, *name* and *columns* are expressions of SQL over *source*; the name is what a record is looked for by
-        besides its id.  Empty where the audit is off.
+        *id*, *name* and *columns* are expressions of SQL over *source*.  People look for a record by its id and its
+        *name*.
         """
         if not self.on:
-            return ""
+            return []
         hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
         arrays = "".join(f", array_agg({value}) as of_{place}" for place, value in enumerate(columns.values()))
         detail = ", ".join(f"{_text(called)}, {COLUMN.format(key=f'of_{n}')}" for n, called in enumerate(columns))
-        return f"""
-    , {part} as (
+        query = f"""
         insert into audit_deletions (batch, record, run, tick, child, phase, ids, hashes, detail)
         select %(audit_batch)s, '{record}', %(audit_run)s, %(audit_tick)s, %(audit_child)s, 'done', ids, hashes,
             jsonb_build_object({detail})
         from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
         returning 1
-    )"""
+    """
+        return [CommonTable(part, query)]
 
     def done(self, record: str, *, ids: Sequence[int], **columns: Any) -> None:
         """Record what this transaction has deleted."""

@@ -13,23 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgekeeper.database import Base
+from forgekeeper.database.common_tables import CommonTable, write_statement
 from forgekeeper.database.foreign_keys import ForeignKey, deleted_from, foreign_keys, tables_of
 from forgekeeper.database.naming import name_parts, quote_name, relation_name, shown_name, table_alias
 from forgekeeper.database.relations import look
 from forgekeeper.database.targets import Target
 
-CASCADED = """, cascaded (root, node, row) as (
+CASCADED = """
         select key, 0, own from {first}
       union
         select cascaded.root, found.node, found.row from cascaded, lateral (
             {steps}
         ) as found (node, row)
-    )"""
+    """
 STEP = "select {below}, {row} from {relation} as linked where cascaded.node = {above}{linked}"
-COUNT_FOLLOWERS = """
-    with recursive due as (select {key} as key, {own} as own from {relation} where {where}){cascaded}
-    select node, count(*) from (select distinct node, row from cascaded{limit}) as found group by node
-"""
 UNNAMED = (
     "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action}), and nothing counts"
     " them: {cure}"
@@ -88,7 +85,7 @@ class Cascades:
         return cls(models, counted, refused, sorted(tables[0].union(*deleted)), types)
 
     def row(self, place: int, alias: str) -> str:
-        """Return a row of a model as `CASCADED` writes it, in SQL."""
+        """Return a row of a model as ``cascaded`` has it, in SQL."""
         return f"array[{', '.join(f'{alias}.{quote_name(name)}::text' for name in self._carried(place))}]"
 
     @property
@@ -114,17 +111,18 @@ class Cascades:
             found[link.below] = "deleted" if "deleted" in (done, found.get(link.below)) else done
         return found
 
-    def text(self, first: str) -> str:
-        """Return the part of a statement that finds what follows the rows of its part *first*."""
+    def find_followers(self, first: str) -> CommonTable:
+        """Return the common table ``cascaded``: the rows of the table *first*, and the rows that follow each."""
         steps = "\n            union all\n            ".join(map(self._step, self.links))
-        return CASCADED.format(first=first, steps=steps)
+        query = CASCADED.format(first=first, steps=steps)
+        return CommonTable("cascaded (root, node, row)", query, is_recursive=True)
 
     def counting(self, key: str, where: str, *, limit: str = "") -> str:
         """Return the statement that counts the rows *where* a condition holds, and what follows, by place."""
-        relation = relation_name(self.models[0])
-        limit = f" limit {limit}" if limit else ""
-        names = {"key": key, "own": self.own, "relation": relation, "where": where, "limit": limit}
-        return COUNT_FOLLOWERS.format(cascaded=self.text("due"), **names)
+        due = f"select {key} as key, {self.own} as own from {relation_name(self.models[0])} where {where}"
+        found = f"select distinct node, row from cascaded{f' limit {limit}' if limit else ''}"
+        count = f"select node, count(*) from ({found}) as found group by node"
+        return write_statement([CommonTable("due", due), self.find_followers("due")], count)
 
     def _step(self, link: Link) -> str:
         pairs = zip(link.key.columns, link.key.leads_to, strict=True)

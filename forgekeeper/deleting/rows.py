@@ -16,13 +16,24 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import batch_of
 from forgekeeper.database import database, exclusions, sqlstate, survey
 from forgekeeper.database.cascades import Cascades
+from forgekeeper.database.common_tables import CommonTable, append_tables
 from forgekeeper.database.naming import column_name, relation_name, shown_name
 from forgekeeper.database.queries import IN_ORDER, START, Position, among, positions
 from forgekeeper.database.sessions import Unit, committing, execute_prepared, write_first, writing
 from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import WHOLE_NUMBERS, Changes, Rows, record_of
 from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.statement import INSIST, NO_ARRAY, NOT_UNIQUE, UNCOUNTED, Composed, condition, limited
+from forgekeeper.deleting.statement import (
+    INSIST,
+    NOT_UNIQUE,
+    UNCOUNTED,
+    Chunk,
+    ChunkResult,
+    RowStatements,
+    condition,
+    write_bytes,
+)
+from forgekeeper.deleting.total_locks import NO_ARRAY
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
@@ -72,13 +83,14 @@ class Sweep:
     def __init__(self, run: Run[Any], rows: Rows[Any]) -> None:
         self._run = run
         self._rows = rows
-        self._composed = Composed(rows)
+        self._statements = RowStatements(rows)
         # A row became due so much *after* its *since*.
         due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
-        columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._composed.audit)}
+        columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._statements.audit)}
         name = None if rows.name is None else "_named"
         self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
-        self._audited += "".join(self._audit_of(place) for place in self._composed.cascades.followers)
+        for place in self._statements.cascades.followers:
+            self._audited += self._audit_followers(place)
         self._position = START
         self._held_up = set[int]()
         self.deleted = 0
@@ -104,7 +116,7 @@ class Sweep:
                 self._position = reached
                 return True
             brakes = self._run.brakes
-            if brakes.room is None and not (brakes.limited and self._composed.follows):
+            if brakes.room is None and not (brakes.limited and self._statements.follows):
                 return False
             # The rows are deleted or locked by now, or more rows follow them; those behind them may need more, too.
         return False
@@ -131,7 +143,7 @@ class Sweep:
         self.chunk(bad, 1)
         if self._claimed == before[0] or self.deleted > before[1]:
             return
-        table = self._composed.target.shown
+        table = self._statements.target.shown
         if not self.deleted:
             raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT}")
         log.warning("rows kept", record=self._rows.record, rows=kept, reason=f"PostgreSQL did not delete them: {KEPT}")
@@ -156,11 +168,26 @@ class Sweep:
 
     def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
         """Return the rows that a chunk would claim now; whatever their condition writes is undone."""
-        text = self._composed.sizes(limit, without=bool(bad.keys), held_up=bool(self._held_up))
+        chunk = self._chunk(bad, limit)
+        text, values = self._statements.look_at_sizes(chunk), self._statements.values | chunk.values
         with committing() as unit:
             unit.end = "rollback"
-            found = database.execute_sql(unit.first + IN_ORDER + text, self._values(bad, None)).fetchall()
+            found = database.execute_sql(unit.first + IN_ORDER + text, values).fetchall()
         return [RowSize(*row) for row in found]
+
+    def _chunk(self, bad: BadRecords, limit: int, only: Sequence[int] | None = None) -> Chunk:
+        """Return the next *limit* rows, of the keys *only* if it names any."""
+        return Chunk(
+            limit=limit if only is None else min(len(only), limit),
+            after=self._position,
+            only=only,
+            without=bad.keys,
+            held_up=self._held_up,
+            bytes_left=self._run.brakes.room,
+            rows_left=self._run.brakes.rows_room,
+            # If a total was locked, more rows of it may be in the next chunk.
+            totals_first=bool(self._held_up),
+        )
 
     def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
         """Return the positions of what a chunk would take, locked or not."""
@@ -175,91 +202,87 @@ class Sweep:
         Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
         looked: a later run sees it as it is then.
         """
-        brakes, of = self._run.brakes, None if only is None else len(only)
-        room, held_up = brakes.room, bool(self._held_up)
-        size, follows = "_size" if self._rows.size is not None else "0", self._composed.follows
-        source = "touched" if follows else "deleted"
-        settled = brakes.settled(source, size=size, part=of is not None, by_rows=follows)
-        text = partial(
-            self._composed.text,
-            limit if of is None else min(of, limit),
-            recorded=self._audited + settled,
-            only=only is not None,
-            without=bool(bad.keys),
-            room=room is not None,
-            rows_room=brakes.rows_room is not None,
-            held_up=held_up,
-        )
-        rooms = {"room": room, "rows_room": brakes.rows_room}
-        values = self._values(bad, only) | rooms | brakes.values(of) | self._run.audit.values
-        by_itself = only is not None or limit != self._rows.chunk
+        chunk = self._chunk(bad, limit, only)
         try:
-            # Where a total is locked, more rows of it may be in the next chunk.
-            row = self._delete(text(totals_first=held_up), values, by_itself=by_itself)
+            result = self._delete(chunk)
         except pw.DataError as error:
-            if self._rows.total is None or held_up or sqlstate(error) != NO_ARRAY:
+            if self._rows.total is None or chunk.totals_first or sqlstate(error) != NO_ARRAY:
                 raise
             # Whatever else of that kind it may have been, this statement says it again.
-            row = self._delete(text(totals_first=True), values, by_itself=by_itself)
-        went = Amount(*row[:2]) if row else NONE
-        followed = sum(count for _, count in row[6] or ()) if row else 0
-        all_done = Amount(went.records + followed, went.bytes)
-        brakes.carry(followed)
-        brakes.went(all_done, of=all_done.records if follows and of is not None else of)
-        if row is None:
-            return None
-        self._claimed += row[8]
-        self.deleted += went.records
+            result = self._delete(replace(chunk, totals_first=True))
+        self._count(result, None if only is None else len(only))
+        return None if result is None else Position(result.instant, result.key)
+
+    def _count(self, result: ChunkResult | None, of: int | None) -> None:
+        """Count the rows of a committed statement, which has settled *of* the reserved records, or all."""
+        deleted, followers = (Amount(*result[:2]), result.followers) if result else (NONE, None)
+        followed = sum(count for _, count in followers or ())
+        in_all = Amount(deleted.records + followed, deleted.bytes)
+        self._run.brakes.carry(followed)
+        self._run.brakes.went(in_all, of=in_all.records if self._statements.follows and of is not None else of)
+        if result is None:
+            return
+        self._claimed += result.claimed
+        self.deleted += deleted.records
         self.followed += followed
+        self._held_up.update(result.held_up)
         self._run.add("cascaded", followed)
-        self._run.add(self._rows.counted, went.records)
-        self._run.add("batches", went.records > 0)
+        self._run.add(self._rows.counted, deleted.records)
+        self._run.add("batches", deleted.records > 0)
         if self._rows.counted_bytes is not None:
-            self._run.add(self._rows.counted_bytes, went.bytes)
-        self._held_up.update(row[4])
-        return Position(*row[2:4])
+            self._run.add(self._rows.counted_bytes, deleted.bytes)
 
-    def _values(self, bad: BadRecords, only: Sequence[int] | None) -> dict[str, Any]:
-        chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up)}
-        return self._composed.values | chosen | self._position._asdict()
-
-    def _delete(self, text: str, values: dict[str, Any], *, by_itself: bool) -> tuple[Any, ...] | None:
+    def _delete(self, chunk: Chunk) -> ChunkResult | None:
         """Execute the statement, and look whether its answer is true; raise, and delete nothing, if it is not.
 
         A view may have several rows of one key; what acts in place of PostgreSQL may leave rows that it reports as
         deleted: raises `Blocked`.  Rows that follow others may have come while they were counted: raises
         `UncountedRows`.
         """
-        target, follows = self._composed.target, self._composed.follows
+        target, follows = self._statements.target, self._statements.follows
         try:
             with self._unit() as unit:
-                row = self._send(text, values, first=unit.first, by_itself=by_itself)
-                if target.instead and row and (left := among(self._rows.model.select(), row[5])):
+                row = self._send(chunk, first=unit.first + IN_ORDER)
+                if target.instead and row and (left := among(self._rows.model.select(), row.keys or ())):
                     raise _not_done(target, left)
                 if follows and row:
                     unit.last, unit.values = INSIST, self._counted(row)
         except pw.DataError as error:
             if follows and sqlstate(error) == UNCOUNTED:
-                raise UncountedRows(_uncounted(self._composed.cascades)) from error
+                raise UncountedRows(_uncounted(self._statements.cascades)) from error
             if target.has_places or sqlstate(error) != NOT_UNIQUE:
                 raise
             raise _not_unique(target) from error
         return row
 
+    def _send(self, chunk: Chunk, *, first: str) -> ChunkResult | None:
+        """Execute the statement, prepared unless no later chunk has the same."""
+        brakes, of = self._run.brakes, None if chunk.only is None else len(chunk.only)
+        size, follows = "0" if self._rows.size is None else "_size", self._statements.follows
+        source = "touched" if follows else "deleted"
+        settled = brakes.settled(source, size=size, part=of is not None, by_rows=follows)
+        text = self._statements.delete(chunk, [*self._audited, *settled])
+        values = self._statements.values | chunk.values | brakes.values(of) | self._run.audit.values
+        if chunk.only is not None or chunk.limit != self._rows.chunk:
+            row = database.execute_sql(first + text, values).fetchone()
+        else:
+            row = execute_prepared(f"delete_{self._rows.record}", text, values, first=first).fetchone()
+        return None if row is None else ChunkResult(*row)
+
     def _unit(self) -> AbstractContextManager[Unit]:
         """Return the transaction of a statement whose answer is looked at, or one that is the statement alone."""
-        look = self._composed.target.instead or self._composed.follows
+        look = self._statements.target.instead or self._statements.follows
         return committing() if look else nullcontext(Unit(write_first()))
 
-    def _counted(self, row: tuple[Any, ...]) -> dict[str, Any]:
+    def _counted(self, row: ChunkResult) -> dict[str, Any]:
         """Return the values of `INSIST`: what foreign keys may have deleted, by the statement's own count."""
-        cascades, followed = self._composed.cascades, dict(row[6] or ())
+        cascades, followed = self._statements.cascades, dict(row.followers or ())
         counted = sum(followed.get(place, 0) for place, verb in cascades.followers.items() if verb == "deleted")
-        return {"tables": list(cascades.deleted), "at_most": row[7] + counted}
+        return {"tables": list(cascades.deleted), "at_most": row.so_far + counted}
 
-    def _audit_of(self, place: int) -> str:
-        """Return the part of the statement that records the rows of a model which followed others."""
-        cascades = self._composed.cascades
+    def _audit_followers(self, place: int) -> list[CommonTable]:
+        """Return the table that records the rows of a model which followed others."""
+        cascades = self._statements.cascades
         model, keys = cascades.models[place], cascades.keys_of(place)
         whole = isinstance(model._meta.primary_key, WHOLE_NUMBERS)
         facts = {"deleted_with": "root"}
@@ -268,16 +291,6 @@ class Sweep:
         names = {"id": f"({id_})::bigint", "part": f"audited_{place}"}
         record = self._rows.record if place == 0 else record_of(model)
         return self._run.audit.clause(record, f"carried_{place}", **names, **facts)
-
-    def _send(self, text: str, values: dict[str, Any], *, first: str, by_itself: bool) -> tuple[Any, ...] | None:
-        """Execute the statement: prepared, unless it is one by itself."""
-        first += IN_ORDER
-        if by_itself:
-            sent = database.execute_sql(first + text, values)
-        else:
-            sent = execute_prepared(f"delete_{self._rows.record}", text, values, first=first)
-        row: tuple[Any, ...] | None = sent.fetchone()
-        return row
 
 
 class UncountedRows(ValueError):
@@ -370,7 +383,7 @@ def execute(
     target = target or Target.find(changes.model, "update")
     due, named = condition(changes.model, changes.due)
     audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
-    recorded = audited + brakes.settled("changed", part=of is not None)
+    recorded = append_tables([*audited, *brakes.settled("changed", part=of is not None)])
     values = {"ids": list(ids), "now": now} | named | brakes.values(of) | audit.values
     text = write_first() + changes.statement.format(due=due, recorded=recorded)
     with writing():
@@ -395,7 +408,7 @@ def _part(rows: Rows[Any], look: Look) -> Part:
     columns = {"name": rows.name, "project": rows.project}
     named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
-        named["size"] = limited(rows.size)
+        named["size"] = write_bytes(rows.size)
     if rows.total is not None:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"

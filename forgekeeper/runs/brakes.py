@@ -25,6 +25,7 @@ import peewee as pw
 from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database, reachable, sqlstate
+from forgekeeper.database.common_tables import CommonTable
 from forgekeeper.database.sessions import writing
 from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.preconditions import Blocked
@@ -168,18 +169,18 @@ class Brakes:
         self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
         return granted
 
-    def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> str:
-        """Return a further part of a statement's ``with``: it counts what the part *source* returns as deleted.
+    def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> list[CommonTable]:
+        """Return the common table ``settled``: it counts the rows of the table *source* as deleted.
 
         It gives the rest of what was reserved back; of a *part* of that, as many records as `values` says, or *by_rows*
         as many as were deleted.  *size* is an expression over *source*.  Empty if nothing is reserved.
         """
         if self._reserved == NONE:
-            return ""
+            return []
         gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
         reserved = "gone.rows" if part and by_rows else "%(limit_records)s"
         settle = SETTLE.format(gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
-        return f", settled as ({settle})"
+        return [CommonTable("settled", settle)]
 
     def values(self, of: int | None = None) -> dict[str, Any]:
         """Return what a statement with `settled` needs, which settles *of* the reserved records, or all."""

@@ -8,6 +8,7 @@ import pytest
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, hashed
+from forgekeeper.database.common_tables import append_tables
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 
@@ -33,7 +34,7 @@ def rows():
 
 @whole_only
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
-    clause = audit.clause("object", "gone", id="id", name="path")
+    clause = append_tables(audit.clause("object", "gone", id="id", name="path"))
     statement = f"with gone (id, path) as (select * from unnest(%(ids)s, %(paths)s)){clause} select from gone"
 
     database.execute_sql(statement, {"ids": [*range(len(NAMES))], "paths": NAMES} | audit.values)

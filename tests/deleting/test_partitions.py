@@ -4,7 +4,7 @@ import pytest
 
 from forgekeeper.database import database, now
 from forgekeeper.database.queries import START
-from forgekeeper.deleting.statement import Composed
+from forgekeeper.deleting.statement import Chunk, RowStatements
 from models import JobArtifact
 from tests.harness.many_rows import artifacts, destroy_artifacts, ids
 from workers.expired_job_artifacts import expired
@@ -50,12 +50,12 @@ def test_rows_of_all_partitions_go_and_no_other_does():
 @pytest.mark.usefixtures("parted")
 def test_the_deletion_looks_into_the_partitions_of_its_rows_alone():
     artifacts(10)
-    composed = Composed(expired(now()))
-    values = composed.values | START._asdict()
+    statements = RowStatements(expired(now()))
+    values = statements.values | START._asdict()
 
     with database.atomic() as transaction:
         ((((plan),),),) = database.execute_sql(
-            f"explain (analyze, format json) {composed.text(100)}", values
+            f"explain (analyze, format json) {statements.delete(Chunk(limit=100))}", values
         ).fetchall()
         transaction.rollback()
 

@@ -10,8 +10,8 @@ from forgekeeper.batches import FeatureFlag
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.queries import START
+from forgekeeper.deleting import statement
 from forgekeeper.deleting.rows import Sweep
-from forgekeeper.deleting.statement import Composed
 from forgekeeper.runs.brakes import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.storage.outbox import DeletedObject
@@ -157,7 +157,7 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
     return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
 
 
-def chunk_statement(number, at, **shape):
+def chunk_statement(number, at):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
-    composed = Composed(expired(at, number, grace=NO_GRACE))
-    return composed.text(BATCH_SIZE, **shape), composed.values
+    statements = statement.RowStatements(expired(at, number, grace=NO_GRACE))
+    return statements.delete(statement.Chunk(limit=BATCH_SIZE)), statements.values

@@ -13,6 +13,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
+from forgekeeper.database.common_tables import append_tables
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.settings import settings_with
@@ -138,7 +139,7 @@ class Child:
         """Delete rows by one statement: it is done whole or not at all, and its reply may be lost."""
         if fault == "nothing was sent":
             return
-        text = DELETE.format(settled=self.brakes.settled("deleted"))
+        text = DELETE.format(settled=append_tables(self.brakes.settled("deleted")))
         try:
             with db.atomic():
                 (count,) = db.execute_sql(text, {"limit": self.granted} | self.brakes.values()).fetchone()

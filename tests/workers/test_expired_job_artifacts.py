@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.database import database, now
 from forgekeeper.database.queries import IN_ORDER, START
-from forgekeeper.deleting.statement import TURNS
+from forgekeeper.deleting.total_locks import TURNS
 from models import CLASSES, ProjectStatistics
 from tests.harness.artifacts import (
     NO_GRACE,

@@ -11,11 +11,11 @@ import peewee as pw
 import structlog
 
 from forgekeeper.database import database, sqlstate
+from forgekeeper.database.sessions import LOCK_NOT_AVAILABLE
 from metrics.logs import describe
 
 # Who waits for a table lets everybody behind it wait, too: deletions, which write to the audit.
 PATIENTLY = "set local lock_timeout = '1s'; "
-LOCKED = "55P03"
 # As in the function of migration 0015.
 KEPT = "select coalesce((select audit_keep from installation), 400)"
 
@@ -32,7 +32,7 @@ def keep_up(*, until: datetime, horizon: datetime) -> int:
             with database.atomic():
                 (dropped,) = database.execute_sql(PATIENTLY + statement, (instant,)).fetchone()
     except pw.OperationalError as error:
-        if sqlstate(error) != LOCKED:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(error))
         return 0

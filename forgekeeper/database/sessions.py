@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import md5
@@ -52,6 +52,8 @@ their answers, depend on them."""
 ESCAPED_SPACE = "\\ "
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
+LOCK_NOT_AVAILABLE = "55P03"
+"""A lock that another session has: the statement does not wait for it, or has waited for too long."""
 READ_ONLY = "25006"
 """PostgreSQL's refusal to write in a transaction that may only read."""
 GUARD = """
@@ -294,25 +296,22 @@ def writing() -> Iterator[None]:
 
 @dataclass
 class Unit:
-    """A transaction of the engine's in few requests: *first* begins it, *last* is sent together with its *end*."""
+    """A transaction of the engine's: *first* begins it in the request of its first statement, *end* ends it."""
 
     first: str = "begin isolation level read committed, read write; "
-    last: str = ""
     end: str = "commit"
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
 def committing() -> Iterator[Unit]:
     """Commit, after it, a transaction that the request of a first statement has begun; roll back for an exception.
 
-    That statement may be a prepared one, which cannot be prepared within a transaction.  If *last* fails, nothing is
-    committed.
+    That statement may be a prepared one, which cannot be prepared within a transaction.
     """
     unit = Unit()
     try:
         yield unit
-        database.execute_sql(unit.last + unit.end, unit.values)
+        database.execute_sql(unit.end)
     except BaseException:
         if reachable():
             with suppress(pw.PeeweeException):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -19,21 +19,18 @@ from forgekeeper.database.cascades import Cascades
 from forgekeeper.database.common_tables import CommonTable, append_tables
 from forgekeeper.database.naming import column_name, relation_name, shown_name
 from forgekeeper.database.queries import IN_ORDER, START, Position, among, positions
-from forgekeeper.database.sessions import Unit, committing, execute_prepared, write_first, writing
+from forgekeeper.database.sessions import LOCK_NOT_AVAILABLE, Unit, committing, execute_prepared, write_first, writing
 from forgekeeper.database.targets import Target
 from forgekeeper.declaring.answers import WHOLE_NUMBERS, Changes, Rows, record_of
 from forgekeeper.declaring.shown import Look, Part
 from forgekeeper.deleting.statement import (
-    INSIST,
-    NOT_UNIQUE,
-    UNCOUNTED,
+    COUNT_SO_FAR,
     Chunk,
     ChunkResult,
     RowStatements,
     condition,
     write_bytes,
 )
-from forgekeeper.deleting.total_locks import NO_ARRAY
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
@@ -205,10 +202,10 @@ class Sweep:
         chunk = self._chunk(bad, limit, only)
         try:
             result = self._delete(chunk)
-        except pw.DataError as error:
-            if self._rows.total is None or chunk.totals_first or sqlstate(error) != NO_ARRAY:
+        except pw.OperationalError as error:
+            if self._rows.total is None or chunk.totals_first or sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
-            # Whatever else of that kind it may have been, this statement says it again.
+            # If the lock was another than a total's, this statement fails, too.
             result = self._delete(replace(chunk, totals_first=True))
         self._count(result, None if only is None else len(only))
         return None if result is None else Position(result.instant, result.key)
@@ -233,27 +230,38 @@ class Sweep:
             self._run.add(self._rows.counted_bytes, deleted.bytes)
 
     def _delete(self, chunk: Chunk) -> ChunkResult | None:
-        """Execute the statement, and look whether its answer is true; raise, and delete nothing, if it is not.
+        """Execute the statement, and commit if its answer is true."""
+        statements = self._statements
+        checks = statements.is_checked_by_keys or statements.follows
+        with committing() if checks else nullcontext(Unit(write_first())) as unit:
+            result = self._send(chunk, first=unit.first + IN_ORDER)
+            if checks and result is not None:
+                self._check(result)
+        return result
 
-        A view may have several rows of one key; what acts in place of PostgreSQL may leave rows that it reports as
-        deleted: raises `Blocked`.  Rows that follow others may have come while they were counted: raises
-        `UncountedRows`.
+    def _check(self, result: ChunkResult) -> None:
+        """Look whether the answer of a deletion is true.
+
+        Raises `Blocked` if a view has several rows of one key, or if rows are left that something in place of
+        PostgreSQL reports as deleted; `UncountedRows` if rows that follow others have come while they were counted.
         """
-        target, follows = self._statements.target, self._statements.follows
-        try:
-            with self._unit() as unit:
-                row = self._send(chunk, first=unit.first + IN_ORDER)
-                if target.instead and row and (left := among(self._rows.model.select(), row.keys or ())):
-                    raise _not_done(target, left)
-                if follows and row:
-                    unit.last, unit.values = INSIST, self._counted(row)
-        except pw.DataError as error:
-            if follows and sqlstate(error) == UNCOUNTED:
-                raise UncountedRows(_uncounted(self._statements.cascades)) from error
-            if target.has_places or sqlstate(error) != NOT_UNIQUE:
-                raise
-            raise _not_unique(target) from error
-        return row
+        target, keys = self._statements.target, result.keys or ()
+        if not target.has_places and len(keys) > len(set(keys)):
+            raise _not_unique(target)
+        if target.instead and (left := among(self._rows.model.select(), keys)):
+            raise _not_done(target, left)
+        if self._statements.follows and self._count_deleted() > result.so_far + self._count_followers(result):
+            raise UncountedRows(_uncounted(self._statements.cascades))
+
+    def _count_deleted(self) -> int:
+        """Count the rows that this session has deleted by now from the tables of the rows and their followers."""
+        deleted: int = database.execute_sql(f"select {COUNT_SO_FAR}", self._statements.values).fetchone()[0]
+        return deleted
+
+    def _count_followers(self, result: ChunkResult) -> int:
+        """Count the followers that foreign keys delete, by the statement's own count."""
+        verbs = self._statements.cascades.followers
+        return sum(count for place, count in result.followers or () if verbs.get(place) == "deleted")
 
     def _send(self, chunk: Chunk, *, first: str) -> ChunkResult | None:
         """Execute the statement, prepared unless no later chunk has the same."""
@@ -268,17 +276,6 @@ class Sweep:
         else:
             row = execute_prepared(f"delete_{self._rows.record}", text, values, first=first).fetchone()
         return None if row is None else ChunkResult(*row)
-
-    def _unit(self) -> AbstractContextManager[Unit]:
-        """Return the transaction of a statement whose answer is looked at, or one that is the statement alone."""
-        look = self._statements.target.instead or self._statements.follows
-        return committing() if look else nullcontext(Unit(write_first()))
-
-    def _counted(self, row: ChunkResult) -> dict[str, Any]:
-        """Return the values of `INSIST`: what foreign keys may have deleted, by the statement's own count."""
-        cascades, followed = self._statements.cascades, dict(row.followers or ())
-        counted = sum(followed.get(place, 0) for place, verb in cascades.followers.items() if verb == "deleted")
-        return {"tables": list(cascades.deleted), "at_most": row.so_far + counted}
 
     def _audit_followers(self, place: int) -> list[CommonTable]:
         """Return the table that records the rows of a model which followed others."""

@@ -17,7 +17,7 @@ subquery, finds other unlocked rows each time, and deletes them all.
 
 A row that changes between our snapshot and our lock is locked with its new values.  The deletion repeats the condition,
 so such a row stays if it is no longer due.  In a table rows are deleted by place (`Target`), which is unique.  A view
-has no places: its rows are deleted by key, and the statement fails if it deletes more rows than keys.
+has no places: its rows are deleted by key, and nothing is committed if these are more rows than keys.
 
 Statistics may be outdated.  If few rows were due when the table was analyzed, PostgreSQL would read all due rows for
 each chunk; with a plan from a time when the table was tiny it would read the whole table.  So the claim reads the index
@@ -46,8 +46,8 @@ from forgekeeper.database.naming import column_name, quote_name, relation_name, 
 from forgekeeper.database.queries import START, Position, chosen
 from forgekeeper.database.relations import find_other_columns
 from forgekeeper.database.targets import Target
-from forgekeeper.declaring.answers import Rows
-from forgekeeper.deleting.total_locks import NONE_HELD_UP, lock_totals, owner_of, reduce_totals
+from forgekeeper.declaring.answers import Rows, Total
+from forgekeeper.deleting.total_locks import lock_all_totals, lock_free_totals, owner_of, reduce_totals
 from forgekeeper.runs.preconditions import Blocked
 
 PLACEHOLDER = re.compile(r"%s|%%")
@@ -62,20 +62,10 @@ REACHED = CommonTable(
         select since, key from claimed where not exists (select from deleted)
     """,
 )
-SO_FAR = "(select coalesce(sum(pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint from unnest({}::oid[]) as oid)"
+COUNT_SO_FAR = """(
+        select coalesce(sum(pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint from unnest(%(tables)s::oid[]) as oid
+    )"""
 """Rows that this session has deleted from tables, since PostgreSQL has last added its figures to those of others."""
-# An error with a code of its own, and no commit, if foreign keys have deleted more than was counted.
-INSIST = f"select 1 / case when {SO_FAR.format('%(tables)s')} > %(at_most)s then 0 else 1 end; "
-UNCOUNTED = "22012"
-COUNT_ROWS = "(select count(*) from deleted)"
-# A text that is no date is an error with a code of its own.
-COUNT_OF_KEYS = """(
-            select case when count(*) > count(distinct _key)
-                then extract(epoch from (count(*) || ' rows of ' || count(distinct _key) || ' keys')::date)::bigint
-                else count(*) end
-            from deleted
-        )"""
-NOT_UNIQUE = "22007"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,19 +148,23 @@ class RowStatements:
         """Whether rows that are counted follow the deleted ones."""
         return bool(self.cascades.links)
 
+    @property
+    def is_checked_by_keys(self) -> bool:
+        """Whether the deletion may take several rows of a key, or report rows that are still there."""
+        return bool(self.target.instead) or not self.target.has_places
+
     def delete(self, chunk: Chunk, recorded: Iterable[CommonTable] = ()) -> str:
         """Return the statement that deletes a chunk; the tables *recorded* audit and count."""
         total = self.rows.total
         tables = [
             *self._claim(chunk),
-            *(lock_totals(total) if total and chunk.totals_first else ()),
+            *(lock_free_totals(total) if total and chunk.totals_first else ()),
             self._delete(chunk),
             REACHED,
             *self._also,
             *(self._find_carried() if self.follows else ()),
             *recorded,
-            *(lock_totals(total, after=[each.name for each in self._also]) if total and not chunk.totals_first else ()),
-            *([reduce_totals(total)] if total else ()),
+            *(self._reduce_totals(total, chunk) if total else ()),
         ]
         return write_statement(tables, self._select_result(chunk))
 
@@ -292,22 +286,26 @@ class RowStatements:
         for place in self.cascades.followers:
             yield CommonTable(f"carried_{place}", f"select row, root from carried where node = {place}")
 
+    def _reduce_totals(self, total: Total, chunk: Chunk) -> Iterator[CommonTable]:
+        """Yield the tables that subtract the deleted bytes from the totals, which they lock unless that was first."""
+        if not chunk.totals_first:
+            yield from lock_all_totals(total, after=["deleted", *(each.name for each in self._also)])
+        yield reduce_totals(total)
+
     def _select_result(self, chunk: Chunk) -> str:
         """Return the query of the `ChunkResult`, with its columns in the order of the fields."""
-        held_up = "array[]::bigint[]"
-        if self.rows.total:
-            held_up = "array(select owner from held_up)" if chunk.totals_first else NONE_HELD_UP
+        looks_for_locked = self.rows.total and chunk.totals_first
         by_node = "(select node, count(*) as count from carried group by node) as counts"
         columns = {
-            "records": COUNT_ROWS if self.target.has_places else COUNT_OF_KEYS,
+            "records": "(select count(*) from deleted)",
             "bytes": "0" if self.rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
             "instant": "since::text",
             "key": "key",
-            "held_up": held_up,
-            "keys": "array(select _key from deleted)" if self.target.instead else "null",
+            "held_up": "array(select owner from held_up)" if looks_for_locked else "array[]::bigint[]",
+            "keys": "array(select _key from deleted)" if self.is_checked_by_keys else "null",
             "followers": f"(select array_agg(array[node, count]) from {by_node})" if self.follows else "null",
             # Foreign keys delete after the statement.
-            "so_far": SO_FAR.format("%(tables)s") if self.follows else "0",
+            "so_far": COUNT_SO_FAR if self.follows else "0",
             "claimed": "(select count(*) from claimed)",
         }
         return f"select {write_columns(columns)} from reached order by reached.since desc, reached.key desc limit 1"

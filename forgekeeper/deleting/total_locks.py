@@ -2,8 +2,8 @@
 
 The chunks of every child update every row of a `Total`'s table.  Children wait for each other's advisory locks
 (``turns``), in one order: without that order ten of them deadlock by the hundred.  A total that any other session has
-locked is not waited for, as that may take hours: ``totals`` has the totals that it could lock, ``held_up`` the owners
-of the others.  Each table names the count of the one before, so that PostgreSQL cannot put that off.
+locked is not waited for, as that may take hours: its rows stay (``held_up``), or the statement fails if it has deleted
+them already.  Each table names the count of the one before, so that PostgreSQL cannot put that off.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from forgekeeper.declaring.answers import Total
 TURNS = 0x6B656570
 """Class of the children's advisory locks: the letters ``keep``."""
 OWNERS = "array(select distinct owner from claimed)"
-NONE_HELD_UP = """case when exists (select from held_up)
-            then (select 'total locked by others, first of ' || min(owner) from held_up)::bigint[]
-            else array[]::bigint[] end"""
-NO_ARRAY = "22P02"
 
 
 def owner_of(total: Total) -> str:
@@ -28,14 +24,27 @@ def owner_of(total: Total) -> str:
     return f"{column_name(total.of)}::bigint"
 
 
-def lock_totals(total: Total, *, after: Iterable[str] = ()) -> list[CommonTable]:
-    """Return the common tables that lock the totals of the claimed rows, once the tables *after* have ended."""
-    return [_find_totals(total), _wait_for_turns(["present", *after]), _lock_free_totals(total), _find_held_up()]
+def lock_free_totals(total: Total) -> list[CommonTable]:
+    """Return the tables that lock the claimed rows' totals, but those that others have locked: ``held_up``."""
+    present = f"select {total.key} as owner from {total.table} where {total.key} = any({OWNERS})"
+    held_up = """
+        select owner from present
+        where (select count(*) from totals) >= 0 and owner <> all(array(select owner from totals))
+    """
+    return [
+        CommonTable("present", present, is_materialized=True),
+        _wait_for_turns(["present"]),
+        _lock_totals(total, "skip locked"),
+        CommonTable("held_up", held_up, is_materialized=True),
+    ]
 
 
-def _find_totals(total: Total) -> CommonTable:
-    query = f"select {total.key} as owner from {total.table} where {total.key} = any({OWNERS})"
-    return CommonTable("present", query, is_materialized=True)
+def lock_all_totals(total: Total, *, after: Iterable[str]) -> list[CommonTable]:
+    """Return the tables that lock all totals of the claimed rows, once the tables *after* have ended.
+
+    If another session has locked a total, the statement fails with `LOCK_NOT_AVAILABLE`.
+    """
+    return [_wait_for_turns(after), _lock_totals(total, "nowait")]
 
 
 def _wait_for_turns(after: Iterable[str]) -> CommonTable:
@@ -48,22 +57,14 @@ def _wait_for_turns(after: Iterable[str]) -> CommonTable:
     return CommonTable("turns", query, is_materialized=True)
 
 
-def _lock_free_totals(total: Total) -> CommonTable:
+def _lock_totals(total: Total, if_locked: str) -> CommonTable:
     query = f"""
         select {total.key} as owner from {total.table}
         where (select count(*) from turns) >= 0 and {total.key} = any({OWNERS})
         order by {total.key}
-        for no key update skip locked
+        for no key update {if_locked}
     """
     return CommonTable("totals", query, is_materialized=True)
-
-
-def _find_held_up() -> CommonTable:
-    query = """
-        select owner from present
-        where (select count(*) from totals) >= 0 and owner <> all(array(select owner from totals))
-    """
-    return CommonTable("held_up", query, is_materialized=True)
 
 
 def reduce_totals(total: Total) -> CommonTable:
@@ -72,6 +73,6 @@ def reduce_totals(total: Total) -> CommonTable:
     query = f"""
         update {total.table} as total set {kept} = total.{kept} - gone.size
         from (select _owner, sum(_summed) as size from deleted group by _owner) as gone
-        where total.{total.key} = gone._owner
+        where total.{total.key} = gone._owner and (select count(*) from totals) >= 0
     """
     return CommonTable("reduced", query)

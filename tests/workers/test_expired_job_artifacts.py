@@ -140,7 +140,12 @@ def test_artifacts_whose_statistics_are_locked_wait_and_no_others_do(other):
         ProjectStatistics.create(project_id=project, build_artifacts_size=100)
     other.execute(LOCK_STATISTICS, (2,))
 
-    batch = destroy()
+    # A statement that waits for the lock fails with another error than a lock's.
+    database.execute_sql("set lock_timeout = 0; set statement_timeout = '10s'")
+    try:
+        batch = destroy()
+    finally:
+        database.execute_sql("reset lock_timeout; reset statement_timeout")
 
     assert (batch.artifacts, batch.held_up, outbox()) == (2, [2], ["1", "3"])
     assert (statistics(1), statistics(2)) == (90, 100)

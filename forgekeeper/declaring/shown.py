@@ -49,33 +49,38 @@ class Part:
     kept: dict[str, int | None] = field(default_factory=dict)
     sample: list[tuple[str, str | None]] = field(default_factory=list)
 
-    def add(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
-        """Count what a look has found, each due so much *after* its instant."""
-        for group in found.groups:
-            self.records += group.free
-            if group.bytes is not None:
-                self.bytes = (self.bytes or 0) + group.bytes
-            self.since(group.oldest and group.oldest + after)
-            if group.project is not None and group.free:
-                self.projects[group.project] += group.free
-            self.keep(BUSY, group.rows - group.free)
-        self.sample += [(one.id, one.name) for one in found.first or ()]
-        if found.expected is not None:
+    def add_survey(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
+        """Add the rows of a survey.  A row is due that long *after* its instant."""
+        self.sample += [(row.id, row.name) for row in found.first or ()]
+        if found.expected is None:
+            for group in found.groups:
+                self._add_group(group, after)
+        else:
             self.guess(found.expected)
-            # Of those that were counted it is any; by their order it is the first.
             self.oldest = found.first[0].due + after if found.first else None
+
+    def _add_group(self, group: survey.Group, after: timedelta) -> None:
+        """Add the rows of a project: a run would delete the free rows and leave the locked rows for later."""
+        self.records += group.free
+        self.keep(BUSY, group.rows - group.free)
+        if group.bytes is not None:
+            self.bytes = (self.bytes or 0) + group.bytes
+        if group.oldest is not None:
+            self._note_due(group.oldest + after)
+        if group.project is not None and group.free:
+            self.projects[group.project] += group.free
 
     def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
         """Count a single record."""
         self.records += 1
-        self.since(due)
+        self._note_due(due)
         if project is not None:
             self.projects[str(project)] += 1
         if len(self.sample) < size:
             self.sample.append((key, name))
 
-    def since(self, due: datetime | None) -> None:
-        """Let the oldest of them be due since then, if that is before the others."""
+    def _note_due(self, due: datetime | None) -> None:
+        """Set the instant since when the oldest record is due, if *due* is before it."""
         self.oldest = min(filter(None, (self.oldest, due)), default=None)
 
     def keep(self, reason: str, records: int) -> None:
@@ -129,7 +134,7 @@ class Look:
         """Count these rows, but bad ones, each due so much *after* its instant; what is cut off becomes an estimate."""
         bad = self.passed_over(part.record)
         part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
-        part.add(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
+        part.add_survey(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
         self.told(part)
         return part
 

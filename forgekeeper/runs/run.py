@@ -1,7 +1,8 @@
 """A run as its batch sees it: what it may use, what it has come to, and the bad records that it passes over.
 
-A chunk is worked on as one.  If a record of it raises, each is worked on alone.  The bad one is passed over: to the end
-of the run, and if it fails again for a while that grows.  It stops no other; `forgekeeper quarantine` shows it.
+A chunk is worked on as one.  If a record raises, each record of the chunk is worked on by itself.  The bad record is
+passed over: to the end of the run, and if it fails again for a while that grows.  It stops no other record;
+`forgekeeper quarantine` shows it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
 """Errors of the server, of the session, or of the whole database."""
 STATEMENT = {"0A", "42", "55"}
 """Errors of a statement, unless PostgreSQL says within what they came: at a locked row, in a trigger of the forge's."""
+RECORD_ERRORS = (pw.PeeweeException, ValueError)
+"""Exceptions for which a record may be to blame: PostgreSQL's, and those of values that Python cannot read or write."""
 
 Place = TypeVar("Place")
 Work = Callable[[Sequence[int] | None], Place]
@@ -143,38 +146,38 @@ class BadRecords:
             quarantine.forget(self._batch, self._record, map(str, gone))
 
     def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
-        """Do the *work* of a chunk; return what it returns: how far it came.
+        """Do the *work* of a chunk in a transaction of its own; return the place that it returns: how far it came.
 
-        It is done for whichever records come next, or for those of the keys that it is given, in a transaction of its
-        own; if a record raises, for each of *places*, which end with their keys, and then the last of them is returned.
+        The work is done for the next records.  If a record raises, it is done for the record of each of *places* by
+        itself, and the last place is returned.  A place is a key, or ends with one.
         """
         try:
             return work(None)
-        except (pw.PeeweeException, ValueError) as error:
+        except RECORD_ERRORS as error:
             if not of_a_record(error):
                 raise
-            found = places()
-            keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
-            self._one_by_one(work, keys)
-            return found[-1] if found else None
+        found = places()
+        keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
+        self._work_one_by_one(work, keys)
+        return found[-1] if found else None
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
-        """Do the *work* for records of these keys: for all at once, or for one after another if one raises."""
-        try:
-            work(keys)
-        except (pw.PeeweeException, ValueError) as error:
-            if not of_a_record(error):
-                raise
-            if len(keys) == 1:
-                self._pass_over(keys[0], error)
-            else:
-                self._one_by_one(work, keys)
+        """Do the *work* for the records of these keys at once.  If a record raises, do it for each by itself."""
+        error = _try_work(work, keys)
+        if error is not None and len(keys) == 1:
+            self._pass_over(keys[0], error)
+        elif error is not None:
+            self._work_one_by_one(work, keys)
 
-    def _one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
-        """Do the *work* for each of the keys; of what waits for a lock, each waits as long as the whole has."""
+    def _work_one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        """Do the *work* for each record by itself, and pass over the records that raise.
+
+        Each record may wait for a lock as long as the whole chunk has, so this ends after a time.
+        """
         ends = time.monotonic() + ALONE
         for key in keys:
-            self.each(work, [key])
+            if (error := _try_work(work, [key])) is not None:
+                self._pass_over(key, error)
             if self._deadline.passed() and (self._deadline.halted() or time.monotonic() >= ends):
                 return
 
@@ -209,10 +212,21 @@ class BadRecords:
             ) from error
 
 
+def _try_work(work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> Exception | None:
+    """Do the *work*; return its error if a record may be to blame, and raise every other."""
+    try:
+        work(keys)
+    except RECORD_ERRORS as error:
+        if not of_a_record(error):
+            raise
+        return error
+    return None
+
+
 def of_a_record(error: Exception) -> bool:
     """Say whether a record may be to blame, and not the statement, the session or the server."""
     if isinstance(error, ValueError):
-        return True  # what Python cannot read or write
+        return True
     state = sqlstate(error) if isinstance(error, pw.PeeweeException) else None
     if state is None or not reachable():
         return False

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import peewee as pw
 import structlog
 
-from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import batch_of
 from forgekeeper.database import database, exclusions, sqlstate, survey
 from forgekeeper.database.cascades import Cascades
@@ -31,7 +30,6 @@ from forgekeeper.deleting.statement import (
     condition,
     write_bytes,
 )
-from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.preconditions import Blocked
 from forgekeeper.runs.run import BadRecords, Run
 from forgekeeper.runs.totals import MOST, NONE, Amount
@@ -178,8 +176,8 @@ class Sweep:
             limit=limit if only is None else min(len(only), limit),
             after=self._position,
             only=only,
-            without=bad.keys,
-            held_up=self._held_up,
+            without=list(bad.keys),
+            held_up=list(self._held_up),
             bytes_left=self._run.brakes.room,
             rows_left=self._run.brakes.rows_room,
             # If a total was locked, more rows of it may be in the next chunk.
@@ -352,9 +350,9 @@ def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target,
 
 
 def _change(run: Run[Any], changes: Changes[Any], target: Target, whole: int, ids: Sequence[int]) -> None:
-    """Change some, in one statement with what the audit says; then let the document say so of each."""
+    """Change rows and audit them in one statement; then log and count each."""
     of = None if len(ids) == whole else len(ids)
-    rows = execute(changes, run.now, ids, run.audit, run.brakes, of=of, target=target)
+    rows = execute_change(run, changes, target, ids, of)
     run.brakes.went(Amount(len(rows)), of=of)
     run.add(changes.counted, len(rows))
     for row in rows:
@@ -362,26 +360,18 @@ def _change(run: Run[Any], changes: Changes[Any], target: Target, whole: int, id
             run.add(field, count)
 
 
-def execute(
-    changes: Changes[Any],
-    now: datetime,
-    ids: Sequence[int],
-    audit: Audit,
-    brakes: Brakes,
-    *,
-    target: Target | None = None,
-    of: int | None = None,
+def execute_change(
+    run: Run[Any], changes: Changes[Any], target: Target, ids: Sequence[int], of: int | None = None
 ) -> list[tuple[Any, ...]]:
-    """Change the rows of these keys that are due still; return a row for each.
+    """Change the rows of these keys that are still due; return a row for each.
 
     Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that were reported as
     changed by what acts in place of PostgreSQL.
     """
-    target = target or Target.find(changes.model, "update")
     due, named = condition(changes.model, changes.due)
-    audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
-    recorded = append_tables([*audited, *brakes.settled("changed", part=of is not None)])
-    values = {"ids": list(ids), "now": now} | named | brakes.values(of) | audit.values
+    audited = run.audit.clause(changes.record, "changed", id="id", **changes.audit)
+    recorded = append_tables([*audited, *run.brakes.settled("changed", part=of is not None)])
+    values = {"ids": list(ids), "now": run.now} | named | run.brakes.values(of) | run.audit.values
     text = write_first() + changes.statement.format(due=due, recorded=recorded)
     with writing():
         rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()

@@ -32,7 +32,7 @@ locked a total by then, its rows are deleted already: the statement fails and is
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,8 +81,8 @@ class Chunk:
     limit: int
     after: Position = START
     only: Sequence[int] | None = None
-    without: Collection[int] = ()
-    held_up: Collection[int] = ()
+    without: Sequence[int] = ()
+    held_up: Sequence[int] = ()
     bytes_left: int | None = None
     rows_left: int | None = None
     totals_first: bool = False
@@ -90,8 +90,7 @@ class Chunk:
     @property
     def values(self) -> dict[str, Any]:
         """The values that the statements of the chunk name."""
-        keys = {"only": self.only, "without": list(self.without), "held_up": list(self.held_up)}
-        return self.after._asdict() | keys | {"bytes_left": self.bytes_left, "rows_left": self.rows_left}
+        return vars(self) | self.after._asdict()
 
 
 class ChunkResult(NamedTuple):
@@ -142,6 +141,10 @@ class RowStatements:
         self._key = column_name(rows.model._meta.primary_key)
         partition = None if self.target.by_ctid else rows.model.partition
         self._part = column_name(getattr(rows.model, partition)) if partition else None
+        # In partitions or heirs a ctid is not unique.
+        self._has_heirs = self.target.has_places and not self.target.is_single
+        self._size = None if rows.size is None else write_bytes(rows.size)
+        self._owner = None if rows.total is None else owner_of(rows.total)
 
     @property
     def follows(self) -> bool:
@@ -170,8 +173,7 @@ class RowStatements:
 
     def look_at_sizes(self, chunk: Chunk) -> str:
         """Return the statement that returns each row's key, its bytes, and the number of rows that go with it."""
-        size = "0" if self.rows.size is None else write_bytes(self.rows.size)
-        columns = {"key": self._key, "size": size}
+        columns = {"key": self._key, "size": self._size or "0"}
         if not self.follows:
             return self._select_due(columns | {"weight": "1"}, chunk)
         due = self._select_due(columns | {"since": self._since, "own": self.cascades.own}, chunk)
@@ -193,14 +195,13 @@ class RowStatements:
         if limits:
             yield claim_within(limits)
 
-    def _select_due(self, columns: Mapping[str, str], chunk: Chunk) -> str:
-        beyond = f"({self._since}, {self._key}) > (%(instant)s, %(key)s::bigint)"
-        keys = chosen(self._key, only=chunk.only, without=chunk.without)
-        if self.rows.total and chunk.held_up:
-            keys += f" and ({owner_of(self.rows.total)} <> all(%(held_up)s)) is not false"
+    def _select_due(self, columns: Mapping[str, str | None], chunk: Chunk) -> str:
+        conditions = chosen(self._key, only=chunk.only, without=chunk.without)
+        if self._owner and chunk.held_up:
+            conditions += f" and ({self._owner} <> all(%(held_up)s)) is not false"
         return f"""
         select {write_columns(columns)} from {self._table}
-        where {self._due} and {beyond}{keys}
+        where {self._due} and ({self._since}, {self._key}) > (%(instant)s, %(key)s::bigint){conditions}
         order by {self._since}, {self._key}
         limit {chunk.limit}
         for update skip locked
@@ -209,7 +210,7 @@ class RowStatements:
     def _delete(self, chunk: Chunk) -> CommonTable:
         """Return the table that deletes the claimed rows that are still due."""
         claimed = "claimed"
-        if self.rows.total and chunk.totals_first:
+        if self._owner and chunk.totals_first:
             claimed += " where (owner <> all(array(select owner from held_up))) is not false"
         conditions = [
             f"{row_of(self.target)} = any(array(select row from {claimed}))",
@@ -233,43 +234,31 @@ class RowStatements:
             # PostgreSQL skips partitions by bounds, not by an array.  Rows that become due together are neighbours.
             yield f"{self._part} between (select min(part) from claimed) and (select max(part) from claimed)"
 
-    @property
-    def _has_heirs(self) -> bool:
-        """Whether a row's ctid is unique only within its partition or heir."""
-        return self.target.has_places and not self.target.is_single
+    def _claimed_columns(self) -> dict[str, str | None]:
+        return {
+            "row": row_of(self.target),
+            "since": self._since,
+            "key": self._key,
+            "size": self._size,
+            "owner": self._owner,
+            "part": self._part,
+            "place": self.target.tableoid if self._has_heirs else None,
+            "own": self.cascades.own if self.follows else None,
+        }
 
-    def _measured_columns(self) -> dict[str, str]:
-        columns = {}
-        if self.rows.size is not None:
-            columns["size"] = write_bytes(self.rows.size)
-        if self.rows.total is not None:
-            columns["owner"] = owner_of(self.rows.total)
-        return columns
-
-    def _claimed_columns(self) -> dict[str, str]:
-        columns = {"row": row_of(self.target), "since": self._since, "key": self._key} | self._measured_columns()
-        if self._part:
-            columns["part"] = self._part
-        if self._has_heirs:
-            columns["place"] = self.target.tableoid
-        if self.follows:
-            columns["own"] = self.cascades.own
-        return columns
-
-    def _deleted_columns(self) -> dict[str, str]:
+    def _deleted_columns(self) -> dict[str, str | None]:
+        """Return our own columns, whose names begin with ``_``, and the model's for `Rows.also`."""
         rows = self.rows
-        columns = {"since": self._since, "key": self._key} | self._measured_columns()
-        if rows.total is not None and rows.size is not None:
-            columns["summed"] = write_size(rows.size)
-        if rows.name is not None:
-            columns["named"] = column_name(rows.name)
-        columns |= {f"audit_{place}": value for place, value in enumerate(self.audit.values())}
-        if self.follows:
-            columns["own"] = self.cascades.own
-        # The model's own columns, which `Rows.also` reads, may have the same names without the underscore.
-        of_model = rows.model._meta.sorted_fields if self._also else ()
-        return {f"_{name}": value for name, value in columns.items()} | {
-            quote_name(field.column_name): column_name(field) for field in of_model
+        return {
+            "_since": self._since,
+            "_key": self._key,
+            "_size": self._size,
+            "_owner": self._owner,
+            "_summed": None if rows.total is None or rows.size is None else write_size(rows.size),
+            **{quote_name(one.column_name): column_name(one) for one in rows.model._meta.sorted_fields if self._also},
+            "_named": None if rows.name is None else column_name(rows.name),
+            **{f"_audit_{place}": value for place, value in enumerate(self.audit.values())},
+            "_own": self.cascades.own if self.follows else None,
         }
 
     def _find_carried(self) -> Iterator[CommonTable]:
@@ -279,10 +268,9 @@ class RowStatements:
         where root = any(array(select _key from deleted)) and (node, row) not in (select 0, _own from deleted)
         group by node, row
     """
-        size = "0" if self.rows.size is None else "_size"
-        touched = f"select {size} as _size from deleted union all select 0 from carried"
+        size = "_size" if self._size else "0"
         yield CommonTable("carried", carried, is_materialized=True)
-        yield CommonTable("touched", touched)
+        yield CommonTable("touched", f"select {size} as _size from deleted union all select 0 from carried")
         for place in self.cascades.followers:
             yield CommonTable(f"carried_{place}", f"select row, root from carried where node = {place}")
 
@@ -294,11 +282,11 @@ class RowStatements:
 
     def _select_result(self, chunk: Chunk) -> str:
         """Return the query of the `ChunkResult`, with its columns in the order of the fields."""
-        looks_for_locked = self.rows.total and chunk.totals_first
+        looks_for_locked = self._owner is not None and chunk.totals_first
         by_node = "(select node, count(*) as count from carried group by node) as counts"
         columns = {
             "records": "(select count(*) from deleted)",
-            "bytes": "0" if self.rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
+            "bytes": "(select coalesce(sum(_size), 0)::bigint from deleted)" if self._size else "0",
             "instant": "since::text",
             "key": "key",
             "held_up": "array(select owner from held_up)" if looks_for_locked else "array[]::bigint[]",
@@ -341,9 +329,9 @@ def row_of(target: Target) -> str:
     return target.ctid if target.has_places else column_name(key)
 
 
-def write_columns(columns: Mapping[str, str]) -> str:
-    """Return the list of columns of a query, in SQL: expressions by name."""
-    return ", ".join(f"{value} as {name}" for name, value in columns.items())
+def write_columns(columns: Mapping[str, str | None]) -> str:
+    """Return the list of columns of a query, in SQL: expressions by name, None for a column that it lacks."""
+    return ", ".join(f"{value} as {name}" for name, value in columns.items() if value is not None)
 
 
 def _as_json(name: str) -> str:

@@ -7,8 +7,10 @@ import pytest
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
-from forgekeeper.deleting.rows import execute
-from forgekeeper.runs.brakes import Brakes, Deadline
+from forgekeeper.database.targets import Target
+from forgekeeper.deleting.rows import execute_change
+from forgekeeper.runs.brakes import Deadline
+from forgekeeper.runs.run import Run
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -96,5 +98,6 @@ def spoilt(table, record):
 
 def cleanup_stale(kind, now, ids, *, audit=None):
     """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
-    brakes = Brakes(stale_imports, settings_with(), stale_imports.outcome(), None)
-    return execute(kind.answer().bind("stale_imports", now), now, ids, audit or Audit("a", on=False), brakes)
+    run = Run(stale_imports, settings_with(), audit=audit or Audit("a", on=False))
+    run.now = now
+    return execute_change(run, kind.answer().bind("stale_imports", now), Target.find(kind.model, "update"), ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -102,19 +102,26 @@ def check(
                 _accept_replaced_redis(str(reason))
             place_reason = reason if moved or copied else None
             found = list(findings(settings, process, init=init, copied=copied, reason=place_reason))
-            if watch is not None and not any(one.level == "error" for one in found):
+            if watch is not None and not _errors(found):
                 found += others(partial(time.sleep, watch))
         finally:
             release()
-    errors = [finding for finding in found if finding.level == "error"]
-    if json:
-        emit({"ok": not errors, "findings": [finding._asdict() for finding in found]})
-    else:
-        for level, subject, message in found:
-            out.print(f"{level:8}", style=COLORS[level], end="")
-            out.print(f"{subject}: {clean(message)}")
-    if errors:
+    _print_findings(found, json=json)
+    if _errors(found):
         raise typer.Exit(FAILED)
+
+
+def _errors(found: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in found if finding.level == "error"]
+
+
+def _print_findings(found: Sequence[Finding], *, json: bool) -> None:
+    if json:
+        emit({"ok": not _errors(found), "findings": [finding._asdict() for finding in found]})
+        return
+    for level, subject, message in found:
+        out.print(f"{level:8}", style=COLORS[level], end="")
+        out.print(f"{subject}: {clean(message)}")
 
 
 def _accept_replaced_redis(reason: str) -> None:
@@ -153,7 +160,7 @@ def findings(
         if process is not Process.SCHEDULER:
             yield from _clocks(settings)
         elsewhere = _place(copied=copied, reason=reason)
-        # Where the database may be a copy nothing is claimed.
+        # No Redis and no store is claimed if the database may be a copy.
         init = init and elsewhere is None
         ours, finding = _installation(init=init, asks_redis=process is not Process.EXPORTER)
         yield elsewhere or finding

@@ -25,6 +25,7 @@ from forgekeeper.runs.notices import Notice
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
+from forgekeeper.settings import Settings
 from forgekeeper.storage import installation
 from forgekeeper.storage.installation import Disagreement, Installation, agree
 from forgekeeper.storage.outbox import DeletedObject
@@ -37,6 +38,7 @@ OURS: tuple[type[Base], ...] = (
 )
 """The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
 FORBIDDEN = "42501"
+UP_TO_DATE = "the schema is up to date"
 OWNER = (
     "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, where there is"
     " no schema for them yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
@@ -71,33 +73,41 @@ def migrate(
     """
     with connected("migrate", migrated=False, redis_needed=False) as settings:
         if check:
-            pending = migrations.pending(database.obj)
-            if pending and not json:
-                too_old = _find_too_old()
-                stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
-                raise Problem(f"pending: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
-            found = {"applied": [], "pending": pending, "too_old": _find_too_old()}
-            answer(found, "the schema is up to date", json=json)
-            raise typer.Exit(FAILED if pending else 0)
+            _report_pending(json=json)
+            return
         _require_none_too_old(wait=wait)
-        try:
-            with database.atomic():
-                applied = apply_pending()
-                held = hold_new() if FIRST in applied else []
-                if (before := upkeep.keep(days := settings.audit_keep)) != days:
-                    after = {"days": days}
-                    acts.record("migrate", "how long the audit is kept", before={"days": before}, after=after)
-        except pw.ProgrammingError as error:
-            if sqlstate(error) != FORBIDDEN:
-                raise
-            raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]), settings.own_schema)) from error
+        applied, held = _migrate(settings)
         _record_installation(redis_needed=settings.redis_url is not None)
-    sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
-    answer(
-        {"applied": applied, "pending": [], "held": held},
-        sentence + (NEW.format(", ".join(held)) if held else ""),
-        json=json,
-    )
+    sentence = f"applied: {', '.join(applied)}" if applied else UP_TO_DATE
+    said = sentence + (NEW.format(", ".join(held)) if held else "")
+    answer({"applied": applied, "pending": [], "held": held}, said, json=json)
+
+
+def _report_pending(*, json: bool) -> None:
+    """Print which migrations are pending, and raise `Problem` or `typer.Exit` if any is."""
+    pending, too_old = migrations.pending(database.obj), _find_too_old()
+    if pending and not json:
+        stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
+        raise Problem(f"pending: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
+    answer({"applied": [], "pending": pending, "too_old": too_old}, UP_TO_DATE, json=json)
+    if pending:
+        raise typer.Exit(FAILED)
+
+
+def _migrate(settings: Settings) -> tuple[list[str], list[str]]:
+    """Apply pending migrations and record the setting; return their names, and the batches that are held as new."""
+    try:
+        with database.atomic():
+            applied = apply_pending()
+            held = hold_new() if FIRST in applied else []
+            if (before := upkeep.keep(days := settings.audit_keep)) != days:
+                after = {"days": days}
+                acts.record("migrate", "how long the audit is kept", before={"days": before}, after=after)
+    except pw.ProgrammingError as error:
+        if sqlstate(error) != FORBIDDEN:
+            raise
+        raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]), settings.own_schema)) from error
+    return applied, held
 
 
 def _find_too_old() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, NamedTuple
@@ -70,13 +70,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     """
     chosen = batch_named(batch)
     if dry_run:
-        with connected(f"preview {batch}") as settings:
-            told = lambda part: progress(f"{batch}: {part.records:,} counted, {part.record}")  # noqa: E731
-            try:
-                found = preview_of(chosen, settings, sample=SAMPLE if sample is None else sample, told=told)
-            finally:
-                progress("")
-        answer(found.as_json(), "\n".join(map(clean, lines(found))), json=json)
+        _show_preview(chosen, SAMPLE if sample is None else sample, json=json)
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
@@ -92,14 +86,27 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
             say(holds.sentences(batch) if back else [silent or _overlapping(batch)], err)
             result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
+    if silent or _is_held(result):
+        raise typer.Exit(HELD)
+
+
+def _show_preview(batch: BatchSpec, sample: int, *, json: bool) -> None:
+    def show_progress(part: Part) -> None:
+        progress(f"{batch.name}: {part.records:,} counted, {part.record}")
+
+    with connected(f"preview {batch.name}") as settings:
+        try:
+            found = preview_of(batch, settings, sample=sample, told=show_progress)
+        finally:
+            progress("")
+    answer(found.as_json(), "\n".join(map(clean, lines(found))), json=json)
+
+
+def _is_held(result: Mapping[str, Any]) -> bool:
+    """Say whether the run or a child was blocked, or its batch is held."""
     children = result.get("children")
-    if silent:
-        raise typer.Exit(HELD)
-    if any(
-        "blocked" in one or one.get("skipped") == "held"
-        for one in [result, *(children if isinstance(children, list) else [])]
-    ):
-        raise typer.Exit(HELD)
+    attempts = [result, *(children if isinstance(children, list) else [])]
+    return any("blocked" in one or one.get("skipped") == "held" for one in attempts)
 
 
 def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:

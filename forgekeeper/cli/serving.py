@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -78,10 +78,7 @@ def worker(
     fetched a run.
     It waits for its servers.  SIGTERM and Ctrl-C let the runs end at their next safe point first.
     """
-    queues = [name.strip() for given in queues or () for name in given.split(",")]
-    for queue in queues:
-        if queue not in declared_queues():
-            wrong_use(f"there is no queue {queue!r}; there are: {', '.join(declared_queues())}")
+    queues = _read_queues(queues or ())
     settings, asked = configured(), shutdown.requests()
     port = settings.metrics_port_worker if metrics_port is None else metrics_port
     wait = Wait(asked, said="worker")
@@ -90,10 +87,7 @@ def worker(
     _serve_probes(settings, port, CollectorRegistry())
     wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
     threads = threads or settings.worker_threads
-    # What a process needs in its environment must be there before its Python starts.
-    os.environ["PYTHONPATH"] = python_path()
-    os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
-    os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
+    _set_environment(settings, threads)
     arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
     if queues:
         arguments += ["--queues", *queues]
@@ -103,6 +97,22 @@ def worker(
     wait.end_if_asked()
     _count_in_files(port)
     os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
+
+
+def _read_queues(given: Iterable[str]) -> list[str]:
+    """Read names of queues, separated by commas.  Raises `Problem` for a queue that no batch declares."""
+    queues = [name.strip() for names in given for name in names.split(",")]
+    for queue in queues:
+        if queue not in declared_queues():
+            wrong_use(f"there is no queue {queue!r}; there are: {', '.join(declared_queues())}")
+    return queues
+
+
+def _set_environment(settings: Settings, threads: int) -> None:
+    """Set the variables that the worker's processes need before their Python starts."""
+    os.environ["PYTHONPATH"] = python_path()
+    os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
+    os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
 
 
 def python(module: str, *arguments: str) -> list[str]:

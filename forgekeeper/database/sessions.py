@@ -147,20 +147,8 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
         made = Pool(None, max_connections=size, timeout=timeouts.connect.total_seconds(), autoconnect=False)
     made.schema, made.forge_schema = schemas
     parameters = extensions.parse_dsn(url)
-    limits = {
-        "statement_timeout": timeouts.statement,
-        "lock_timeout": timeouts.lock,
-        "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
-    }
+    options = _session_options(parameters.pop("options", ""), timeouts, schemas)
     quarter = max(1, round(timeouts.network.total_seconds() / 4))
-    given = parameters.pop("options", "")
-    path = ",".join([*schemas, *PATH.findall(given)])
-    options = [
-        given,
-        *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()),
-        *(f"-c {key}={value.replace(' ', ESCAPED_SPACE)}" for key, value in FIXED.items()),
-        f"-c search_path={path}",
-    ]
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
         # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
@@ -171,9 +159,21 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
         keepalives_interval=quarter,
         keepalives_count=3,
         connection_factory=Connection,
-        options=" ".join(options).strip(),
+        options=options,
     )
     database.initialize(made)
+
+
+def _session_options(given: str, timeouts: Timeouts, schemas: tuple[str, str]) -> str:
+    """Return the options of every session: the options *given* in the URL, and ours, which override them."""
+    settings = FIXED | {
+        "statement_timeout": str(_milliseconds(timeouts.statement)),
+        "lock_timeout": str(_milliseconds(timeouts.lock)),
+        "idle_in_transaction_session_timeout": str(_milliseconds(timeouts.idle_in_transaction)),
+        "search_path": ",".join([*schemas, *PATH.findall(given)]),
+    }
+    ours = (f"-c {name}={value.replace(' ', ESCAPED_SPACE)}" for name, value in settings.items())
+    return " ".join([given, *ours]).strip()
 
 
 def _milliseconds(duration: timedelta) -> int:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -173,10 +174,11 @@ class RowStatements:
 
     def look_at_sizes(self, chunk: Chunk) -> str:
         """Return the statement that returns each row's key, its bytes, and the number of rows that go with it."""
-        columns = {"key": self._key, "size": self._size or "0"}
+        size = self._size or "0"
         if not self.follows:
-            return self._select_due(columns | {"weight": "1"}, chunk)
-        due = self._select_due(columns | {"since": self._since, "own": self.cascades.own}, chunk)
+            return self._select_due(f"{self._key}, {size}, 1", chunk)
+        columns = {"key": self._key, "since": self._since, "size": size, "own": self.cascades.own}
+        due = self._select_due(write_columns(columns), chunk)
         candidates = CommonTable("candidates", due, is_materialized=True)
         sizes = f"select key, size, weight from candidates join {WEIGHED} order by since, key"
         return write_statement([candidates, self.cascades.find_followers("candidates")], sizes)
@@ -189,18 +191,18 @@ class RowStatements:
         if chunk.rows_left is not None and self.follows:
             limits["weight"] = "rows_left"
         first = "candidates" if limits else "claimed"
-        yield CommonTable(first, self._select_due(self._claimed_columns(), chunk), is_materialized=True)
+        yield CommonTable(first, self._select_due(self._claimed_columns, chunk), is_materialized=True)
         if self.follows:
             yield self.cascades.find_followers(first)
         if limits:
             yield claim_within(limits)
 
-    def _select_due(self, columns: Mapping[str, str | None], chunk: Chunk) -> str:
+    def _select_due(self, columns: str, chunk: Chunk) -> str:
         conditions = chosen(self._key, only=chunk.only, without=chunk.without)
         if self._owner and chunk.held_up:
             conditions += f" and ({self._owner} <> all(%(held_up)s)) is not false"
         return f"""
-        select {write_columns(columns)} from {self._table}
+        select {columns} from {self._table}
         where {self._due} and ({self._since}, {self._key}) > (%(instant)s, %(key)s::bigint){conditions}
         order by {self._since}, {self._key}
         limit {chunk.limit}
@@ -220,7 +222,7 @@ class RowStatements:
         query = f"""
         delete from {self._table}
         where {" and ".join(conditions)}
-        returning {write_columns(self._deleted_columns())}
+        returning {self._deleted_columns}
     """
         return CommonTable("deleted", query)
 
@@ -234,8 +236,9 @@ class RowStatements:
             # PostgreSQL skips partitions by bounds, not by an array.  Rows that become due together are neighbours.
             yield f"{self._part} between (select min(part) from claimed) and (select max(part) from claimed)"
 
-    def _claimed_columns(self) -> dict[str, str | None]:
-        return {
+    @cached_property
+    def _claimed_columns(self) -> str:
+        columns = {
             "row": row_of(self.target),
             "since": self._since,
             "key": self._key,
@@ -245,11 +248,13 @@ class RowStatements:
             "place": self.target.tableoid if self._has_heirs else None,
             "own": self.cascades.own if self.follows else None,
         }
+        return write_columns(columns)
 
-    def _deleted_columns(self) -> dict[str, str | None]:
-        """Return our own columns, whose names begin with ``_``, and the model's for `Rows.also`."""
+    @cached_property
+    def _deleted_columns(self) -> str:
+        """Our own columns, whose names begin with ``_``, and the model's for `Rows.also`."""
         rows = self.rows
-        return {
+        columns = {
             "_since": self._since,
             "_key": self._key,
             "_size": self._size,
@@ -260,6 +265,7 @@ class RowStatements:
             **{f"_audit_{place}": value for place, value in enumerate(self.audit.values())},
             "_own": self.cascades.own if self.follows else None,
         }
+        return write_columns(columns)
 
     def _find_carried(self) -> Iterator[CommonTable]:
         """Yield the tables of the rows that foreign keys delete or change with the deleted rows, each row once."""

@@ -14,9 +14,9 @@ from typing import ClassVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.connections import client
-from forgekeeper.database import Base, BigIdentityField, database, default, exclusions
-from forgekeeper.database.survey import missed
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import Base, BigIdentityField, database, default, exclusions
+from forgekeeper.platform.database.survey import missed
 
 
 class UserStatus(Base):

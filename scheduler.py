@@ -1,7 +1,7 @@
 """The timetable, and the process that keeps it.
 
 Any number of schedulers run side by side, without a leader.  APScheduler only says *now*, and wakes the batch's loop;
-what is due is decided by `forgekeeper.runs.reconcile`.
+what is due is decided by `forgekeeper.ledger.reconcile`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
-from forgekeeper.batches import BATCHES, BatchSpec, all_declared
-from forgekeeper.connections import identity
-from forgekeeper.database import database, release
+from forgekeeper.api.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.failpoints import arm
-from forgekeeper.process.lifetime import tell_supervisor
-from forgekeeper.runs.processes import Heartbeat
-from forgekeeper.runs.reconcile import COUNT, reconcile
-from forgekeeper.settings import Settings
+from forgekeeper.ledger.processes import Heartbeat
+from forgekeeper.ledger.reconcile import COUNT, reconcile
+from forgekeeper.platform.connections import identity
+from forgekeeper.platform.database import database, release
+from forgekeeper.platform.failpoints import arm
+from forgekeeper.platform.lifetime import tell_supervisor
+from forgekeeper.platform.settings import Settings
 from metrics.catalogue import table
 from metrics.logs import describe
 from metrics.threads import Vital, ended_itself

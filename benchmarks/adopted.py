@@ -17,10 +17,10 @@ from benchmarks.audit import work_off
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 from forges.adoption import fit
 from forges.gitlab.adoption import KIND
 from models import CLASS, TRACE, UNLOCKED

@@ -5,11 +5,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import identity
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import identity
+from forgekeeper.platform.settings import Settings
 
 
 def run(batch: str, settings: Settings) -> tuple[float, dict[str, Any]]:

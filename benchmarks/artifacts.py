@@ -28,11 +28,11 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from demo.servers import Servers
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
+from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.delivery import queues
-from forgekeeper.settings import Settings
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY
 from workers.expired_job_artifacts import buckets as shares
 

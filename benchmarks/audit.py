@@ -11,12 +11,12 @@ from time import monotonic, process_time
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.settings import Settings
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
 
 ARTIFACTS = 100_000

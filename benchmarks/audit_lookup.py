@@ -10,10 +10,10 @@ from time import monotonic
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
+from forgekeeper.api.answers import Subject
 from forgekeeper.audit import lookup
 from forgekeeper.audit.lookup import PATH
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Subject
+from forgekeeper.platform.database import database
 
 RECORDS = 10_000_000
 SIZES = {"audit_lookup": 100, "audit_lookup_twenties": 20, "audit_lookup_tens": 10, "audit_lookup_ones": 1}

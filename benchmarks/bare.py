@@ -18,7 +18,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper.settings.cron import Cron
+from forgekeeper.platform.settings.cron import Cron
 
 QUEUES = ("cron", "objects", "git", "artifacts")
 DELAYS = "delays"

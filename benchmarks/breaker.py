@@ -12,17 +12,17 @@ from benchmarks.contest import Benchmark, Peer
 from demo.sample_data import add_statuses as sample
 from demo.servers import Servers
 from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.batches import BATCHES
-from forgekeeper.boot import model
-from forgekeeper.connections import Limits, client, connect, identity
-from forgekeeper.database import database, now
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.delivery.boot import model
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.runs import breaker
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.settings import Settings
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import Limits, client, connect, identity
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.settings import Settings
 from models import UserStatus
 
 BATCH = "user_status_cleanup"

@@ -24,9 +24,9 @@ from benchmarks.forge import database_of
 from benchmarks.processes import ROOT, environment, until
 from benchmarks.serving import Shared
 from demo.servers import Servers
-from forgekeeper.console.pages import PAGES, load_pages
-from forgekeeper.console.reading import FRESH
-from forgekeeper.database import database
+from forgekeeper.cli.console.pages import PAGES, load_pages
+from forgekeeper.cli.console.reading import FRESH
+from forgekeeper.platform.database import database
 
 RUNS, LETTERS, ROWS, ACTS = 10_000, 100_000, 10_000_000, 100_000
 ASKED = 7

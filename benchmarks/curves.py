@@ -20,7 +20,7 @@ from benchmarks.contest import Benchmark, Curve, Peer, Point
 from benchmarks.forge import database_of
 from benchmarks.worlds import OPTIONS, World, worlds
 from demo.servers import Servers
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST, AT_LARGEST = 10_000_000, ("statuses", "artifacts", "uploads")

@@ -14,13 +14,13 @@ from pydantic import SecretStr
 from benchmarks import sidekiq
 from benchmarks.contest import Benchmark, Missing, Peer
 from demo.servers import Servers
-from forgekeeper.batches import CHILDREN
-from forgekeeper.boot import model
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Enqueued
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
+from forgekeeper.delivery.boot import model
 from forgekeeper.delivery.broker import load_batches
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.database import database
 
 PROJECTS = 10_000
 PAGE = 100

@@ -12,12 +12,12 @@ from pydantic import SecretStr
 
 from demo.servers import Servers
 from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.boot import model
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database
+from forgekeeper.delivery.boot import model
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.settings import Settings
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 from metrics import logs
 
 MADE = "select exists (select from pg_database where datname = %s)"

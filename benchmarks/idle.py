@@ -17,8 +17,8 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.serving import Shared, bare, ours
 from demo.servers import Servers
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform.database import database
 
 SECONDS = 60.0
 LEAST = 5.0

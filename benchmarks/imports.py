@@ -16,9 +16,9 @@ from benchmarks import alone, processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 
 STALE = 10_000
 FRESH = 10

@@ -20,12 +20,12 @@ from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses, create_repository
 from demo.servers import Servers
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.runs.register_epoch import forget_epochs
-from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.sentinel import Folder
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.guards.register_epoch import forget_epochs
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.installation import Installation
+from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
 from workers.stale_direct_uploads import keys
 

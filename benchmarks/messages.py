@@ -17,7 +17,7 @@ from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
-from forgekeeper.settings import Settings
+from forgekeeper.platform.settings import Settings
 
 MESSAGES = 20_000
 WORKER = ("--processes", "2", "--threads", "8")

@@ -19,10 +19,10 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper.boot import load
-from forgekeeper.connections import Limits, connect
-from forgekeeper.runs import attempt as attempts
-from forgekeeper.runs.attempt import Attempt
+from forgekeeper.delivery.boot import load
+from forgekeeper.engine import attempt as attempts
+from forgekeeper.engine.attempt import Attempt
+from forgekeeper.platform.connections import Limits, connect
 from metrics.counting import WORKER
 from metrics.endpoint import begin, listen
 

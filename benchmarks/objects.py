@@ -6,8 +6,8 @@ from benchmarks.contest import Benchmark
 from benchmarks.moto_server import path
 from benchmarks.stores import World
 from demo.servers import Servers
-from forgekeeper.database import database
-from forgekeeper.storage.outbox import DeletedObject, parted
+from forgekeeper.platform.database import database
+from forgekeeper.sources.outbox import DeletedObject, parted
 
 OBJECTS = 20_000
 ADD = """

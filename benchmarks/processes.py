@@ -12,10 +12,10 @@ from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import IO, Any
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 LOOK_EVERY = 0.005

@@ -17,13 +17,13 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.sample_data import create_repository, refs_of
 from demo.servers import Servers
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.installation import Installation
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import sentinel
 from workers.git_ref_cleanup import MAX_DELETES, clean_project_refs
 from workers.git_ref_cleanup.deletions import waiting_projects
 

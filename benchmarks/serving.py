@@ -11,8 +11,8 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from benchmarks.processes import ROOT, environment, until
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 
 WORKER = ("--processes", "1", "--threads", "8")
 READY = "select count(distinct kind) from processes"

@@ -16,12 +16,12 @@ from benchmarks.contest import Benchmark, Missing, Peer
 from benchmarks.forge import database_of
 from demo.servers import EmbeddedError, Servers
 from demo.servers.machine import postgres_folder
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client, identity
-from forgekeeper.database import database
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
 from workers.user_status_cleanup import BATCH_SIZE
 
 ROWS = 1_000_000

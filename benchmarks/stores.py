@@ -16,14 +16,14 @@ from benchmarks.contest import Missing, Peer
 from benchmarks.forge import database_of
 from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
 from demo.servers import Servers
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.runs.register_epoch import forget_epochs
-from forgekeeper.settings import Settings
-from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
-from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.sentinel import Store
+from forgekeeper.guards.register_epoch import forget_epochs
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets.bulk_deletion import MAX_KEYS_PER_REQUEST
+from forgekeeper.targets.sentinel import Store
 
 ONE_BY_ONE = 400
 """So many objects are deleted one by one, at some ninety a second: all of them would take minutes."""

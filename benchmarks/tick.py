@@ -14,8 +14,8 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.serving import Shared, bare, ours
 from demo.servers import Servers
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform.database import database
 
 TICKS = 60
 LEAST = 5

@@ -8,9 +8,9 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.moto_server import path
 from benchmarks.stores import World
 from demo.servers import Servers
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.sources.outbox import DeletedObject
 from workers.stale_direct_uploads import CHUNK, keys
 
 STALE = 20_000

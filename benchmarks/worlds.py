@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.connections import client, identity
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Enqueued
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
-from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.sentinel import Folder
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.database import database
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
 from workers.stale_direct_uploads import keys
 

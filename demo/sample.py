@@ -7,11 +7,11 @@ from pathlib import Path
 
 from demo.sample_data import add_samples
 from demo.traffic import add_traffic
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage.installation import Installation
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.sentinel import NAME, Folder
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import PREFIX, Settings
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets.sentinel import NAME, Folder
 from models import UserStatus
 
 SAMPLE_PLACES = ("repositories", "objects")

@@ -13,15 +13,15 @@ import obstore
 import peewee as pw
 
 from demo.tables import make_tables
-from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.terminal import Problem, emit, err, table
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
-from forgekeeper.settings import Settings
-from forgekeeper.storage import stores
-from forgekeeper.storage.git_command import Git, legible
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import stores
+from forgekeeper.targets.git_command import Git, legible
 from models import STALE_AFTER, BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_unfinished
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import paths

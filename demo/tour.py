@@ -27,15 +27,15 @@ from demo.servers import servers
 from demo.tables import make_tables
 from demo.traffic import INTERVAL_SECONDS, add_traffic
 from demo.up import PAUSE_SECONDS, Processes
-from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, all_declared
+from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Problem, err, facts, out, table
-from forgekeeper.database import database, now
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.sentinel import NAME
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import migrations
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.settings import PREFIX, Settings
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets.sentinel import NAME
 from metrics.catalogue import series
 
 TIMEOUT = 90.0
@@ -54,7 +54,7 @@ Pages = Mapping[str, list[Series]]
 
 def show_everything(*, keep: bool) -> None:
     """Do what the command `demo` promises; if *keep*, leave everything running until Ctrl-C."""
-    from forgekeeper.console.command import url
+    from forgekeeper.cli.console.command import url
 
     # Unwinds the contexts below, so that everything that was started has ended when we have.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

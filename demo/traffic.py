@@ -8,10 +8,10 @@ from pathlib import Path
 import obstore
 
 from demo.sample_data import add_ref_deletions, create_refs
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
-from forgekeeper.storage import stores
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import stores
 from models import JobArtifact
 from workers.stale_direct_uploads import keys
 

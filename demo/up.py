@@ -19,17 +19,16 @@ from demo.sample import prepare_sample, sample_settings
 from demo.servers import servers
 from demo.tables import make_tables
 from demo.traffic import INTERVAL_SECONDS, add_traffic
-from forgekeeper import shutdown
-from forgekeeper.batches import BATCHES, queues
-from forgekeeper.boot import load
+from forgekeeper.api.batches import BATCHES, queues
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.migrate import apply_pending
 from forgekeeper.cli.serving import Wait, database_missing, python, python_path
 from forgekeeper.cli.terminal import FAILED, Problem, err, wrong_use
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database
-from forgekeeper.process import lifetime
-from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.delivery.boot import load
+from forgekeeper.platform import lifetime, shutdown
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import PREFIX, Settings
 
 FOLDER, SAMPLE_FOLDER = Path(".forgekeeper"), "sample"
 OBJECT_GRACE_SECONDS = 60
@@ -190,7 +189,7 @@ def _start_all(running: Processes, settings: Settings) -> None:
     if settings.metrics_port_exporter:
         running.start("exporter")
     if settings.console_port and find_spec("uvicorn"):
-        from forgekeeper.console.command import url
+        from forgekeeper.cli.console.command import url
 
         running.start("console")
         _wait_until_listening(running, settings)

@@ -10,36 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forgekeeper.batches import Record as Record
-    from forgekeeper.batches import Threshold as Threshold
-    from forgekeeper.database import Base
-    from forgekeeper.declaring.answers import Changes as Changes
-    from forgekeeper.declaring.answers import Children as Children
-    from forgekeeper.declaring.answers import Note as Note
-    from forgekeeper.declaring.answers import Recoverable as Recoverable
-    from forgekeeper.declaring.answers import Rows as Rows
-    from forgekeeper.declaring.answers import Skip as Skip
-    from forgekeeper.declaring.answers import Spared as Spared
-    from forgekeeper.declaring.answers import Subject as Subject
-    from forgekeeper.declaring.answers import Total as Total
-    from forgekeeper.declaring.items import Items as Items
-    from forgekeeper.declaring.items import Kept as Kept
-    from forgekeeper.declaring.objects import Locations as Locations
-    from forgekeeper.declaring.objects import NamedBy as NamedBy
-    from forgekeeper.declaring.objects import Objects as Objects
-    from forgekeeper.declaring.objects import Queue as Queue
-    from forgekeeper.declaring.objects import Retry as Retry
-    from forgekeeper.deleting.decorators import batch as batch
-    from forgekeeper.deleting.decorators import child as child
-    from forgekeeper.runs.preconditions import Blocked as Blocked
+    from forgekeeper.api.answers import Changes as Changes
+    from forgekeeper.api.answers import Children as Children
+    from forgekeeper.api.answers import Note as Note
+    from forgekeeper.api.answers import Recoverable as Recoverable
+    from forgekeeper.api.answers import Rows as Rows
+    from forgekeeper.api.answers import Skip as Skip
+    from forgekeeper.api.answers import Spared as Spared
+    from forgekeeper.api.answers import Subject as Subject
+    from forgekeeper.api.answers import Total as Total
+    from forgekeeper.api.batches import Record as Record
+    from forgekeeper.api.batches import Threshold as Threshold
+    from forgekeeper.api.items import Items as Items
+    from forgekeeper.api.items import Kept as Kept
+    from forgekeeper.api.objects import Locations as Locations
+    from forgekeeper.api.objects import NamedBy as NamedBy
+    from forgekeeper.api.objects import Objects as Objects
+    from forgekeeper.api.objects import Queue as Queue
+    from forgekeeper.api.objects import Retry as Retry
+    from forgekeeper.engine.decorators import batch as batch
+    from forgekeeper.engine.decorators import child as child
+    from forgekeeper.guards.preconditions import Blocked as Blocked
+    from forgekeeper.platform.database import Base
     from metrics.catalogue import Counter as Counter
 
     Table = Base
 
 _NAMES = {
-    "forgekeeper.batches": ["Record", "Threshold"],
-    "forgekeeper.database": ["Table"],
-    "forgekeeper.declaring.answers": [
+    "forgekeeper.api.batches": ["Record", "Threshold"],
+    "forgekeeper.platform.database": ["Table"],
+    "forgekeeper.api.answers": [
         "Changes",
         "Children",
         "Note",
@@ -50,10 +50,10 @@ _NAMES = {
         "Subject",
         "Total",
     ],
-    "forgekeeper.declaring.items": ["Items", "Kept"],
-    "forgekeeper.declaring.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
-    "forgekeeper.deleting.decorators": ["batch", "child"],
-    "forgekeeper.runs.preconditions": ["Blocked"],
+    "forgekeeper.api.items": ["Items", "Kept"],
+    "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
+    "forgekeeper.engine.decorators": ["batch", "child"],
+    "forgekeeper.guards.preconditions": ["Blocked"],
     "metrics.catalogue": ["Counter"],
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

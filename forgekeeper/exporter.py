@@ -20,20 +20,21 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
 from pydantic import SecretStr
 
-from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_declared, queues, spec
-from forgekeeper.connections import Limits, client
-from forgekeeper.coordination import leases as locks
-from forgekeeper.database import database, release
-from forgekeeper.database.looking import looking
-from forgekeeper.declaring.shown import Collector
+from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_declared, queues, spec
+from forgekeeper.api.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import holds, preconditions, quarantine, reconcile
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.off import switched_off
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.installation import Installation
+from forgekeeper.guards import preconditions
+from forgekeeper.ledger import holds, quarantine, reconcile
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.off import switched_off
+from forgekeeper.platform.connections import Limits, client
+from forgekeeper.platform.coordination import leases as locks
+from forgekeeper.platform.database import database, release
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import sentinel
 from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
 from metrics.threads import Probe, asked
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 from forges.templates import comment_of_version
 
 if TYPE_CHECKING:

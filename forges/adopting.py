@@ -6,11 +6,11 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Problem, answer, emit, write, wrong_use
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 from forges import adoption
 from models import APPLICATION
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import ClassVar, TypeVar
 
-from forgekeeper.database import database, definers
-from forgekeeper.database.integrity import reasons_to_miss_rows
-from forgekeeper.database.relations import needs
+from forgekeeper.platform.database import database, definers
+from forgekeeper.platform.database.integrity import reasons_to_miss_rows
+from forgekeeper.platform.database.relations import needs
 from forges.parts import AdoptedPart
 from forges.templates import comment_of_version, read_template
 from models import APPLICATION, OPTIONAL

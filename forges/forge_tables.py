@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forgekeeper.database import Base, database, exclusions
-from forgekeeper.database.naming import relation_name
-from forgekeeper.database.relations import Relation, misfits
-from forgekeeper.database.relations import look as look_at_relations
+from forgekeeper.platform.database import Base, database, exclusions
+from forgekeeper.platform.database.naming import relation_name
+from forgekeeper.platform.database.relations import Relation, misfits
+from forgekeeper.platform.database.relations import look as look_at_relations
 from forges.adoption import Adoption, Unfit, look
 from forges.common_tables import prefix_statement, write_common_tables
 from forges.forgejo.adoption import KIND as FORGEJO

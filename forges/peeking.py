@@ -16,13 +16,13 @@ import peewee as pw
 from pydantic import SecretStr
 from rich.filesize import decimal
 
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import configured, sentence
 from forgekeeper.cli.terminal import Problem, emit, moment, progress, say, table, wrong_use
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, now, release
-from forgekeeper.database.looking import looking
-from forgekeeper.settings import Settings
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database, now, release
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.settings import Settings
 from forges.adoption import Unfit
 from forges.forge_tables import EXAMPLE, KINDS, ForgeTables, recognize_forge
 from forges.row_counts import RowCount, count_rows

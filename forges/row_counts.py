@@ -9,10 +9,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from forgekeeper.database import database, survey
-from forgekeeper.database.naming import column_name, relation_name, write_expression
-from forgekeeper.declaring.answers import Rows
-from forgekeeper.deleting.statement import write_bytes
+from forgekeeper.api.answers import Rows
+from forgekeeper.engine.statement import write_bytes
+from forgekeeper.platform.database import database, survey
+from forgekeeper.platform.database.naming import column_name, relation_name, write_expression
 from forges.forge_tables import ForgeTables
 
 SAMPLED_ROWS = 10_000

@@ -25,12 +25,12 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from demo.servers import servers
 from demo.servers.machine import bundled_redis
 from demo.tables import make_tables
-from forgekeeper import database as db
-from forgekeeper import migrations
-from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage.installation import Installation
+from forgekeeper.platform import database as db
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import PREFIX, Settings
 from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION

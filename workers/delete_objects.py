@@ -10,8 +10,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from forgekeeper import Locations, NamedBy, Objects, Queue, Retry, batch
-from forgekeeper.database import survey
-from forgekeeper.storage.outbox import LOCATIONS, MAX_ATTEMPTS, DeletedObject
+from forgekeeper.platform.database import survey
+from forgekeeper.sources.outbox import LOCATIONS, MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact, PathlessArtifact, ProjectGroup
 
 CHUNK = 1_000

@@ -17,19 +17,19 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Record, Rows, batch
+from forgekeeper.api.answers import Removal
+from forgekeeper.api.batches import all_declared
+from forgekeeper.api.shown import Look, Part
 from forgekeeper.audit import upkeep
-from forgekeeper.batches import all_declared
-from forgekeeper.database.exclusions import Exclusion
-from forgekeeper.declaring.answers import Removal
-from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.rows import parts_of
-from forgekeeper.deleting.work import settings
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.preconditions import fits
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.engine.rows import parts_of
+from forgekeeper.engine.work import settings
+from forgekeeper.guards.preconditions import fits
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.database.exclusions import Exclusion
+from forgekeeper.sources.settled import SettledUpload
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)

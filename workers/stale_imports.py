@@ -18,7 +18,7 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Changes, Record, Rows, Subject, batch
-from forgekeeper.runs.notices import Notice
+from forgekeeper.ledger.notices import Notice
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_unfinished
 
 PAGE_SIZE = 100

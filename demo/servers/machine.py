@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.extras import say_how_to_install
+from forgekeeper.platform.extras import say_how_to_install
 
 INSTALL = f"install it with {say_how_to_install('embedded')}"
 EVERYWHERE = (

@@ -1,6 +1,6 @@
 """The tables of a forge, as far as the batches know them."""
 
-from forgekeeper.migrations import sql
+from forgekeeper.platform.migrations import sql
 
 up = sql("""
 create table user_statuses (

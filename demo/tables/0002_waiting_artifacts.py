@@ -1,6 +1,6 @@
 """An index of the artifacts that stay until the forge says more of them, which the exporter counts."""
 
-from forgekeeper.migrations import sql
+from forgekeeper.platform.migrations import sql
 
 up = sql("""
 create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)

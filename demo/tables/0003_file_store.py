@@ -1,6 +1,6 @@
 """The objects of sample artifacts lie at the location `artifacts`."""
 
-from forgekeeper.migrations import sql
+from forgekeeper.platform.migrations import sql
 
 up = sql("""
 alter table ci_job_artifacts alter file_store set default 2;

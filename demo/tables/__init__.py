@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from forgekeeper import migrations
-from forgekeeper.database.sessions import Database
+from forgekeeper.platform import migrations
+from forgekeeper.platform.database.sessions import Database
 
 TABLES = migrations.Set(Path(__file__).parent, "example_migrations", ours=False)
 

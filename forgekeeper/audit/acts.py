@@ -13,7 +13,7 @@ from typing import Any
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, Document, default
+from forgekeeper.platform.database import Base, Document, default
 from metrics.logs import one_line, redact
 
 LONGEST = 1_000

@@ -19,10 +19,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
-from forgekeeper.database import Base, Document, database, default, now
-from forgekeeper.database.common_tables import CommonTable
-from forgekeeper.database.sessions import writing
-from forgekeeper.declaring.items import Item
+from forgekeeper.api.items import Item
+from forgekeeper.platform.database import Base, Document, database, default, now
+from forgekeeper.platform.database.common_tables import CommonTable
+from forgekeeper.platform.database.sessions import writing
 
 ITEMS = 250
 """So many records are in a row at most: their ids stay in the row, where they are looked for."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from forgekeeper.api.answers import Subject
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import each_of, hashed
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Subject
+from forgekeeper.platform.database import database
 
 SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
 SIZE = "greatest(cardinality(ids), cardinality(hashes))"

@@ -10,8 +10,8 @@ from datetime import datetime
 import peewee as pw
 import structlog
 
-from forgekeeper.database import database, sqlstate
-from forgekeeper.database.sessions import LOCK_NOT_AVAILABLE
+from forgekeeper.platform.database import database, sqlstate
+from forgekeeper.platform.database.sessions import LOCK_NOT_AVAILABLE
 from metrics.logs import describe
 
 # Who waits for a table lets everybody behind it wait, too: deletions, which write to the audit.

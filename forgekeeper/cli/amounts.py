@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.totals import RunTotal
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.totals import RunTotal
 
 DAYS, TIMES = 14, 2
 """An amount is unusual that is more than so many times the largest of so many days before."""

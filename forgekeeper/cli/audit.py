@@ -12,18 +12,18 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from forgekeeper.api.answers import Subject
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.lookup import PATH, Found, Line
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import Json, emit, moment, plain, read_time, say, table, wrong_use
 from forgekeeper.cli.terminal import facts as pairs
-from forgekeeper.database import now
-from forgekeeper.declaring.answers import Subject
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.database import now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
 
 Answer = dict[str, Any]
 STATES = {

@@ -14,9 +14,8 @@ import redis
 import typer
 from redis.exceptions import NoPermissionError
 
-from forgekeeper import migrations
+from forgekeeper.api.batches import BATCHES, queues
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_buckets import stores
 from forgekeeper.cli.check_contract import contract
 from forgekeeper.cli.check_others import others
@@ -26,18 +25,18 @@ from forgekeeper.cli.grants import DELETING, Process, needs_of
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, err, out, wrong_use
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import Base, database, definers, relations, release, schema, sqlstate, writes
-from forgekeeper.database.naming import relation_name
 from forgekeeper.delivery.queues import types
-from forgekeeper.runs import preconditions
-from forgekeeper.runs.processes import version
-from forgekeeper.runs.register_epoch import accept_redis, forget_epochs, why_register_is_lost
-from forgekeeper.settings import Settings
-from forgekeeper.settings.reading import places
-from forgekeeper.storage import installation
-from forgekeeper.storage.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
+from forgekeeper.guards import preconditions
+from forgekeeper.guards.register_epoch import accept_redis, forget_epochs, why_register_is_lost
+from forgekeeper.ledger.processes import version
+from forgekeeper.platform import installation, migrations
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.coordination.values import DECLARED, misfits
+from forgekeeper.platform.database import Base, database, definers, relations, release, schema, sqlstate, writes
+from forgekeeper.platform.database.naming import relation_name
+from forgekeeper.platform.installation import UNDEFINED_TABLE, Installation, claim, claim_by_writing, conflict, owner
+from forgekeeper.platform.settings import Settings
+from forgekeeper.platform.settings.reading import places
 from metrics.logs import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forgekeeper.cli.check_places import Finding, error, ok, store, warning
-from forgekeeper.settings import Settings
-from forgekeeper.storage.bucket import ABORT_UPLOADS, EXPIRE_VERSIONS, BucketInspection
-from forgekeeper.storage.bulk_deletion import MAX_KEYS_PER_REQUEST
-from forgekeeper.storage.deletion import MAX_CONCURRENT_DELETIONS
-from forgekeeper.storage.opening import FAILURES, reason
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets.bucket import ABORT_UPLOADS, EXPIRE_VERSIONS, BucketInspection
+from forgekeeper.targets.bulk_deletion import MAX_KEYS_PER_REQUEST
+from forgekeeper.targets.deletion import MAX_CONCURRENT_DELETIONS
+from forgekeeper.targets.opening import FAILURES, reason
 from metrics.logs import clean
 
 SUBJECT = "object store"

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import md5
 from itertools import chain
 
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli.check_places import Finding, error, ok, warning
 from forgekeeper.cli.grants import DELETING, Process, needs_of
-from forgekeeper.database import Base, database, plans, signs
-from forgekeeper.database.looking import WritesInLook, looking
-from forgekeeper.database.relations import Column, Index, Relation, lacking, look
-from forgekeeper.database.targets import Target
-from forgekeeper.runs import following, preconditions
-from forgekeeper.runs.preconditions import Below
-from forgekeeper.settings import Settings
+from forgekeeper.guards import following, preconditions
+from forgekeeper.guards.preconditions import Below
+from forgekeeper.platform.database import Base, database, plans, signs
+from forgekeeper.platform.database.looking import WritesInLook, looking
+from forgekeeper.platform.database.relations import Column, Index, Relation, lacking, look
+from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.settings import Settings
 
 SUBJECT = "contract"
 LOOKED_AT = 10_000

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.check_places import Finding, ok, warning
-from forgekeeper.database import now
-from forgekeeper.database.looking import looking
-from forgekeeper.database.queries import BOUND
-from forgekeeper.runs.totals import RunTotal
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.database import now
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.database.queries import BOUND
 
 TAKEN = (
     "{batch}: {count:,} of {due:,} records that were due went or were claimed, and not by a run of ours: another"

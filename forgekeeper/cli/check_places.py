@@ -13,14 +13,14 @@ import peewee as pw
 import redis
 from pydantic import SecretStr
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import sentence
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_command import GitError
-from forgekeeper.storage.git_repository import RepositoryFailed, open_repository, served
-from forgekeeper.storage.objects import is_normal
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import sentinel
+from forgekeeper.targets.git_command import GitError
+from forgekeeper.targets.git_repository import RepositoryFailed, open_repository, served
+from forgekeeper.targets.objects import is_normal
 from metrics.logs import clean
 
 Named = Callable[[], list[tuple[str, ...]]]

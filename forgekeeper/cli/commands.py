@@ -14,7 +14,7 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli import (
     audit,
     check,
@@ -37,8 +37,8 @@ from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.streams import OutputLost
 from forgekeeper.cli.terminal import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.runs.processes import version
-from forgekeeper.settings import SettingsError
+from forgekeeper.ledger.processes import version
+from forgekeeper.platform.settings import SettingsError
 from metrics.endpoint import PortTaken
 from metrics.logs import clean
 
@@ -46,7 +46,7 @@ INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 DEMO = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
 """Commands of the demo by their module, which no process of production imports."""
-ABOVE = DEMO | {"console": "forgekeeper.console.command", "adopt": "forges.command", "peek": "forges.command"}
+ABOVE = DEMO | {"console": "forgekeeper.cli.console.command", "adopt": "forges.command", "peek": "forges.command"}
 """Commands that are built on the command line, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),

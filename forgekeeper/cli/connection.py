@@ -9,20 +9,20 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import peewee as pw
 import redis
 
-from forgekeeper import migrations
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.boot import load
 from forgekeeper.cli.standby import said_while_waiting
 from forgekeeper.cli.terminal import HELD, Problem, err, wrong_use
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, release, sqlstate
-from forgekeeper.database.looking import WritesInLook
-from forgekeeper.runs import preconditions
-from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.runs.register_epoch import find_warnings
-from forgekeeper.settings import Settings
-from forgekeeper.storage.installation import Disagreement, agree
+from forgekeeper.delivery.boot import load
+from forgekeeper.guards import preconditions
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.guards.register_epoch import find_warnings
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database, release, sqlstate
+from forgekeeper.platform.database.looking import WritesInLook
+from forgekeeper.platform.installation import Disagreement, agree
+from forgekeeper.platform.settings import Settings
 from metrics import logs
 from metrics.endpoint import PortTaken
 from metrics.logs import clean, text_of

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.boot import load
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.terminal import Json, emit, out, write, wrong_use
-from forgekeeper.database.relations import PROCESSES, Relation
+from forgekeeper.delivery.boot import load
+from forgekeeper.platform.database.relations import PROCESSES, Relation
 
 Sayings = Iterator[tuple[str, str]]
 HEAD = """# What a batch expects of the forge

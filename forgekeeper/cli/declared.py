@@ -7,15 +7,15 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
-from forgekeeper.boot import load
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.terminal import Done, Json, Problem, answer, emit, group, out, table, wrong_use
-from forgekeeper.database import database
-from forgekeeper.database.naming import shown_name
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.reading import describe
+from forgekeeper.delivery.boot import load
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.naming import shown_name
+from forgekeeper.platform.settings import PREFIX, Settings
+from forgekeeper.platform.settings.reading import describe
 from metrics import catalogue
 
 Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.holding import Until
 from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, moment, read_time, table, wrong_use
-from forgekeeper.database import database, exclusions, now
-from forgekeeper.database.exclusions import Exclusion, Subject, Unclear
+from forgekeeper.platform.database import database, exclusions, now
+from forgekeeper.platform.database.exclusions import Exclusion, Subject, Unclear
 
 What = Annotated[
     str, typer.Argument(metavar="WHAT", help="project:7, group:9, or 'pattern:uploads/*' with * and ? of names.")

@@ -9,14 +9,14 @@ from typing import Annotated
 import peewee as pw
 import typer
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import Json, Problem, emit, say, write, wrong_use
-from forgekeeper.database import Base, database, relations, schema, sqlstate
-from forgekeeper.database.naming import name_parts, quote_name, relation_name
-from forgekeeper.settings import Settings
+from forgekeeper.platform.database import Base, database, relations, schema, sqlstate
+from forgekeeper.platform.database.naming import name_parts, quote_name, relation_name
+from forgekeeper.platform.settings import Settings
 from metrics.logs import clean, text_of
 
 UNDEFINED_ROLE = "42704"

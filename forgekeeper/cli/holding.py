@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import peewee as pw
 import typer
 
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli import standby
 from forgekeeper.cli.connection import batch_named, connected, sentence
 from forgekeeper.cli.running import Names, Reason
@@ -29,10 +29,10 @@ from forgekeeper.cli.terminal import (
     say,
     wrong_use,
 )
-from forgekeeper.database import database, now
-from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind, sentences
-from forgekeeper.runs.holds import Batch as BatchRow
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.holds import BRAKES, BY_PEOPLE, Hold, Kind, sentences
+from forgekeeper.ledger.holds import Batch as BatchRow
+from forgekeeper.platform.database import database, now
 from metrics.logs import one_line
 
 FIRST = "0001_ledger"

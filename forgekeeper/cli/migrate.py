@@ -9,27 +9,26 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper import migrations
+from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.batches import FeatureFlag
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.holding import FIRST, hold_new
 from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
-from forgekeeper.database import Base, database, sqlstate
-from forgekeeper.database.exclusions import Exclusion
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.notices import Notice
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.settings import Settings
-from forgekeeper.storage import installation
-from forgekeeper.storage.installation import Disagreement, Installation, agree
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.notices import Notice
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform import installation, migrations
+from forgekeeper.platform.database import Base, database, sqlstate
+from forgekeeper.platform.database.exclusions import Exclusion
+from forgekeeper.platform.installation import Disagreement, Installation, agree
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
 from metrics.logs import clean, text_of
 
 OURS: tuple[type[Base], ...] = (

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli import process_list
 from forgekeeper.cli.terminal import lasting, moment
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.off import switched_off
-from forgekeeper.settings.cron import Cron
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.off import switched_off
+from forgekeeper.platform.settings.cron import Cron
 
 TICKS = 60
 """So many ticks in a row are looked at for those that were missed."""

@@ -10,8 +10,8 @@ import structlog
 import typer
 from rich.text import Text
 
+from forgekeeper.api.batches import BATCHES, queues
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.terminal import (
     Done,
@@ -27,13 +27,13 @@ from forgekeeper.cli.terminal import (
     table,
     warning,
 )
-from forgekeeper.connections import client, identity
-from forgekeeper.coordination import leases as locks
-from forgekeeper.database import now
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.settings import Settings
-from forgekeeper.settings.cron import BadCron, Cron, parse
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.coordination import leases as locks
+from forgekeeper.platform.database import now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.platform.settings.cron import BadCron, Cron, parse
 
 FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
 

@@ -10,16 +10,16 @@ import peewee as pw
 import redis
 import typer
 
+from forgekeeper.api.batches import all_declared
+from forgekeeper.api.shown import Refused
 from forgekeeper.audit import acts
-from forgekeeper.batches import all_declared
 from forgekeeper.cli.connection import connected, require_redis, sentence
 from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
-from forgekeeper.database import database
-from forgekeeper.database.looking import looking
-from forgekeeper.declaring.shown import Refused
-from forgekeeper.runs import quarantine as rows
-from forgekeeper.runs.quarantine import KINDS, Quarantined
-from forgekeeper.settings import Settings
+from forgekeeper.ledger import quarantine as rows
+from forgekeeper.ledger.quarantine import KINDS, Quarantined
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.settings import Settings
 
 Batch = Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only of this batch.")]
 Kind = Annotated[

@@ -12,15 +12,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from forgekeeper import shutdown
-from forgekeeper.batches import BatchSpec, ChildSpec
+from forgekeeper.api.answers import Enqueued, Keyed
+from forgekeeper.api.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.terminal import Problem, err, progress, say
-from forgekeeper.declaring.answers import Enqueued, Keyed
-from forgekeeper.process.lifetime import end_programs
-from forgekeeper.runs.attempt import Attempt, Runner
-from forgekeeper.runs.ledger import Started
-from forgekeeper.settings import Settings
+from forgekeeper.engine.attempt import Attempt, Runner
+from forgekeeper.ledger.job_runs import Started
+from forgekeeper.platform import shutdown
+from forgekeeper.platform.lifetime import end_programs
+from forgekeeper.platform.settings import Settings
 from metrics.logs import describe
 from metrics.threads import Thread
 

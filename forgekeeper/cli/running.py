@@ -10,8 +10,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.filesize import decimal
 
+from forgekeeper.api.batches import BatchSpec
+from forgekeeper.api.shown import Part
 from forgekeeper.audit import acts
-from forgekeeper.batches import BatchSpec
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
 from forgekeeper.cli.run_here import perform
 from forgekeeper.cli.terminal import (
@@ -28,16 +29,15 @@ from forgekeeper.cli.terminal import (
     say,
     wrong_use,
 )
-from forgekeeper.connections import Limits, identity
-from forgekeeper.database import database, now
-from forgekeeper.declaring.shown import Part
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import by_hand, holds, reconcile
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.runs.previewing import SAMPLE, Preview, preview
-from forgekeeper.settings import Settings
+from forgekeeper.engine.previewing import SAMPLE, Preview, preview
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.ledger import by_hand, holds, reconcile
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.platform.connections import Limits, identity
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.settings import Settings
 from metrics.logs import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."

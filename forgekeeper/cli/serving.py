@@ -20,18 +20,17 @@ import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
-from forgekeeper import migrations, shutdown
-from forgekeeper.batches import queues as declared_queues
+from forgekeeper.api.batches import queues as declared_queues
 from forgekeeper.cli.connection import STATES, configured, require_redis, sentence
 from forgekeeper.cli.terminal import FAILED, wrong_use
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.coordination.values import DECLARED, misfits
-from forgekeeper.database import database, release
 from forgekeeper.delivery.queues import types
-from forgekeeper.process import lifetime
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.addresses import of_database, of_redis
-from forgekeeper.storage.installation import Installation, claim_by_writing, objection
+from forgekeeper.platform import lifetime, migrations, shutdown
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.coordination.values import DECLARED, misfits
+from forgekeeper.platform.database import database, release
+from forgekeeper.platform.installation import Installation, claim_by_writing, objection
+from forgekeeper.platform.settings import PREFIX, Settings
+from forgekeeper.platform.settings.addresses import of_database, of_redis
 from metrics.endpoint import FOLDER, Endpoint, begin, listen
 from metrics.threads import Thread, ended_itself
 
@@ -49,7 +48,7 @@ def scheduler() -> None:
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
     import scheduler as timetable
-    from forgekeeper.runs.reconcile import COUNT
+    from forgekeeper.ledger.reconcile import COUNT
 
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)

@@ -13,7 +13,7 @@ import peewee as pw
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.cli.terminal import err
-from forgekeeper.database import database, release
+from forgekeeper.platform.database import database, release
 from metrics.threads import Thread
 
 SAY_AFTER_SECONDS = 3.0

@@ -13,26 +13,27 @@ import redis
 from rich import filesize
 from rich.text import Text
 
-from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
+from forgekeeper.api.answers import Backlog
+from forgekeeper.api.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import amounts, not_deleted, process_list, ticks
 from forgekeeper.cli.connection import connected, sentence
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, out, relative, say, table, warning
-from forgekeeper.connections import Limits, asked, client
-from forgekeeper.database import now, writes
-from forgekeeper.database.looking import WritesInLook, looking
-from forgekeeper.database.queries import BOUND
-from forgekeeper.database.sessions import LAST_INSTANT
-from forgekeeper.declaring.answers import Backlog
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import holds, preconditions, quarantine
-from forgekeeper.runs.holds import BRAKES, Hold
-from forgekeeper.runs.holds import Batch as BatchRow
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.rates import Rate, find_rates
-from forgekeeper.settings import Settings
-from forgekeeper.storage.installation import Installation, claim_by_writing, conflict, owner
+from forgekeeper.guards import preconditions
+from forgekeeper.ledger import holds, quarantine
+from forgekeeper.ledger.holds import BRAKES, Hold
+from forgekeeper.ledger.holds import Batch as BatchRow
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.rates import Rate, find_rates
+from forgekeeper.platform.connections import Limits, asked, client
+from forgekeeper.platform.database import now, writes
+from forgekeeper.platform.database.looking import WritesInLook, looking
+from forgekeeper.platform.database.queries import BOUND
+from forgekeeper.platform.database.sessions import LAST_INSTANT
+from forgekeeper.platform.installation import Installation, claim_by_writing, conflict, owner
+from forgekeeper.platform.settings import Settings
 
 TIMEOUT = timedelta(seconds=0.7)
 """How long one question waits for Redis: a command has to answer within two seconds."""

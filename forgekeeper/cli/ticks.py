@@ -9,20 +9,20 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.process_list import cron, schedules
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.cli.terminal import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
-from forgekeeper.database import exclusions, now
-from forgekeeper.runs import holds
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.totals import NONE, RunTotal
-from forgekeeper.settings import Settings
+from forgekeeper.ledger import holds
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import NONE, RunTotal
+from forgekeeper.platform.database import exclusions, now
+from forgekeeper.platform.settings import Settings
 
 WHY = {
     "overlap": "an earlier run was still open",

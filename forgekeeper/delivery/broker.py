@@ -1,7 +1,7 @@
 """The broker: Dramatiq's own for Redis, with the middleware of this project in its order.
 
 This is the one module that does something when it is imported: it builds the broker, because Dramatiq registers
-actors where they are declared.  Nothing connects before `forgekeeper.connections.connect`.
+actors where they are declared.  Nothing connects before `forgekeeper.platform.connections.connect`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimit
 
-from forgekeeper import boot
-from forgekeeper.batches import BATCHES, all_declared
-from forgekeeper.connections import client
+from forgekeeper.api.batches import BATCHES, all_declared
+from forgekeeper.delivery import boot
 from forgekeeper.delivery.messages import ChildMessages, Encoder, RunMessages, send, send_children
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import NAMESPACE
-from forgekeeper.runs.attempt import Attempt
-from forgekeeper.settings import reading
+from forgekeeper.engine.attempt import Attempt
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.settings import reading
 from metrics.catalogue import table
 from metrics.counting import WORKER
 

@@ -3,7 +3,7 @@
 A run's message only says that there is something to start; the run's row decides.  Dramatiq loses messages: one that
 fails while Redis is away is acknowledged, one whose worker dies comes back by chance.  So it has the number and token
 of a row of `job_runs`; when that cannot be started it is a duplicate, and is acknowledged.  A run that was sent and has
-not started is sent again by the schedulers (`forgekeeper.runs.reconcile`).
+not started is sent again by the schedulers (`forgekeeper.ledger.reconcile`).
 
 A child works on a share of what is due:
 
@@ -32,18 +32,19 @@ from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper import shutdown
-from forgekeeper.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
-from forgekeeper.connections import client, identity
-from forgekeeper.database import database
-from forgekeeper.declaring.answers import Enqueued, Keyed
+from forgekeeper.api.answers import Enqueued, Keyed
+from forgekeeper.api.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
 from forgekeeper.delivery.process import NotReady, Process
 from forgekeeper.delivery.queues import QUEUED, STARTED, bodies, fetched, ready
-from forgekeeper.runs import by_hand, counting, quarantine
-from forgekeeper.runs.counting import harmless
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.retry import MAX_LOSSES
+from forgekeeper.engine import counting
+from forgekeeper.engine.counting import harmless
+from forgekeeper.ledger import by_hand, quarantine
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.retry import MAX_LOSSES
+from forgekeeper.platform import shutdown
+from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.database import database
 from metrics.catalogue import NO_BATCH
 from metrics.counting import dead_lettered
 from metrics.logs import clean

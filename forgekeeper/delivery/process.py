@@ -25,18 +25,17 @@ from dramatiq.common import current_millis, q_name
 from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper import shutdown
-from forgekeeper.batches import Declared
-from forgekeeper.boot import load
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, release
-from forgekeeper.declaring.answers import Enqueued
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.batches import Declared
 from forgekeeper.delivery import queues
-from forgekeeper.process import lifetime
-from forgekeeper.process.lifetime import Drain
-from forgekeeper.runs.attempt import Attempt, Runner
-from forgekeeper.runs.counting import attempt_ended, harmless
-from forgekeeper.runs.processes import Heartbeat
+from forgekeeper.delivery.boot import load
+from forgekeeper.engine.attempt import Attempt, Runner
+from forgekeeper.engine.counting import attempt_ended, harmless
+from forgekeeper.ledger.processes import Heartbeat
+from forgekeeper.platform import lifetime, shutdown
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.database import database, release
+from forgekeeper.platform.lifetime import Drain
 from metrics import logs
 from metrics.counting import WORKER, line_written
 from metrics.logs import clean, describe

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from forgekeeper.coordination.values import moment
+from forgekeeper.platform.coordination.values import moment
 
 NAMESPACE = "forgekeeper"
 QUEUED = "forgekeeper:queued"

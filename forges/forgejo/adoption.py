@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 from forges.adoption import Adoption
 from forges.parts import AdoptedPart
 from models import CLASSES

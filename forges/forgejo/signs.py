@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forgekeeper.database.signs import FORGES, Forge
+from forgekeeper.platform.database.signs import FORGES, Forge
 from forges.adopted import AdoptedForge
 
 FORGEJO = AdoptedForge("forgejo", "Forgejo", function="expire_artifact")

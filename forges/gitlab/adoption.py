@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 from forges.adoption import Adoption
 from forges.gitlab import indexes
 from forges.gitlab.parts import ARTIFACTS, PARTS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgekeeper.database import database
+from forgekeeper.platform.database import database
 from forges.adoption import Adoption
 from models import CLASS, TRACE, UNLOCKED
 

@@ -1,5 +1,5 @@
 -- A view follows a column or table that is renamed: it then shows the old one under the name of the new one.  So the
--- definition of each view is recorded, by its digest, and compared before each run (`Below` in runs/preconditions.py).
+-- definition of each view is recorded, by its digest, and compared before each run (`Below` in guards/preconditions.py).
 create or replace function VIEWS.find_changed_views(views oid[]) returns setof text
     language sql stable set search_path = pg_catalog, pg_temp as $$
 select relname::text from pg_class

@@ -8,7 +8,7 @@ import pytest
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, hashed
-from forgekeeper.database.common_tables import append_tables
+from forgekeeper.platform.database.common_tables import append_tables
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 

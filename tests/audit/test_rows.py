@@ -9,9 +9,9 @@ from hypothesis import settings as worlds
 from hypothesis import strategies as some
 
 from forgekeeper.audit.deletions import Audit, Deletion
-from forgekeeper.database import database, now
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.database import database, now
+from forgekeeper.sources.settled import SettledUpload
 from models import BulkImportEntity, BulkImportTracker, UserStatus
 from tests.harness.bulk_imports import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import recorded

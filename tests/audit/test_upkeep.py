@@ -12,8 +12,8 @@ from psycopg2.extensions import make_dsn
 from structlog.testing import capture_logs
 
 from forgekeeper.audit import upkeep
-from forgekeeper.database import database as db
-from forgekeeper.database import now
+from forgekeeper.platform.database import database as db
+from forgekeeper.platform.database import now
 from tests.harness.every import every
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with

@@ -17,14 +17,14 @@ import redis
 import structlog
 
 from forgekeeper import cli
-from forgekeeper import database as db
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.check import findings
-from forgekeeper.connections import client
-from forgekeeper.runs.preconditions import Blocked, require
-from forgekeeper.settings import PREFIX
-from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
+from forgekeeper.guards.preconditions import Blocked, require
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.installation import INSTALLATION as OF_REDIS
+from forgekeeper.platform.settings import PREFIX
+from forgekeeper.targets import sentinel, stores
 from tests.harness.adopted import gitlab  # noqa: F401
 from tests.harness.forks import run
 from tests.harness.git_samples import put_root

@@ -9,15 +9,15 @@ from unittest.mock import ANY
 
 import pytest
 
-from forgekeeper import database as db
 from forgekeeper.audit.acts import Act
-from forgekeeper.connections import client
-from forgekeeper.coordination import leases as locks
-from forgekeeper.database import now
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.installation import INSTALLATION as OF_REDIS
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination import leases as locks
+from forgekeeper.platform.database import now
+from forgekeeper.platform.installation import INSTALLATION as OF_REDIS
+from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
 from tests.harness.thorough import whole_only

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 
 TABLES = Path(__file__).parents[1] / "harness" / "gisia_tables.sql"
 VIEWS = "forgekeeper_gitlab"

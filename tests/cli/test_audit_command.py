@@ -6,9 +6,9 @@ import pytest
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import Audit, Ended
-from forgekeeper.connections import client
-from forgekeeper.database import database as db
-from forgekeeper.database import now
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database as db
+from forgekeeper.platform.database import now
 from models import JobArtifact, ProjectStatistics
 from tests.harness.performing import ended, runner_of
 from tests.harness.thorough import whole_only

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.job_runs import JobRun
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 

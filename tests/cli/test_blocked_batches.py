@@ -4,9 +4,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forgekeeper.runs import holds
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger import holds
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun
 from tests.harness.thorough import whole_only
 
 BLOCKED, NAME, OFF = "git_ref_cleanup", "user_status_cleanup", "expired_job_artifacts"

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from forgekeeper import database as db
+from forgekeeper.platform import database as db
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 

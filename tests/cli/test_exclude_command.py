@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.database.exclusions import Exclusion
+from forgekeeper.platform.database.exclusions import Exclusion
 from tests.harness.excluding import exclude, groups
 from tests.harness.thorough import whole_only
 

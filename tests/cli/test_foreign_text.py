@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.database import now
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.logs import CONTROL
 from models import GitRefDeletion
 from tests.harness.every import every

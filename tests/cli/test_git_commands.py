@@ -10,10 +10,10 @@ import pytest
 
 from demo.sample_data import count_refs, create_repository
 from forgekeeper.audit.acts import Act
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import LeaseLost, lease
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage import sentinel
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import LeaseLost, lease
+from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare, stand_in
 from tests.harness.performing import ended, perform, recorded, runner_of

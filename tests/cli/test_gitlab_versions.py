@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper import database as db
 from forgekeeper.audit.deletions import Audit
+from forgekeeper.platform import database as db
 from models import CLASSES, GitRefDeletion
 from tests.harness import bulk_imports, gitlab_tables
 from tests.harness.adopted import adopted_gitlab

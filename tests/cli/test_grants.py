@@ -17,10 +17,10 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from redis.lock import Lock
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.migrate import OURS
-from forgekeeper.database import relations, schema
-from forgekeeper.storage import sentinel
+from forgekeeper.platform.database import relations, schema
+from forgekeeper.targets import sentinel
 from models import APPLICATION
 from tests.harness.thorough import whole_only
 from tests.system.soak import rights

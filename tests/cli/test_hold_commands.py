@@ -12,9 +12,9 @@ import pytest
 
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion
-from forgekeeper.database import database, now
-from forgekeeper.storage.objects import is_normal
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.platform.database import database, now
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets.objects import is_normal
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at

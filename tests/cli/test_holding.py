@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES
-from forgekeeper.boot import load
-from forgekeeper.connections import client
-from forgekeeper.database import now
+from forgekeeper.delivery.boot import load
 from forgekeeper.delivery.messages import deliver
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs import reconcile
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger import reconcile
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
 from tests.harness.thorough import whole_only
 
 NAME, OTHER = "user_status_cleanup", "prune"

@@ -10,8 +10,8 @@ import pytest
 
 from demo.servers import servers
 from demo.servers.machine import postgres_folder
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.platform.installation import INSTALLATION
+from forgekeeper.targets import sentinel
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 

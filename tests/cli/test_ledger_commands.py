@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.storage import sentinel
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.targets import sentinel
 from tests.harness.catalogue import METRICS
 from tests.harness.thorough import whole_only
 

@@ -7,7 +7,7 @@ from threading import Thread
 import psycopg2
 import pytest
 
-from forgekeeper.storage import sentinel
+from forgekeeper.targets import sentinel
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import peewee as pw
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
-from forgekeeper.storage import stores
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets import stores
 from models import JobArtifact
 from tests.harness.settings import settings_with
 from workers.stale_direct_uploads import register as uploads

@@ -1,7 +1,7 @@
 """A forge that lacks a relation: each batch that needs it is blocked, and all commands answer as usual."""
 
 import models
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from tests.harness.every import every
 from tests.harness.thorough import some
 

@@ -18,18 +18,18 @@ from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 import scheduler
-from forgekeeper import database as db
-from forgekeeper.batches import BATCHES, CHILDREN, queues
-from forgekeeper.connections import client
-from forgekeeper.coordination import leases as locks
-from forgekeeper.coordination import values as redis_values
-from forgekeeper.database import release
+from forgekeeper.api.batches import BATCHES, CHILDREN, queues
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import UNREADABLE, send_children
 from forgekeeper.exporter import Exporter
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination import leases as locks
+from forgekeeper.platform.coordination import values as redis_values
+from forgekeeper.platform.database import release
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
 from workers.expired_job_artifacts import buckets

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import sentinel
 from models import JobArtifact
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import buckets

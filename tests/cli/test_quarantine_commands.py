@@ -5,10 +5,10 @@ import json
 import pytest
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.connections import client
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads import register

@@ -3,8 +3,8 @@
 import pytest
 
 from forgekeeper.audit.acts import Act
-from forgekeeper.connections import client
-from forgekeeper.runs.holds import Batch
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.platform.connections import client
 from tests.harness.stale_uploads import register
 from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads.keys import EPOCH

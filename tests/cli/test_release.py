@@ -7,12 +7,12 @@ import peewee as pw
 import pytest
 
 from demo import sample_data as sample
+from forgekeeper.api.batches import BATCHES, Record
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES, Record
-from forgekeeper.database import now
-from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
 from models import UserStatus
 from tests.harness import toys
 from tests.harness.thorough import whole_only

@@ -5,10 +5,10 @@ from datetime import timedelta
 import psycopg2
 import pytest
 
-from forgekeeper import database as db
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.console.pages import Asked
-from forgekeeper.console.undo import undo
+from forgekeeper.cli.console.pages import Asked
+from forgekeeper.cli.console.undo import undo
+from forgekeeper.platform import database as db
 from models import CLASSES
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS

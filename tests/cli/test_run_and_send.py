@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.connections import client
-from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage.installation import INSTALLATION
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
+from forgekeeper.platform.installation import INSTALLATION
+from forgekeeper.sources.outbox import DeletedObject
 from models import UserStatus
 from tests.harness.performing import start_run
 from tests.harness.thorough import whole_only

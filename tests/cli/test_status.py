@@ -15,18 +15,18 @@ import pytest
 import redis
 
 from demo import sample_data as sample
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.status import Looks
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.installation import INSTALLATION
 from tests.harness import installation
 from tests.harness.lived import lived
 from tests.harness.thorough import whole_only

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.boot import load
-from forgekeeper.database import now
+from forgekeeper.delivery.boot import load
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import by_hand, reconcile
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger import by_hand, reconcile
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.database import now
 from tests.harness.performing import start_run
 
 NAME = "user_status_cleanup"

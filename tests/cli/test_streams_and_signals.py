@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.runs import processes
+from forgekeeper.ledger import processes
 from tests.harness.every import every
 from tests.harness.pipes import full_pipe
 from tests.harness.thorough import some, whole_only

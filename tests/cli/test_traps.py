@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.platform.installation import INSTALLATION
 from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from forgekeeper import boot
-from forgekeeper.batches import queues
-from forgekeeper.boot import load
+from forgekeeper.api.batches import queues
 from forgekeeper.cli.commands import application
+from forgekeeper.delivery import boot
+from forgekeeper.delivery.boot import load
 from tests.harness.every import every
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper import migrations
-from forgekeeper.database.sessions import Timeouts, open_pool
+from forgekeeper.platform import database as db
+from forgekeeper.platform import migrations
+from forgekeeper.platform.database.sessions import Timeouts, open_pool
 from tests.harness.programs import Program, eventually
 from tests.harness.thorough import whole_only
 

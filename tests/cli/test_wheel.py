@@ -16,7 +16,7 @@ from build.env import DefaultIsolatedEnv
 from packaging.version import Version
 from pyproject_hooks import quiet_subprocess_runner
 
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.thorough import whole_only
 from tests.harness.traps import OURS
 

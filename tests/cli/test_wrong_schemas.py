@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.check import findings
 from tests.harness.thorough import whole_only
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from forgekeeper.console.reading import FRESH
+from forgekeeper.cli.console.reading import FRESH
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually

@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
-from forgekeeper.console.access import HEADERS, LARGEST, LOGINS
-from forgekeeper.console.pages import PAGES, load_pages
-from forgekeeper.console.users import User, Users, hashed_password
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.processes import version
-from forgekeeper.storage.installation import Installation, claim_by_writing
+from forgekeeper.cli.console.access import HEADERS, LARGEST, LOGINS
+from forgekeeper.cli.console.pages import PAGES, load_pages
+from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.processes import version
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.installation import Installation, claim_by_writing
 from tests.harness.every import every
 from tests.harness.programs import eventually
 from tests.harness.thorough import whole_only

@@ -11,18 +11,18 @@ from urllib.parse import urlencode
 import pytest
 
 from demo import sample_data as sample
+from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.acts import LONGEST, Act
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.console.acting import ACTIONS
-from forgekeeper.console.users import User, Users, hashed_password
-from forgekeeper.coordination import leases as locks
-from forgekeeper.database import now
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.cli.console.acting import ACTIONS
+from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination import leases as locks
+from forgekeeper.platform.database import now
 from tests.harness.every import every
 from tests.harness.forks import run
 from tests.harness.tables import empty

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from forgekeeper.database import database as db
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.totals import Amount, RunTotal
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.totals import Amount, RunTotal
+from forgekeeper.platform.database import database as db
 from tests.harness.html import read_rows
 from tests.harness.many_rows import artifacts, statuses
 from tests.harness.programs import ROOT

@@ -11,9 +11,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from forgekeeper.console import command
-from forgekeeper.console.users import Users, is_password
-from forgekeeper.settings import PREFIX
+from forgekeeper.cli.console import command
+from forgekeeper.cli.console.users import Users, is_password
+from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.every import every
 from tests.harness.ports import free_ports

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from demo.sample_data import add_statuses
-from forgekeeper.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST_SECONDS
-from forgekeeper.console.reading import MAX_QUESTIONS, Busy, Reader
-from forgekeeper.console.users import User, Users, hashed_password
-from forgekeeper.runs.holds import Hold
+from forgekeeper.cli.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST_SECONDS
+from forgekeeper.cli.console.reading import MAX_QUESTIONS, Busy, Reader
+from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.ledger.holds import Hold
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient, wait_until
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from forgekeeper.api.batches import FLAGS, FeatureFlag
 from forgekeeper.audit import acts
-from forgekeeper.batches import FLAGS, FeatureFlag
-from forgekeeper.console import declared
+from forgekeeper.cli.console import declared
 from tests.harness.every import every
 from tests.harness.html import read_rows
 from tests.harness.programs import ROOT

@@ -7,14 +7,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from jinja2 import Environment, PackageLoader
 
-from forgekeeper.console import drawing
-from forgekeeper.console.words import FILTERS
+from forgekeeper.cli.console import drawing
+from forgekeeper.cli.console.words import FILTERS
 
 EVIL = '"><script>alert(1)</script>'
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 TEMPLATES = Environment(
-    loader=PackageLoader("forgekeeper.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    loader=PackageLoader("forgekeeper.cli.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 TEMPLATES.filters.update(FILTERS)
 

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.connections import client
-from forgekeeper.console.users import User, Users, hashed_password
-from forgekeeper.coordination import leases as locks
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination import leases as locks
 from tests.harness.thorough import whole_only
 
 BATCH, UPLOADS, LEASE = "user_status_cleanup", "stale_direct_uploads", "refs:7"

@@ -7,19 +7,19 @@ from html import unescape
 
 import pytest
 
+from forgekeeper.api.batches import BATCHES, FeatureFlag, queues
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, FeatureFlag, queues
 from forgekeeper.cli import holding
-from forgekeeper.connections import client
-from forgekeeper.console import backlogs
-from forgekeeper.database import database, now
-from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage.installation import INSTALLATION
+from forgekeeper.cli.console import backlogs
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.installation import INSTALLATION
 from tests.harness.lived import lived
 
 SCRIPT = "<script>alert(1)</script>"

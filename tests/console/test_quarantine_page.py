@@ -5,10 +5,10 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.console.users import User, Users, hashed_password
-from forgekeeper.database import database as db
-from forgekeeper.runs import quarantine
+from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.ledger import quarantine
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database as db
 from models import DeletionStatus, GitRefDeletion
 from workers.stale_direct_uploads import register
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import peewee as pw
 import pytest
 
+from forgekeeper.cli.console import reading
+from forgekeeper.cli.console.reading import Reader
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.console import reading
-from forgekeeper.console.reading import Reader
 from tests.harness.programs import eventually
 
 

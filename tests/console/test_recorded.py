@@ -11,7 +11,7 @@ import pytest
 from forgekeeper.audit import acts, lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion, Ended
-from forgekeeper.database import now
+from forgekeeper.platform.database import now
 from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
 from tests.harness.thorough import whole_only

@@ -1,7 +1,7 @@
 """How long a session lasts, by the console's own clock."""
 
-from forgekeeper.console.access import EndedSessions
-from forgekeeper.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.access import EndedSessions
+from forgekeeper.cli.console.users import User, Users, hashed_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually

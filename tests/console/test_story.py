@@ -12,11 +12,11 @@ import pytest
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.cli import ticks
 from forgekeeper.cli.exclude import add_now
-from forgekeeper.database import now
-from forgekeeper.database.exclusions import Subject
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.platform.database import now
+from forgekeeper.platform.database.exclusions import Subject
 from tests.harness.html import read_rows
 from tests.harness.performing import start_run
 from tests.harness.programs import ROOT

@@ -7,11 +7,11 @@ from html import unescape
 import pytest
 
 from demo.sample_data import create_refs, create_repository
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import now
-from forgekeeper.runs.holds import Batch
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
 from models import CLASSES, GitRefDeletion, JobArtifact, Project
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.git_samples import put_root, stand_in

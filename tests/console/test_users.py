@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from forgekeeper.cli.console.users import User, Users, fits, hashed_password, is_password
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.console.users import User, Users, fits, hashed_password, is_password
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parents[2] / "forgekeeper" / "console"
+HERE = Path(__file__).parents[2] / "forgekeeper" / "cli" / "console"
 STATIC, TEMPLATES = HERE / "static", sorted((HERE / "templates").glob("**/*.html"))
 VENDORED = tomllib.loads((STATIC / "vendored.toml").read_text())
 CSS = re.sub(r"/\*.*?\*/", "", (STATIC / "console.css").read_text(), flags=re.DOTALL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.console.words import label_cells, told
+from forgekeeper.cli.console.words import label_cells, told
 
 
 @pytest.mark.parametrize(

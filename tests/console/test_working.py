@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.batches import queues
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import lease
-from forgekeeper.database import now
-from forgekeeper.runs.processes import Process
+from forgekeeper.api.batches import queues
+from forgekeeper.ledger.processes import Process
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import lease
+from forgekeeper.platform.database import now
 from tests.harness.html import read_rows
 from workers.expired_job_artifacts import buckets
 

@@ -3,9 +3,9 @@
 import pytest
 from dramatiq import Message
 
-from forgekeeper.connections import client
 from forgekeeper.delivery import messages, queues
 from forgekeeper.delivery.broker import broker
+from forgekeeper.platform.connections import client
 from tests.harness.programs import READY, ROOT, Program, eventually
 
 PROGRAM = ROOT / "tests" / "harness" / "worker_with_odd_actors.py"

@@ -8,12 +8,12 @@ from dramatiq import Message, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database, release
+from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.process import NotReady, Process
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, release
 from tests.harness.artifacts import without
 from tests.harness.performing import runner_of
 from tests.harness.programs import LIMIT

@@ -3,13 +3,13 @@
 import pytest
 from dramatiq import Message
 
-from forgekeeper.batches import CHILDREN
-from forgekeeper.connections import client
-from forgekeeper.declaring.answers import Enqueued
+from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import RUN, send_children
-from forgekeeper.runs import quarantine
+from forgekeeper.ledger import quarantine
+from forgekeeper.platform.connections import client
 
 CHILD = CHILDREN["clean_project_refs"]
 QUEUE = CHILD.queue

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import fcntl, multiprocessing, os, signal, sys, termios, time
 from datetime import timedelta
-from forgekeeper.process import __main__ as master, lifetime
+from forgekeeper import process as master
+from forgekeeper.platform import lifetime
 from metrics import logs
 
 logs.configure("json")

@@ -12,9 +12,9 @@ import pytest
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
-from forgekeeper.connections import client
 from forgekeeper.delivery import queues
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform.connections import client
 from tests.harness.programs import LIMIT, eventually
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import patient

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database, now
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process, version
-from forgekeeper.runs.reconcile import reconcile
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process, version
+from forgekeeper.ledger.reconcile import reconcile
+from forgekeeper.platform.database import database, now
 from tests.harness.programs import Program, eventually
 from tests.harness.thorough import whole_only
 from tests.system.proxy import redis_through

@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import TOKEN, deliver, message_of
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.reconcile import reconcile as reconcile_batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.reconcile import reconcile as reconcile_batch
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
 from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.programs import LIMIT, Program, eventually
 from tests.harness.tables import somebody_waits_for_a_lock

@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 from redis import Redis
 
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from forgekeeper import boot
-from forgekeeper.batches import queues
-from forgekeeper.settings import PREFIX
+from forgekeeper.api.batches import queues
+from forgekeeper.delivery import boot
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.every import every
 
 from .test_pages import parse

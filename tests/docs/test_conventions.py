@@ -8,7 +8,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import models
-from forgekeeper.batches import all_declared
+from forgekeeper.api.batches import all_declared
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 
@@ -18,22 +18,22 @@ CONTRACTS.read(ROOT / "setup.cfg")
 LAYERS = set(re.findall(r"[\w.]+", CONTRACTS["importlinter:contract:layers"]["layers"]))
 OURS = {layer.partition(".")[0] for layer in LAYERS}
 UNREAD = {
-    "models": {"forgekeeper.connections", "forgekeeper.database"},
+    "models": {"forgekeeper.platform.connections", "forgekeeper.platform.database"},
     "scheduler": {
-        *("forgekeeper.batches", "forgekeeper.connections", "forgekeeper.database", "forgekeeper.delivery"),
-        *("forgekeeper.failpoints", "forgekeeper.process", "forgekeeper.runs", "forgekeeper.settings", "metrics"),
+        *("forgekeeper.api.batches", "forgekeeper.delivery", "forgekeeper.ledger", "metrics"),
+        *(f"forgekeeper.platform.{one}" for one in ("connections", "database", "failpoints", "lifetime", "settings")),
     },
-    "forgekeeper.migrations.forgekeeper": {"forgekeeper.database", "forgekeeper.migrations"},
+    "forgekeeper.platform.migrations.forgekeeper": {"forgekeeper.platform.database", "forgekeeper.platform.migrations"},
 }
 """Modules whose imports import-linter does not read, as they are in no package, and the modules they may import."""
 ENVIRONMENT = {
     "benchmarks",
-    "forgekeeper.settings",
+    "forgekeeper.platform.settings",
     "demo",
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.endpoint",
     "forgekeeper.cli.serving",
-    "forgekeeper.process.lifetime",  # what systemd and the page have put there
+    "forgekeeper.platform.lifetime",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
@@ -99,6 +99,10 @@ def test_every_module_at_the_top_and_every_room_of_the_engine_has_a_layer():
     assert top - {"forgekeeper"} | {f"forgekeeper.{room}" for room in rooms} == LAYERS
 
 
+def test_the_engine_has_at_most_ten_rooms():
+    assert len(list((ROOT / "forgekeeper").glob("*/__init__.py"))) <= 10
+
+
 @every("module", [module for module in TREES if within(module, UNREAD)])
 def test_a_module_that_import_linter_does_not_read_imports_only_what_it_may(module):
     imported = {name for name in imports(module) if name.partition(".")[0] in OURS}
@@ -118,7 +122,7 @@ NAMES = {
 @whole_only
 @every("path", sorted(path for path in (ROOT / "forgekeeper").rglob("*") if path.suffix in {".py", ".lua"}))
 def test_the_engine_names_no_batch_table_or_key_of_a_forge(path):
-    if (ROOT / "forgekeeper" / "migrations") in path.parents:
+    if (ROOT / "forgekeeper" / "platform" / "migrations") in path.parents:
         return  # what has been applied stays as it is
 
     assert {name for name in NAMES if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", path.read_text())} == set()
@@ -129,7 +133,7 @@ def test_one_module_of_the_engine_writes_the_names_of_models_relations(module):
     names = {ast.unparse(node) for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)}
 
     written = {name for name in names if name.endswith(("_meta.table_name", "_meta.schema"))}
-    assert written == set() or module == "forgekeeper.database.naming" or not within(module, {"forgekeeper"})
+    assert written == set() or module == "forgekeeper.platform.database.naming" or not within(module, {"forgekeeper"})
 
 
 @every_module
@@ -145,7 +149,7 @@ def test_the_environment_is_the_settings_affair(module):
 @every_module
 def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
     # The one compares them; a benchmark's processes are on one machine.
-    if module == "forgekeeper.runs.preconditions" or module.startswith("benchmarks."):
+    if module == "forgekeeper.guards.preconditions" or module.startswith("benchmarks."):
         return
     asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
 

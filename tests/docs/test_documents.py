@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 import models
-from forgekeeper.batches import BATCHES, all_declared
-from forgekeeper.coordination.leases import lease
-from forgekeeper.runs import counting, reconcile, retry
+from forgekeeper.api.batches import BATCHES, all_declared
+from forgekeeper.engine import counting
+from forgekeeper.ledger import reconcile, retry
+from forgekeeper.platform.coordination.leases import lease
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import SERIES
 from tests.harness.every import every

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.platform.connections import client
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
 

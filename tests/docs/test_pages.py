@@ -11,12 +11,12 @@ from typer._click.exceptions import ClickException, MissingParameter
 from typer.main import get_command
 
 import forgekeeper
-from forgekeeper import boot
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli import contract
 from forgekeeper.cli.commands import application
-from forgekeeper.settings import PREFIX
-from forgekeeper.settings.reading import describe
+from forgekeeper.delivery import boot
+from forgekeeper.platform.settings import PREFIX
+from forgekeeper.platform.settings.reading import describe
 from metrics.catalogue import of
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every

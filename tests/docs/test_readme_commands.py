@@ -10,9 +10,9 @@ import pytest
 from demo.sample import SAMPLE_PLACES, sample_settings
 from demo.servers import servers
 from demo.tables import make_tables
-from forgekeeper import database as db
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.every import every
 from tests.harness.readme import (
     KNOWN_COMMANDS,

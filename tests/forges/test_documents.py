@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
-from forgekeeper.runs import preconditions
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.guards import preconditions
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import DeletedObject
 from forges import adoption
 from forges.gitlab.adoption import KIND
 from models import JobArtifact, UserStatus

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 import psycopg2
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.settings import PREFIX
 from forges import adoption
 from forges.gitlab.adoption import KIND
 from tests.harness import gitlab_tables

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.connections import Limits, connect
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.adopted import VIEWS, adopt, tables_of_gitlab
 from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with

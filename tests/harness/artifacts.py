@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.queries import START
-from forgekeeper.deleting import statement
-from forgekeeper.deleting.rows import Sweep
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.runs.run import Run
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.engine import statement
+from forgekeeper.engine.rows import Sweep
+from forgekeeper.engine.run import Run
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.queries import START
+from forgekeeper.sources.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.database import database
-from forgekeeper.failpoints import FailpointReached, Failpoints, Fault, arm
+from forgekeeper.platform.database import database
+from forgekeeper.platform.failpoints import FailpointReached, Failpoints, Fault, arm
 
 UNCLOSED = """
     select count(*) from audit_deletions as intended

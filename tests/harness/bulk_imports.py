@@ -6,11 +6,11 @@ from typing import NamedTuple
 import pytest
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database
-from forgekeeper.database.targets import Target
-from forgekeeper.deleting.rows import execute_change
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.runs.run import Run
+from forgekeeper.engine.rows import execute_change
+from forgekeeper.engine.run import Run
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.targets import Target
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with

@@ -1,6 +1,6 @@
 """The catalogue of metrics, of all that the product declares: the tests' configuration has loaded its batches."""
 
-from forgekeeper.batches import all_declared
+from forgekeeper.api.batches import all_declared
 from metrics import catalogue
 from metrics.catalogue import series
 

@@ -14,12 +14,12 @@ from queue import SimpleQueue
 
 from dramatiq import Worker
 
-from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.boot import load
-from forgekeeper.database import database
+from forgekeeper.api.batches import BATCHES, CHILDREN
+from forgekeeper.delivery.boot import load
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.delivery.messages import send_children
 from forgekeeper.delivery.queues import depth
+from forgekeeper.platform.database import database
 from scheduler import Loop
 from tests.harness.waiting import wait_until
 

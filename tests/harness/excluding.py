@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from forgekeeper.database import database, now
-from forgekeeper.database.exclusions import Exclusion, Subject
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.database.exclusions import Exclusion, Subject
 
 
 def exclude(what, *, batch=None, ended=None):

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import unescape
 
-from forgekeeper.storage.sentinel import NAME
+from forgekeeper.targets.sentinel import NAME
 from tests.harness.signatures import is_signed
 
 ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{0}</Code><Message>{0}, said the proxy.</Message></Error>'

@@ -30,7 +30,7 @@ MODULES = (
     "dramatiq.cli",
     "forgekeeper.exporter",
     "scheduler",
-    "forgekeeper.process.__main__",
+    "forgekeeper.process",
 )
 """What is imported beforehand."""
 LONGEST = 200_000

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from forgekeeper.storage import git_command, git_refs, sentinel
-from forgekeeper.storage.git_refs import Doomed
+from forgekeeper.targets import git_command, git_refs, sentinel
+from forgekeeper.targets.git_refs import Doomed
 from tests.harness.installation import INSTALLATION
 from tests.harness.waiting import wait_until
 

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from forgekeeper import database as db
-from forgekeeper.connections import client
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import reconcile
-from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun
+from forgekeeper.ledger import reconcile
+from forgekeeper.ledger.holds import BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, OPEN, JobRun
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
 from tests.harness.ledger_workers import NAME, Worker, Workers, picks
 from tests.harness.settings import settings_with
 from tests.harness.stalling import Process

@@ -12,10 +12,10 @@ from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import TOKEN
-from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.ledger.job_runs import JobRun, Started
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]

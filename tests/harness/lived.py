@@ -1,6 +1,6 @@
 """A batch that has lived: ordinary runs of it in the ledger, and what each has deleted."""
 
-from forgekeeper.database import database as db
+from forgekeeper.platform.database import database as db
 
 # The numbers are drawn first: thousands of runs are not to be found again by their times.
 RUNS = """

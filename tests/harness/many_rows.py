@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from forgekeeper.database import database
-from forgekeeper.runs.brakes import Deadline
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.database import database
 from models import ProjectStatistics
 from tests.harness.artifacts import BUCKETS, run, turn_on
 from tests.harness.performing import perform

@@ -2,12 +2,12 @@
 
 from contextlib import contextmanager
 
-from forgekeeper.connections import identity
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.run import Run
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.engine.run import Run
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import identity
 from tests.harness.settings import settings_with
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.forks import start
 from tests.harness.waiting import patient, wait_until
 

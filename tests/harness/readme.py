@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psycopg2
 
 from demo.tour import require_batches
-from forgekeeper.batches import BATCHES
-from forgekeeper.settings import PREFIX
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform.settings import PREFIX
 from tests.harness import gitlab_tables
 from tests.harness.adopted import SMALL
 from tests.harness.ports import free_ports

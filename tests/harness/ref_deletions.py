@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from dramatiq import Message
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs.brakes import Deadline
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
 from models import GitRefDeletion, Project
 from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded

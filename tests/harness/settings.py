@@ -4,8 +4,8 @@ import json
 import os
 from functools import lru_cache
 
-from forgekeeper import boot
-from forgekeeper.settings import PREFIX
+from forgekeeper.delivery import boot
+from forgekeeper.platform.settings import PREFIX
 
 
 def settings_with(**options):

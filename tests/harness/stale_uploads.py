@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.storage.outcomes import StoreUnavailable
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.targets.outcomes import StoreUnavailable
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads

@@ -2,9 +2,9 @@
 
 import threading
 
-from forgekeeper import database as db
-from forgekeeper.connections import client
-from forgekeeper.database import release
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import release
 
 
 class Killed(BaseException):

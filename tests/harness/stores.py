@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import ObjectStore
+from forgekeeper.targets import sentinel
+from forgekeeper.targets.objects import ObjectStore
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.installation import INSTALLATION
 

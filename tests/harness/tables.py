@@ -3,9 +3,9 @@
 from contextlib import contextmanager
 
 import models
-from forgekeeper import database as db
 from forgekeeper.cli.migrate import OURS
-from forgekeeper.storage.installation import Installation
+from forgekeeper.platform import database as db
+from forgekeeper.platform.installation import Installation
 
 TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]
 

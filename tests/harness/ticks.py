@@ -7,14 +7,14 @@ from urllib.parse import quote
 import pytest
 from dramatiq import Message
 
-from forgekeeper import database as db
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs import reconcile as runs
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger import reconcile as runs
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
 from tests.harness.performing import start_run
 from tests.harness.settings import settings_with
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from forgekeeper import batch
-from forgekeeper.batches import BATCHES, CHILDREN, FLAGS
+from forgekeeper.api.batches import BATCHES, CHILDREN, FLAGS
 
 
 @dataclass

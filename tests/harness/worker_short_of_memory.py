@@ -2,9 +2,9 @@
 
 import sys
 
-from forgekeeper.process.__main__ import run
-from forgekeeper.runs.attempt import Runner
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.engine.attempt import Runner
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.process import run
 
 PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}
 

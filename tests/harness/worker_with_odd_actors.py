@@ -11,9 +11,9 @@ from pathlib import Path
 import dramatiq.worker
 
 from forgekeeper import batch, child
-from forgekeeper.connections import client
 from forgekeeper.delivery import process
-from forgekeeper.process.__main__ import run
+from forgekeeper.platform.connections import client
+from forgekeeper.process import run
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test

@@ -11,8 +11,8 @@ from prometheus_client import generate_latest
 
 from forgekeeper import exporter
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.reconcile import reconcile
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.reconcile import reconcile
 from metrics import logs
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT, Program

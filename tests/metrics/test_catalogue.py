@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper import child
-from forgekeeper.batches import FLAGS, Record, Threshold, all_declared, queues
+from forgekeeper.api.answers import Backlog
+from forgekeeper.api.batches import FLAGS, Record, Threshold, all_declared, queues
+from forgekeeper.api.shown import Refused
 from forgekeeper.cli.status import gather
-from forgekeeper.database import now
-from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.shown import Refused
 from forgekeeper.exporter import all_collectors
+from forgekeeper.platform.database import now
 from metrics.catalogue import Counter, Gauge, Reading, table
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every

@@ -9,14 +9,14 @@ import pytest
 import redis
 from dramatiq.middleware import TimeLimitExceeded
 
-from forgekeeper import shutdown
-from forgekeeper.batches import all_declared
-from forgekeeper.coordination.leases import LeaseLost
-from forgekeeper.database import now
-from forgekeeper.runs import counting
-from forgekeeper.runs.counting import Growth, ended, rules, run_started
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import git_refs, git_repository, objects
+from forgekeeper.api.batches import all_declared
+from forgekeeper.engine import counting
+from forgekeeper.engine.counting import Growth, ended, rules, run_started
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import shutdown
+from forgekeeper.platform.coordination.leases import LeaseLost
+from forgekeeper.platform.database import now
+from forgekeeper.targets import git_refs, git_repository, objects
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every

@@ -8,18 +8,18 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import lease
-from forgekeeper.database import now, queries
+from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.retry import MAX_RETRIES
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.retry import MAX_RETRIES
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import lease
+from forgekeeper.platform.database import now, queries
+from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.targets import sentinel
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION

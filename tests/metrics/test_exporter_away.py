@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.storage import sentinel
+from forgekeeper.targets import sentinel
 from tests.harness.catalogue import SERIES
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import whole_only

@@ -8,14 +8,14 @@ import pytest
 from prometheus_client import generate_latest
 
 import scheduler
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database, now
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.messages import deliver
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.reconcile import COUNT
-from forgekeeper.runs.reconcile import reconcile as reconcile_batch
-from forgekeeper.settings.cron import Cron
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.reconcile import COUNT
+from forgekeeper.ledger.reconcile import reconcile as reconcile_batch
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.settings.cron import Cron
 from tests.harness.catalogue import of
 from tests.harness.performing import start_run
 from tests.harness.waiting import wait_until

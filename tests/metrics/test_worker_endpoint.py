@@ -10,14 +10,14 @@ from pathlib import Path
 
 from dramatiq import Message
 
-from forgekeeper.batches import CHILDREN
-from forgekeeper.database import now
+from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.retry import MAX_RETRIES
-from forgekeeper.settings import PREFIX
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.retry import MAX_RETRIES
+from forgekeeper.platform.database import now
+from forgekeeper.platform.settings import PREFIX
 from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT

@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from forgekeeper.database import now
+from forgekeeper.platform.database import now
 from models import UserStatus
 from tests.harness.programs import READY, Program
 

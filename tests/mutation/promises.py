@@ -2,8 +2,8 @@
 
 `promises.toml` has a table for each change, called by the test as the page names it:
 
-    [["runs/test_ledger.py::test_the_failure_after_the_last_retry_is_final"]]
-    file = "forgekeeper/runs/retry.py"
+    [["ledger/test_ledger.py::test_the_failure_after_the_last_retry_is_final"]]
+    file = "forgekeeper/ledger/retry.py"
     line = "MAX_RETRIES = 25"
     spoilt = "MAX_RETRIES = 26"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.storage import stores
+from forgekeeper.targets import stores
 from tests.harness.toys import declaring
 
 

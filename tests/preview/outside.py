@@ -3,11 +3,11 @@
 import shutil
 from typing import ClassVar
 
-from forgekeeper.connections import client
-from forgekeeper.database import now
-from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import sentinel, stores
 from models import GitRefDeletion, JobArtifact, Project
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION

@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 from hypothesis import strategies as st
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 from tests.harness.git_samples import hurry
 from tests.harness.thorough import examples
 from tests.preview.world import everything

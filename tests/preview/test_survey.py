@@ -7,12 +7,12 @@ import peewee as pw
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.batches import BATCHES, Record
-from forgekeeper.database import database as db
-from forgekeeper.database import now
-from forgekeeper.database.survey import Rows, survey
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.previewing import preview
+from forgekeeper.api.batches import BATCHES, Record
+from forgekeeper.engine.previewing import preview
+from forgekeeper.ledger import quarantine
+from forgekeeper.platform.database import database as db
+from forgekeeper.platform.database import now
+from forgekeeper.platform.database.survey import Rows, survey
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.settings import settings_with

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.exclusions import Exclusion, Subject
-from forgekeeper.runs.previewing import preview
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.engine.previewing import preview
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.exclusions import Exclusion, Subject
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 

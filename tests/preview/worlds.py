@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, GitRefDeletion, JobArtifact, UserStatus
 from tests.harness.performing import perform
 from tests.preview.outside import Objects, Refs, Uploads, UploadsInHash

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import psycopg2
 
 from demo import servers as embedded
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform.settings import PREFIX
 from forges.facts import ROWS
 from forges.forgejo.facts import FACTS as FORGEJO
 from forges.gitlab.facts import FACTS as GITLAB

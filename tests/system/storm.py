@@ -30,11 +30,11 @@ import redis
 from demo import sample_data as sample
 from demo.servers import servers
 from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.sessions import Timeouts, open_pool
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.sessions import Timeouts, open_pool
 from tests.harness.installation import INSTALLATION
 from tests.system.service import Service
 from tests.system.worlds import World

@@ -10,11 +10,11 @@ from urllib.request import urlopen
 import pytest
 
 from demo.sample_data import add_artifacts
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, now
-from forgekeeper.runs.holds import BY_PEOPLE, Batch, Hold
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.ledger.holds import BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database, now
 from models import JobArtifact
 from tests.harness.ports import free_ports
 from tests.harness.settings import settings_with

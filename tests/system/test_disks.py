@@ -10,10 +10,10 @@ from urllib.request import urlopen
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import now
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.database import now
+from forgekeeper.targets import sentinel
 from metrics.counting import ROOM
 from models import UserStatus
 from tests.harness.installation import INSTALLATION
@@ -129,7 +129,7 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
 
 COUNT_ALL = """
 import workers
-from forgekeeper.batches import all_declared
+from forgekeeper.api.batches import all_declared
 from metrics.catalogue import table
 from metrics.counting import Instruments
 

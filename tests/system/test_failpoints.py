@@ -5,10 +5,10 @@ from time import monotonic
 
 import pytest
 
-from forgekeeper.batches import BATCHES, queues
-from forgekeeper.connections import client
+from forgekeeper.api.batches import BATCHES, queues
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
 from tests.harness.audited import unclosed
 from tests.harness.failpoints import failpoints
 from tests.harness.waiting import wait_until

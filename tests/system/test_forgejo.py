@@ -8,9 +8,9 @@ from time import time
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.storage import sentinel
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.targets import sentinel
 from forges.forgejo.adoption import KIND
 from tests.cli.test_adopting_forgejo import OUTCOME, SECONDS
 from tests.harness.adopted import adopt, as_keeper, role_of_forgekeeper, session

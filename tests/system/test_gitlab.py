@@ -5,10 +5,10 @@ from collections import defaultdict
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.storage import sentinel
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.targets import sentinel
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
 from tests.harness.git_samples import Bare

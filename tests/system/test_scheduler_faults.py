@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.reconcile import SENT_AGAIN
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.reconcile import SENT_AGAIN
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0

@@ -12,8 +12,8 @@ import psycopg2
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.batches import BATCHES, FeatureFlag
-from forgekeeper.settings import PREFIX
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks, many_rows
 from tests.harness.artifacts import due_artifacts
 from tests.harness.git_samples import Bare

@@ -11,12 +11,12 @@ from typing import Any
 
 from demo import sample_data as sample
 from demo.sample_data import create_repository
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import now
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets import sentinel
 from models import GitRefDeletion
 from tests.harness.audited import gone
 from tests.harness.installation import INSTALLATION

@@ -1,6 +1,6 @@
 import pytest
 
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.targets import sentinel, stores
 from tests.harness.adopted_for_models import over_views, views_for_models  # noqa: F401
 from tests.harness.clocks import jump  # noqa: F401
 from tests.harness.installation import INSTALLATION

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
 from forgekeeper.delivery.queues import depth
-from forgekeeper.runs import preconditions
-from forgekeeper.runs.previewing import preview
+from forgekeeper.engine.previewing import preview
+from forgekeeper.guards import preconditions
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
 from tests.harness.artifacts import (
     DELETABLE,
     WRONG_STATISTICS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forgekeeper.database import now
-from forgekeeper.storage.outbox import DeletedObject, parted
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject, parted
 from models import JobArtifact
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with

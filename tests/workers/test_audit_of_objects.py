@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
-from forgekeeper.storage.git_repository import RepositoryFailed
-from forgekeeper.storage.outbox import DeletedObject, parted
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
+from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.targets.git_repository import RepositoryFailed
 from tests.harness.audited import gone, interrupted_at, lines, unclosed
 from tests.harness.git_samples import stand_in
 from tests.harness.performing import perform

@@ -7,14 +7,14 @@ from threading import Barrier
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.database import database, now
-from forgekeeper.declaring.answers import answers_of
-from forgekeeper.deleting.queue import QueueTable
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.runs.preconditions import Blocked
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.api.answers import answers_of
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.platform.database import database, now
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.queue import QueueTable
+from forgekeeper.targets import sentinel
+from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.installation import INSTALLATION

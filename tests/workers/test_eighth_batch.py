@@ -16,7 +16,7 @@ import redis
 import yaml
 from psycopg2.extensions import make_dsn
 
-from forgekeeper.settings import PREFIX
+from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.ports import free_ports
 from tests.harness.rules import RULES_FILE

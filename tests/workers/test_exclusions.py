@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.database import now
-from forgekeeper.runs.previewing import preview
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.engine.previewing import preview
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
 from models import JobArtifact
 from tests.harness.artifacts import artifact, ids, run, turn_on
 from tests.harness.excluding import exclude, relation

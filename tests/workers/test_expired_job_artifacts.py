@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.database import database, now
-from forgekeeper.database.queries import IN_ORDER, START
-from forgekeeper.deleting.total_locks import TURNS
+from forgekeeper.engine.total_locks import TURNS
+from forgekeeper.platform.database import database, now
+from forgekeeper.platform.database.queries import IN_ORDER, START
 from models import CLASSES, ProjectStatistics
 from tests.harness.artifacts import (
     NO_GRACE,

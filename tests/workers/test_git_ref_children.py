@@ -8,9 +8,9 @@ import peewee as pw
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, leases
-from forgekeeper.database import now
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import LeaseLost, break_lease, lease, leases
+from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.git_samples import Bare, stand_in

@@ -7,10 +7,10 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from forgekeeper.connections import client
-from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.runs.holds import Batch
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.ref_deletions import NAME, QUEUE, on_their_way, pending, projects, row
 from tests.harness.thorough import whole_only

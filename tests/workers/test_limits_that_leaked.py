@@ -9,15 +9,15 @@ import pytest
 
 from demo.sample_data import add_statuses as statuses
 from demo.sample_data import create_repository, refs_of
-from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.database import database as db
-from forgekeeper.database import release
-from forgekeeper.runs import breaker
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import stores
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.api.batches import BATCHES, CHILDREN
+from forgekeeper.guards import breaker
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.database import database as db
+from forgekeeper.platform.database import release
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets import stores
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.bulk_imports import entity
 from tests.harness.git_samples import put_root

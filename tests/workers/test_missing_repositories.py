@@ -3,11 +3,11 @@
 import pytest
 from dramatiq import Message
 
-from forgekeeper.connections import client
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_repository import RootUnavailable
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.targets import sentinel
+from forgekeeper.targets.git_repository import RootUnavailable
 from models import Project
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows

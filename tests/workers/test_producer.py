@@ -5,9 +5,9 @@ from contextlib import closing, suppress
 import psycopg2
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import NoTransaction, SettledUpload
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import NoTransaction, SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import producer as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted, MalformedUpload

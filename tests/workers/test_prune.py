@@ -7,15 +7,15 @@ from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
 from forgekeeper import Rows, batch
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import Base, database, now
-from forgekeeper.database.exclusions import Exclusion
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.runs.holds import Batch
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.totals import LAST, RunTotal
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import LAST, RunTotal
+from forgekeeper.platform.database import Base, database, now
+from forgekeeper.platform.database.exclusions import Exclusion
 from models import GitRefDeletion
 from tests.harness.excluding import exclude
 from tests.harness.performing import perform

@@ -6,15 +6,16 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database import now as database_now
-from forgekeeper.failpoints import Failpoints, Fault, arm
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.storage import sentinel, settled, stores
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.outcomes import OUTSIDE
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database import now as database_now
+from forgekeeper.platform.failpoints import Failpoints, Fault, arm
+from forgekeeper.sources import settled
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import sentinel, stores
+from forgekeeper.targets.outcomes import OUTSIDE
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.installation import INSTALLATION

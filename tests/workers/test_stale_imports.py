@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.database import database, now
-from forgekeeper.runs.notices import Notice
+from forgekeeper.ledger.notices import Notice
+from forgekeeper.platform.database import database, now
 from models import STALE_AFTER, BulkImport, BulkImportEntity, ImportStatus, TrackerStatus
 from tests.harness.bulk_imports import (
     ADD_ENTITIES,

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
-from forgekeeper.batches import Declared
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
-from forgekeeper.runs.brakes import Deadline
-from forgekeeper.runs.run import Run
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import deletion
-from forgekeeper.storage.outbox import DeletedObject, parted
+from forgekeeper.api.batches import Declared
+from forgekeeper.engine.run import Run
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now
+from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.targets import deletion
 from models import JobArtifact
 from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import LeaseLost, break_lease
-from forgekeeper.database import database as db
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import LeaseLost, break_lease
+from forgekeeper.platform.database import database as db
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.git_samples import while_git_waits
 from tests.harness.ref_deletions import PROJECT, pending, row, rows, statuses

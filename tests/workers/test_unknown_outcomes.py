@@ -2,11 +2,11 @@
 
 import pytest
 
-from forgekeeper.database import now
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage.git_repository import RepositoryFailed
-from forgekeeper.storage.objects import StoreUnavailable
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.database import now
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.targets.git_repository import RepositoryFailed
+from forgekeeper.targets.objects import StoreUnavailable
 from tests.harness.audited import lines, unclosed
 from tests.harness.git_samples import stand_in
 from tests.harness.performing import perform

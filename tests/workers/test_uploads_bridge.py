@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.connections import Client, call, client
-from forgekeeper.database import now as database_now
-from forgekeeper.runs.brakes import Deadline
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.connections import Client, call, client
+from forgekeeper.platform.database import now as database_now
 from models import JobArtifact
 from tests.harness.excluding import exclude
 from tests.harness.settings import settings_with

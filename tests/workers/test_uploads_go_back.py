@@ -8,10 +8,10 @@ from contextlib import suppress
 import peewee as pw
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import sentinel, stores
 from models import JobArtifact
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from forgekeeper.connections import Client
+from forgekeeper.platform.connections import Client
 from tests.harness.settings import settings_with
 from workers.stale_direct_uploads import bridge
 from workers.stale_direct_uploads import register as uploads

@@ -9,9 +9,9 @@ from datetime import timedelta
 import psycopg2
 import pytest
 
-from forgekeeper.database import database, sessions
-from forgekeeper.deleting import statement
-from forgekeeper.runs.brakes import Deadline
+from forgekeeper.engine import statement
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.platform.database import database, sessions
 from tests.harness.clocks import clock
 from tests.harness.many_rows import statuses as due_statuses
 from tests.harness.performing import perform

@@ -34,19 +34,19 @@ from forgekeeper import (
     batch,
     child,
 )
-from forgekeeper.batches import FeatureFlag
-from forgekeeper.connections import client
-from forgekeeper.database import database, now, queries, reachable, survey
-from forgekeeper.database.exclusions import visible
-from forgekeeper.database.survey import literal
-from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.shown import Look, Part
-from forgekeeper.deleting.rows import parts_of
-from forgekeeper.deleting.work import get_child_key, settings
-from forgekeeper.failpoints import failpoint
-from forgekeeper.runs.holds import idle
-from forgekeeper.settings import Settings
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.api.answers import Backlog
+from forgekeeper.api.batches import FeatureFlag
+from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.rows import parts_of
+from forgekeeper.engine.work import get_child_key, settings
+from forgekeeper.ledger.holds import idle
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database, now, queries, reachable, survey
+from forgekeeper.platform.database.exclusions import visible
+from forgekeeper.platform.database.survey import literal
+from forgekeeper.platform.failpoints import failpoint
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
 from metrics.catalogue import Gauge, Reading, at
 from metrics.logs import describe
 from models import (

@@ -21,8 +21,8 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.connections import add_scripts, call
-from forgekeeper.coordination.values import DECLARED, is_whole, moment, text
+from forgekeeper.platform.connections import add_scripts, call
+from forgekeeper.platform.coordination.values import DECLARED, is_whole, moment, text
 
 add_scripts("workers.expired_job_artifacts")
 

@@ -18,8 +18,8 @@ from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import at_work
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, moment, out, table, write, wrong_use
-from forgekeeper.connections import client
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.platform.connections import client
+from forgekeeper.sources.outbox import DeletedObject
 from workers.expired_job_artifacts.buckets import states
 from workers.expired_job_artifacts.destroyed import (
     OBJECT,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from forgekeeper import Recoverable
 from forgekeeper.audit.deletions import each_of
-from forgekeeper.database import database
-from forgekeeper.database.queries import pages
-from forgekeeper.settings import Settings
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.queries import pages
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
 from workers.expired_job_artifacts.restoring import Row, describe_obstacle, read_row
 
 RECORD = "expired_artifact"

@@ -14,9 +14,9 @@ from typing import Any
 from peewee import chunked
 from psycopg2.sql import Identifier
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.exclusions import visible
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.exclusions import visible
 from models import UNLOCKED, ProjectStatistics
 
 AUDITED = {

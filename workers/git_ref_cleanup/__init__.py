@@ -19,16 +19,16 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Children, Counter, Items, Note, Record, Rows, Subject, Threshold, batch, child
-from forgekeeper.database import queries, survey
-from forgekeeper.database.queries import Stake, among
-from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Fence, Item, Page, State
-from forgekeeper.declaring.shown import Refused, numbers
-from forgekeeper.deleting.work import settings
-from forgekeeper.settings import Settings
-from forgekeeper.storage import git_refs, git_repository
-from forgekeeper.storage.git_command import GitError, GitTimedOut
-from forgekeeper.storage.git_repository import RepositoryMissing
+from forgekeeper.api.answers import Backlog
+from forgekeeper.api.items import Deleted, Fence, Item, Page, State
+from forgekeeper.api.shown import Refused, numbers
+from forgekeeper.engine.work import settings
+from forgekeeper.platform.database import queries, survey
+from forgekeeper.platform.database.queries import Stake, among
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import git_refs, git_repository
+from forgekeeper.targets.git_command import GitError, GitTimedOut
+from forgekeeper.targets.git_repository import RepositoryMissing
 from models import DeletionStatus, GitRefDeletion, Project, ProjectGroup
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import NAME, RECORD, Pending

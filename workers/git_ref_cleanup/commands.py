@@ -9,8 +9,8 @@ import typer
 
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.terminal import FAILED, Json, Problem, emit, visible, write, wrong_use
-from forgekeeper.storage.git_repository import RootUnavailable
-from forgekeeper.storage.git_restore import POSSIBLE, RESTORED, Restored
+from forgekeeper.targets.git_repository import RootUnavailable
+from forgekeeper.targets.git_restore import POSSIBLE, RESTORED, Restored
 from workers.git_ref_cleanup.restoring import DeletedRef, find_deleted, restore
 
 refs = typer.Typer(help="Git refs that were deleted wrongly.")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import database, exclusions
-from forgekeeper.declaring.items import Page
-from forgekeeper.declaring.shown import Entry
-from forgekeeper.runs.holds import Batch
-from forgekeeper.settings import Settings
+from forgekeeper.api.items import Page
+from forgekeeper.api.shown import Entry
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.platform.database import database, exclusions
+from forgekeeper.platform.settings import Settings
 from models import DeletionStatus, GitRefDeletion
 
 NAME, RECORD = "git_ref_cleanup", "git_ref_deletion"

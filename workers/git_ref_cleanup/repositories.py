@@ -12,23 +12,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from forgekeeper import Blocked
-from forgekeeper.batches import batch_of
-from forgekeeper.database import exclusions, now, queries
-from forgekeeper.database.survey import expected, selected
-from forgekeeper.declaring.items import Page
-from forgekeeper.declaring.shown import PASSED_OVER, Look, Part
-from forgekeeper.settings import Settings
-from forgekeeper.storage import git_refs, sentinel
-from forgekeeper.storage.git_command import GitError, GitTimedOut
-from forgekeeper.storage.git_refs import Doomed
-from forgekeeper.storage.git_repository import (
+from forgekeeper.api.batches import batch_of
+from forgekeeper.api.items import Page
+from forgekeeper.api.shown import PASSED_OVER, Look, Part
+from forgekeeper.platform.database import exclusions, now, queries
+from forgekeeper.platform.database.survey import expected, selected
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import git_refs, sentinel
+from forgekeeper.targets.git_command import GitError, GitTimedOut
+from forgekeeper.targets.git_refs import Doomed
+from forgekeeper.targets.git_repository import (
     RepositoryFailed,
     RepositoryMissing,
     RootUnavailable,
     open_repository,
     served,
 )
-from forgekeeper.storage.installation import Installation
 from metrics.catalogue import Gauge, Reading
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup.deletions import Pending, due, excluded, not_excluded, pending_of, waiting_projects

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from forgekeeper import Recoverable
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import each_of
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
-from forgekeeper.storage import git_restore
-from forgekeeper.storage.git_command import GitError, GitTimedOut
-from forgekeeper.storage.git_repository import RootUnavailable
-from forgekeeper.storage.git_restore import POSSIBLE, Restored
+from forgekeeper.platform.database import database
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import git_restore
+from forgekeeper.targets.git_command import GitError, GitTimedOut
+from forgekeeper.targets.git_repository import RootUnavailable
+from forgekeeper.targets.git_restore import POSSIBLE, Restored
 from workers.git_ref_cleanup import repositories
 from workers.git_ref_cleanup.deletions import NAME, RECORD
 

@@ -22,21 +22,21 @@ from typing import Any
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
-from forgekeeper.connections import client
-from forgekeeper.coordination.values import moment
-from forgekeeper.database import survey
-from forgekeeper.database.queries import Stake
-from forgekeeper.declaring.answers import Backlog
-from forgekeeper.declaring.items import Deleted, Ended, Fence, Item, Page, State
-from forgekeeper.declaring.shown import Refused, backlog_readings
-from forgekeeper.deleting.items import deleted_at, stood_at
-from forgekeeper.deleting.work import run_number, settings
-from forgekeeper.settings import Settings
-from forgekeeper.storage import stores
-from forgekeeper.storage.objects import ObjectStore
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.outcomes import StoreUnavailable
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.api.answers import Backlog
+from forgekeeper.api.items import Deleted, Ended, Fence, Item, Page, State
+from forgekeeper.api.shown import Refused, backlog_readings
+from forgekeeper.engine.items import deleted_at, stood_at
+from forgekeeper.engine.work import run_number, settings
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.values import moment
+from forgekeeper.platform.database import survey
+from forgekeeper.platform.database.queries import Stake
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import stores
+from forgekeeper.targets.objects import ObjectStore
+from forgekeeper.targets.outcomes import StoreUnavailable
 from metrics.catalogue import Reading
 from models import JobArtifact, PathlessArtifact
 from workers.stale_direct_uploads import bridge, failed, kept, preview, register

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.connections import Client, call
-from forgekeeper.coordination.values import raw, text, whole
+from forgekeeper.platform.connections import Client, call
+from forgekeeper.platform.coordination.values import raw, text, whole
 from workers.stale_direct_uploads.keys import CURSOR, DUE_AT_AGE, LONGEST_AHEAD, PAGE, PENDING, REFERENCE
 
 COUNTED = 200

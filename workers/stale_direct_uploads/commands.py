@@ -17,12 +17,12 @@ from peewee import chunked
 from forgekeeper.audit import acts
 from forgekeeper.cli import connection
 from forgekeeper.cli.terminal import All, Json, Problem, emit, moment, visible, write, wrong_use
-from forgekeeper.connections import call, client
-from forgekeeper.coordination.values import text
-from forgekeeper.database import now
-from forgekeeper.settings import Settings
-from forgekeeper.storage import stores
-from forgekeeper.storage.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.platform.connections import call, client
+from forgekeeper.platform.coordination.values import text
+from forgekeeper.platform.database import now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import stores
+from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, register, stale_direct_uploads
 from workers.stale_direct_uploads.entries import member

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import is_below, is_normal
-from forgekeeper.storage.outcomes import OUTSIDE
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets.objects import is_below, is_normal
+from forgekeeper.targets.outcomes import OUTSIDE
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import redis
 
-from forgekeeper.coordination.values import raw, text
-from forgekeeper.declaring import shown
-from forgekeeper.settings import Settings
+from forgekeeper.api import shown
+from forgekeeper.platform.coordination.values import raw, text
+from forgekeeper.platform.settings import Settings
 from workers.stale_direct_uploads.entries import UNFIT, Entry, unfit
 from workers.stale_direct_uploads.keys import ADOPTED, ATTEMPTS, DELETING, FAILED, PAGE
 from workers.stale_direct_uploads.register import Due, dated, scored, settle

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import redis
 
-from forgekeeper.database import exclusions
+from forgekeeper.platform.database import exclusions
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.register import Census, Due
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from forgekeeper.coordination.values import DECLARED
+from forgekeeper.platform.coordination.values import DECLARED
 
 PENDING = "{pending_direct_uploads}:pending"
 DELETING = "{pending_direct_uploads}:deleting"

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter
 
-from forgekeeper.connections import client
-from forgekeeper.database import exclusions
-from forgekeeper.declaring.shown import BUSY, Look, Part
-from forgekeeper.storage import stores
-from forgekeeper.storage.objects import ObjectStore
-from forgekeeper.storage.outcomes import StoreUnavailable
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.api.shown import BUSY, Look, Part
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import exclusions
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import stores
+from forgekeeper.targets.objects import ObjectStore
+from forgekeeper.targets.outcomes import StoreUnavailable
 from models import JobArtifact
 from workers.stale_direct_uploads import bridge, register
 from workers.stale_direct_uploads.entries import Entry, unfit

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import redis
 
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import member

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import redis
 from peewee import chunked
 
-from forgekeeper.connections import add_scripts, call
-from forgekeeper.coordination.values import misfits, moment, raw, second, text, whole
+from forgekeeper.platform.connections import add_scripts, call
+from forgekeeper.platform.coordination.values import misfits, moment, raw, second, text, whole
 from workers.stale_direct_uploads import bridge
 from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
 from workers.stale_direct_uploads.keys import (

@@ -4,7 +4,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgekeeper.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.users import User, Users, hashed_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually

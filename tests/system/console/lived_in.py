@@ -8,17 +8,17 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from demo.sample_data import add_samples
+from forgekeeper.api.batches import BATCHES, FeatureFlag, queues
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, FeatureFlag, queues
-from forgekeeper.connections import client
-from forgekeeper.coordination.leases import Lease
-from forgekeeper.database import database, now
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Batch, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process, version
-from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import sentinel
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.processes import Process, version
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import Lease
+from forgekeeper.platform.database import database, now
+from forgekeeper.targets import sentinel
 from tests.harness.performing import recorded
 
 TICKS = 60

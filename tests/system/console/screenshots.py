@@ -15,15 +15,15 @@ from playwright.sync_api import sync_playwright
 
 from demo.servers import servers
 from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.boot import load
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database
+from forgekeeper.delivery.boot import load
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import PREFIX
-from forgekeeper.storage.installation import Installation
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform import migrations
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import PREFIX
 
 from . import lived_in
 from .browser import OPTIONS, SEEN, Window, console_in

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper import database as db
-from forgekeeper.boot import load
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.console.pages import PAGES, load_pages
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.settings import PREFIX
+from forgekeeper.cli.console.pages import PAGES, load_pages
+from forgekeeper.delivery.boot import load
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.platform import database as db
+from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.settings import PREFIX
 from tests.harness.installation import INSTALLATION
 from tests.harness.tables import empty
 

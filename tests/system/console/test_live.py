@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
-from forgekeeper.batches import BATCHES
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.quarantine import Quarantined
 from tests.harness import forks
 from tests.harness.many_rows import statuses
 from tests.harness.programs import ROOT, eventually

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import expect
 
-from forgekeeper.runs import quarantine
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.quarantine import Quarantined
 from tests.harness.waiting import patient
 from tests.system.proxy import postgres_through, redis_through
 

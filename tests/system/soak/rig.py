@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper.batches import queues
-from forgekeeper.settings import PREFIX
+from forgekeeper.api.batches import queues
+from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.failpoints import failpoints
 from tests.harness.machine import Held

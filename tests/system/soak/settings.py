@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.api.batches import BATCHES
 
 SECRET = "swordfish-9b1c"
 """The password in every URL that a service is given."""

@@ -24,10 +24,10 @@ from datetime import timedelta
 import psycopg2
 
 from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import database
-from forgekeeper.database.sessions import Timeouts, open_pool
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform import migrations
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.sessions import Timeouts, open_pool
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held

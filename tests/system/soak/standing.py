@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forgekeeper.batches import queues
+from forgekeeper.api.batches import queues
 from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads

@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper.coordination import leases as locks
 from forgekeeper.delivery.queues import STARTED
+from forgekeeper.platform.coordination import leases as locks
 from tests.metrics.pages import read
 from tests.system.service import LIMIT
 from workers.expired_job_artifacts import buckets

@@ -1,0 +1,268 @@
+"""What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, and a preview.
+
+Each of these functions is registered as a look: whoever calls it, PostgreSQL lets it only read.
+
+A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from forgekeeper.api.answers import Backlog, Rows
+from forgekeeper.platform.database import now, survey
+from forgekeeper.platform.database.looking import as_look
+from forgekeeper.platform.settings import Settings
+from metrics.catalogue import Gauge, Reading, at
+
+PROJECTS = 10
+"""So many projects are named: those with the most records."""
+PASSED_OVER = "passed_over"
+"""Why a bad record stays for now: `forgekeeper quarantine` shows it."""
+BUSY = "busy"
+"""Why a row stays that another session has locked: it is left for later."""
+NOTHING = timedelta(0)
+Readings = Callable[[Settings], Iterator[Reading]]
+
+
+@dataclass
+class Part:
+    """What a run would do to one kind of record; it grows while it is counted.
+
+    *verb* is what becomes of them; with *estimate* the time was up before all were counted.  *kept* says how many look
+    due and stay, and why; None where there was no time to count them.
+    """
+
+    batch: str
+    record: str
+    verb: str = "deleted"
+    records: int = 0
+    estimate: bool = False
+    bytes: int | None = None
+    oldest: datetime | None = None
+    projects: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, int | None] = field(default_factory=dict)
+    sample: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def add_survey(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
+        """Add the rows of a survey.  A row is due that long *after* its instant."""
+        self.sample += [(row.id, row.name) for row in found.first or ()]
+        if found.expected is None:
+            for group in found.groups:
+                self._add_group(group, after)
+        else:
+            self.guess(found.expected)
+            self.oldest = found.first[0].due + after if found.first else None
+
+    def _add_group(self, group: survey.Group, after: timedelta) -> None:
+        """Add the rows of a project: a run would delete the free rows and leave the locked rows for later."""
+        self.records += group.free
+        self.keep(BUSY, group.rows - group.free)
+        if group.bytes is not None:
+            self.bytes = (self.bytes or 0) + group.bytes
+        if group.oldest is not None:
+            self._note_due(group.oldest + after)
+        if group.project is not None and group.free:
+            self.projects[group.project] += group.free
+
+    def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
+        """Count a single record."""
+        self.records += 1
+        self._note_due(due)
+        if project is not None:
+            self.projects[str(project)] += 1
+        if len(self.sample) < size:
+            self.sample.append((key, name))
+
+    def _note_due(self, due: datetime | None) -> None:
+        """Set the instant since when the oldest record is due, if *due* is before it."""
+        self.oldest = min(filter(None, (self.oldest, due)), default=None)
+
+    def keep(self, reason: str, records: int) -> None:
+        """Say that so many stay, and why."""
+        if records:
+            self.kept[reason] = (self.kept.get(reason) or 0) + records
+
+    def guess(self, records: int) -> None:
+        """Say that there are about so many, of which those counted so far are a part."""
+        self.estimate, self.bytes, self.records = True, None, max(records, self.records)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it: the projects with the most, and the rest summed."""
+        most = dict(self.projects.most_common(PROJECTS))
+        others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
+        sample = [{"id": key, "name": name} for key, name in self.sample]
+        return vars(self) | {"projects": most, "other_projects": others, "sample": sample}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the preview of a batch, or of a child, may use; *now* is the instant at which something is due or not.
+
+    All of it is to end at *until*, an instant of the monotonic clock.  *size* is how many records are named.
+    *passed_over* returns the keys of a kind's bad records, which a run leaves out; *told* is called with what has
+    been counted so far.
+    """
+
+    batch: str
+    now: datetime
+    settings: Settings
+    until: float
+    size: int = 10
+    passed_over: Callable[[str], Collection[int]] = lambda _record: ()
+    told: Callable[[Part], None] = lambda _part: None
+
+    def part(self, record: str, *, verb: str = "deleted") -> Part:
+        """Begin the part about a kind of record."""
+        return Part(self.batch, record, verb)
+
+    def over(self) -> bool:
+        """Say whether the time is up."""
+        return time.monotonic() >= self.until
+
+    def within_share(self, share: float) -> Look:
+        """Return a look that has that share of the time that is left."""
+        now = time.monotonic()
+        return replace(self, until=now + max(0.0, self.until - now) * share)
+
+    def count(self, part: Part, rows: survey.Rows, *, after: timedelta = NOTHING) -> Part:
+        """Count these rows, but bad ones, each due so much *after* its instant; what is cut off becomes an estimate."""
+        bad = self.passed_over(part.record)
+        part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
+        part.add_survey(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
+        self.told(part)
+        return part
+
+    def keep(self, part: Part, due: survey.Rows, reasons: Mapping[str, str]) -> None:
+        """Count what looks due, and stays by one of these conditions, each for a reason."""
+        found = survey.within(self.until, lambda: due.counts(reasons))
+        if found is None:
+            part.kept |= dict.fromkeys(reasons, None)
+            return
+        for reason, records in found.items():
+            part.keep(reason, records)
+
+
+Preview = Callable[[Look], "Iterator[Part] | Sequence[Part]"]
+
+
+FindRows = Callable[[datetime, Settings], "Iterable[Rows[Any]]"]
+
+
+class Entry(NamedTuple):
+    """One of what was refused or given up; without *retry_at* it waits for a person."""
+
+    key: str
+    error: str
+    failures: int
+    since: datetime | None
+    retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """What a document itself keeps of that: counted, listed oldest first, tried again, discarded; None stands for all.
+
+    *record* names what the gauge counts, *redis* says that it lies in Redis.  Both acts return how many there were.
+    """
+
+    kind: str
+    record: str
+    count: Callable[[], int]
+    entries: Callable[[Settings, int], Iterable[Entry]]
+    retry: Callable[[Sequence[str] | None], int]
+    discard: Callable[[Sequence[str] | None], int]
+    redis: bool = False
+
+
+class Collector(NamedTuple):
+    """What the exporter asks when it is scraped; *database* says that it needs a connection, *gauges* are its own."""
+
+    look: Readings
+    gauges: Sequence[Gauge] = ()
+    database: bool = True
+
+
+class Status(NamedTuple):
+    """A part of `status`: *look* finds what `--json` shows, *sentence* says it to people."""
+
+    look: Callable[[], Any]
+    sentence: Callable[[Any], str]
+
+
+@dataclass(kw_only=True, eq=False)
+class Shown:
+    """What a declaration shows; *collected_as* is the label of the collector that reads its backlogs."""
+
+    name: str
+    collected_as: str
+    backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+    collectors: dict[str, Collector] = field(default_factory=dict)
+    statuses: dict[str, Status] = field(default_factory=dict)
+    previews: list[Preview] = field(default_factory=list)
+    shown_rows: list[FindRows] = field(default_factory=list)
+
+    def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
+        """Let the function say how much of *record* is due at an instant, and since when."""
+
+        def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
+            self.backlogs[record] = as_look(self.name, look)
+            self.collectors.setdefault(self.collected_as, Collector(self._readings))
+            return look
+
+        return declare
+
+    def quarantines(self, refused: Refused) -> None:
+        """Let what the document itself keeps of what was refused lie in quarantine."""
+        count, entries = as_look(self.name, refused.count), as_look(self.name, refused.entries)
+        self.refused.append(replace(refused, count=count, entries=entries))
+        self.collectors.setdefault(self.collected_as, Collector(self._readings))
+
+    def collector(
+        self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True
+    ) -> Callable[[Readings], Readings]:
+        """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
+
+        def declare(look: Readings) -> Readings:
+            self.collectors[name] = Collector(as_look(self.name, look), tuple(gauges), database)
+            return look
+
+        return declare
+
+    def status(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
+        """Let `status` show what *look* finds, as *name* in `--json`, as *sentence* to people."""
+        self.statuses[name] = Status(as_look(self.name, look), sentence)
+
+    def preview(self, look: Preview) -> Preview:
+        """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""
+        self.previews.append(as_look(self.name, look))
+        return look
+
+    def shows_rows(self, find: FindRows) -> FindRows:
+        """Let `peek` ask the function which rows of the forge's own tables are due at an instant."""
+        self.shown_rows.append(find)
+        return find
+
+    def _readings(self, _settings: Settings) -> Iterator[Reading]:
+        instant = now()
+        for record, look in self.backlogs.items():
+            yield from backlog_readings(self.name, record, look(instant))
+        for one in self.refused:
+            yield Reading("quarantine_records", one.count(), (self.name, one.record))
+
+
+def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Reading]:
+    """Yield how much is due, and since when if anything is."""
+    yield Reading("backlog_records", found.records, (batch, record))
+    yield from at("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
+
+
+def numbers(keys: Sequence[str] | None) -> list[int] | None:
+    """Return the keys as the ids that they are; None for all."""
+    return None if keys is None else [int(key) for key in keys if key.isdecimal()]

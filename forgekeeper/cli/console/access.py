@@ -1,0 +1,306 @@
+"""Who looks, what that person may do, and which requests no page and no action ever sees.
+
+A person is known by a session, after a login with the password of a user in the file; or by the header of a proxy that
+the settings name; or, where there are neither users nor proxies, is anybody on this machine, who may only look.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
+
+import structlog
+from anyio import CapacityLimiter, to_thread
+from itsdangerous import BadData, URLSafeTimedSerializer
+from starlette.datastructures import ImmutableMultiDict
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forgekeeper.cli.console.pages import SAID, shown
+from forgekeeper.cli.console.probes import answer_probe
+from forgekeeper.cli.console.users import HERE, LONGEST, Role, User, Users, fits, is_password
+from forgekeeper.cli.terminal import Problem
+from forgekeeper.platform.settings import Settings
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every response."""
+SESSION = "forgekeeper_session"
+"""The cookie of who has logged in."""
+KNOWN = "forgekeeper_known"
+"""The cookie of a browser in which somebody has logged in before: strangers cannot lock it out."""
+HOURS_12, DAYS_30 = 12 * 3600, 30 * 86_400
+LARGEST = 64 * 1024
+"""Bytes of a form."""
+FIELDS = 2_000
+LOGINS, MINUTE = 5, 60.0
+"""So many logins may fail in a minute, of an address and of a name."""
+
+log = structlog.get_logger(__name__)
+# Of this process alone: a restart ends all sessions.
+_signed = URLSafeTimedSerializer(secrets.token_hex(32))
+
+
+class Person(NamedTuple):
+    """Who looks at a page; an *operator* may act.  *session*: by a login, which can be ended."""
+
+    name: str
+    role: Role
+    session: bool = False
+
+
+def may_act(request: Request) -> bool:
+    """Say whether who asks may act: an operator, where the settings let operators act."""
+    person: Person | None = request.state.person
+    return person is not None and person.role == "operator"
+
+
+def say_next(response: Response, sentence: str) -> None:
+    """Let the next page that this browser shows begin with the sentence, once.
+
+    For the answer to a POST, a redirect: `base.html` shows it as `said`, escaped, also to persons without a session.
+    """
+    response.set_cookie(SAID, _signed.dumps(sentence[:1000], salt=SAID), max_age=60, httponly=True, samesite="lax")
+
+
+def local(path: str) -> str:
+    """Return where to go next: *path*, or the first page where it could lead to another host."""
+    fine = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if fine and " " not in path else "/"
+
+
+class EndedSessions:
+    """Sessions that people have ended: each is known for as long as its cookie is valid."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until: dict[str, float] = {}
+
+    def add(self, session: str) -> None:
+        """Note that the session was ended."""
+        now = self._clock()
+        self._until = {ended: until for ended, until in self._until.items() if until > now}
+        self._until[session] = now + self._seconds
+
+    def __contains__(self, session: str) -> bool:
+        """Say whether the session was ended."""
+        return session in self._until
+
+
+class Gate:
+    """Lets through what may be asked, with `person`, `said` and, of a POST, `form` in the request's state."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._users = Users(settings.console_users) if settings.console_users else None
+        self._ended = EndedSessions(HOURS_12)
+        self._failures: Counter[str] = Counter()
+        self._until = 0.0
+        self._hashing = CapacityLimiter(2)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or let it through."""
+        request = Request(scope, receive)
+        if (probed := answer_probe(request)) is not None:
+            await probed(scope, receive, send)
+            return
+        request.state.person, request.state.said = None, None
+        if request.method == "GET" and "hx-request" not in request.headers:
+            request.state.said = _loaded(request, SAID, 60)
+        try:
+            answer = await self._answer(request)
+        except HTTPException as refused:
+            answer = shown(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
+            answer.headers.update(refused.headers or {})
+        except Problem as problem:
+            log.warning("console's users cannot be read", error=str(problem))
+            sentence = "the console cannot read the file of its users; its log says why"
+            answer = shown(request, "problem.html", "Refused", 503, sentence=sentence)
+        await (answer or self._app)(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response | None:
+        """Return the answer of a request that is let through to nothing else; raise `HTTPException`."""
+        path: str = request.scope["path"]  # not that of `request.url`, which the header Host is a part of
+        self._insist_on_host(request)
+        if request.method not in {"GET", "HEAD"}:
+            _insist_on_same_site(request)
+            request.state.form = await _form(request)
+        if path.startswith("/static/"):
+            return None
+        request.state.person = self._person(request)
+        if self._users and path == "/login":
+            return await self._login(request)
+        if request.state.person is None:
+            return _to_login(request)
+        return self._logout(request) if (request.method, path) == ("POST", "/logout") else None
+
+    def _insist_on_host(self, request: Request) -> None:
+        """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
+        name = re.sub(r":\d+\Z", "", request.headers.get("host", "").lower()).strip("[]")
+        if not (self._users or self._settings.console_proxy or name in {*HERE, self._settings.console_host}):
+            raise HTTPException(421, "this console is called localhost: open it by that name")
+
+    def _person(self, request: Request) -> Person | None:
+        """Return who asks, None who has to log in."""
+        users = self._users.known() if self._users else {}
+        name = self._named(request) if self._settings.console_proxy else None
+        if name is not None:
+            return self._as(name, users[name].role if name in users else "viewer")
+        if not self._users:
+            return self._as("anybody", "viewer")
+        session = _loaded(request, SESSION, HOURS_12)
+        if not isinstance(session, dict) or session["once"] in self._ended:
+            return None
+        user = users.get(session["name"])
+        return self._as(user.name, user.role, session=True) if user and session["of"] == _fingerprint(user) else None
+
+    def _as(self, name: str, role: Role, *, session: bool = False) -> Person:
+        return Person(name, role if self._settings.console_actions == "on" else "viewer", session)
+
+    def _named(self, request: Request) -> str | None:
+        """Return whom the proxy names, None where it names nobody and people can log in."""
+        if not any(_peer(request) in network for network in self._settings.console_proxy):
+            raise HTTPException(403, "come by the proxy that asks who you are")
+        names = request.headers.getlist(self._settings.console_proxy_header)
+        if not names and self._users:
+            return None
+        if len(names) != 1 or not names[0].strip():
+            raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
+        with suppress(UnicodeDecodeError):
+            # As it came: a name that was cut or cleaned could be another person's.
+            if fits(name := names[0].encode("latin-1").decode()):
+                return name
+        raise HTTPException(403, "the proxy names you in a way in which no user can be called")
+
+    async def _login(self, request: Request) -> Response:
+        asked = request.state.form if request.method == "POST" else request.query_params
+        to, wrong = local(asked.get("next", "/")), request.method == "POST"
+        if wrong and (user := await self._proven(request, asked.get("name", ""), asked.get("password", ""))):
+            return _session(RedirectResponse(to, 303), user, request)
+        return shown(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
+
+    async def _proven(self, request: Request, name: str, password: str) -> User | None:
+        """Return the user whose name and password these are; raise `HTTPException` after too many that were not."""
+        user = self._users.known().get(name) if self._users else None
+        client = self._client(request)
+        # Of IPv6 each client has 2^64 addresses.
+        keys = {f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}", f"for {name[:LONGEST]}"}
+        known = _loaded(request, KNOWN, DAYS_30)
+        if isinstance(known, dict) and known["name"] == name:
+            # The failures of strangers do not lock out a browser in which this person has logged in before.
+            keys = {f"by {known['once']}"}
+        who = {"user": user and user.name, "client": str(client)}
+        if time.monotonic() > self._until:
+            self._failures, self._until = Counter(), time.monotonic() + MINUTE
+        if max(self._failures[key] for key in keys) >= LOGINS:
+            log.warning("console login refused", **who, reason="too many")
+            seconds = str(int(self._until - time.monotonic()) + 1)
+            sentence = f"too many logins have failed: try again in {seconds} seconds"
+            raise HTTPException(429, sentence, {"Retry-After": seconds})
+        # Before it is known: who asks many times at once has no more guesses.
+        (failures := self._failures).update(keys)
+        if not await to_thread.run_sync(partial(is_password, user, password), limiter=self._hashing):
+            log.warning("console login failed", **who)
+            return None
+        failures.subtract(keys)
+        log.info("console login", **who)
+        return user
+
+    def _client(self, request: Request) -> IPv4Address | IPv6Address:
+        """Return the client's address: behind known proxies, the last one in `X-Forwarded-For` that is not theirs."""
+        client, proxies = _peer(request), self._settings.console_proxy
+        said = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+        with suppress(ValueError):
+            while said and any(client in network for network in proxies):
+                client = ip_address(said.pop().strip())
+        return client
+
+    def _logout(self, request: Request) -> Response:
+        session = _loaded(request, SESSION, HOURS_12)
+        if isinstance(session, dict):
+            self._ended.add(session["once"])
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(SESSION, httponly=True, samesite="lax")
+        return answer
+
+
+def _insist_on_same_site(request: Request) -> None:
+    """Refuse what a page of another site has a browser send."""
+    headers = request.headers
+    if (site := headers.get("sec-fetch-site")) is not None:
+        fine = site in {"same-origin", "none"}
+    else:
+        fine = False
+        with suppress(ValueError):
+            fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
+    if not fine:
+        raise HTTPException(403, "this form was not sent from a page of the console: open the page and send it again")
+
+
+async def _form(request: Request) -> ImmutableMultiDict[str, str]:
+    """Read the fields of a form that says beforehand how large it is."""
+    length = request.headers.get("content-length", str(LARGEST + 1))
+    if "transfer-encoding" in request.headers or int(length) > LARGEST:
+        raise HTTPException(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
+    try:
+        body = (await request.body()).decode(errors="replace")
+        return ImmutableMultiDict(parse_qsl(body, keep_blank_values=True, max_num_fields=FIELDS))
+    except (ValueError, ClientDisconnect):
+        raise HTTPException(400, f"the form has more than {FIELDS:,} fields: select less") from None
+
+
+def _to_login(request: Request) -> Response:
+    asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
+    to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
+    # A page that renews itself has to be left; what htmx follows it would take for the answer.
+    if "hx-request" in request.headers:
+        return Response(status_code=401, headers={"HX-Redirect": to})
+    return RedirectResponse(to, 303)
+
+
+def _session(answer: Response, user: User, request: Request) -> Response:
+    """Let the answer begin a session, always a new one."""
+    value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
+    # Where a proxy speaks TLS for us the browser says so.
+    secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
+    known = _signed.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN)
+    for cookie, content, seconds in ((SESSION, value, HOURS_12), (KNOWN, known, DAYS_30)):
+        answer.set_cookie(cookie, content, max_age=seconds, httponly=True, samesite="lax", secure=secure)
+    return answer
+
+
+def _fingerprint(user: User) -> str:
+    """Return what is another when the user's password is."""
+    return sha256(user.hash.encode()).hexdigest()
+
+
+def _loaded(request: Request, cookie: str, seconds: int) -> object:
+    """Return what we have put into a cookie; None where it is not there, too old, or not ours."""
+    try:
+        return _signed.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
+    except BadData:
+        return None
+
+
+def _peer(request: Request) -> IPv4Address | IPv6Address:
+    """Return the address at the other end of the connection; nothing that the request says changes it."""
+    peer = ip_address(request.client.host if request.client else "::")
+    return (peer.ipv4_mapped or peer) if isinstance(peer, IPv6Address) else peer

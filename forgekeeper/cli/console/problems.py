@@ -1,0 +1,63 @@
+"""The list *Needs attention* of the first page: one entry per problem, the most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from forgekeeper.cli.console.where import Fact
+from forgekeeper.cli.not_deleted import HELD_BACK
+from forgekeeper.ledger.quarantine import Quarantined
+
+URGENCY = (
+    *("error", "unserved", "unusual", "held", "blocked", "failing", "silent", "late", "missed"),
+    *("stopped", "paused", "off"),
+)
+"""The states that need attention, the most urgent first."""
+STATE_OF_HOLD = {"pause": "paused", "stop": "stopped", "breaker": "held", "new": "held"}
+
+Facts = Mapping[str, Any]
+
+
+class ProblemLine(NamedTuple):
+    """A problem of these *batches*, or of the installation if there are none; *remedy* is what the line offers."""
+
+    state: str
+    sentence: str
+    batches: Sequence[str]
+    remedy: str
+    since: datetime | None = None
+    by: str = ""
+    until: datetime | None = None
+
+
+def list_problems(found: Facts, places: Iterable[Fact]) -> list[ProblemLine]:
+    """Return the problems in what `status.gather` has *found* and in the places; needs a connection."""
+    lines = [ProblemLine("error", sentence, (), "check") for sentence in found["general_warnings"]]
+    lines += [ProblemLine("error", f"{one.what}: {one.wrong}", (), "check") for one in places if one.wrong]
+    for one in found["processes"]:
+        if one["silent"]:
+            sentence = f"{one['kind']} {one['host']}:{one['pid']} sends no heartbeat"
+            lines.append(ProblemLine("silent", sentence, (), "unserved", one["alive_at"]))
+    for one in found["not_deleted"]:
+        if one["word"] not in HELD_BACK:
+            lines.append(ProblemLine(one["word"], one["sentence"], one["batches"], one["word"], one["since"]))
+    for name, batch in found["batches"].items():
+        lines += _of_batch(name, batch, found["amounts"].get(name))
+    return sorted(lines, key=lambda line: URGENCY.index(line.state))
+
+
+def _of_batch(name: str, one: Facts, amount: Facts | None) -> Iterator[ProblemLine]:
+    """Yield what holds the batch, that its children fail, and that it has deleted unusually much."""
+    for hold in one["holds"]:
+        state, reason = STATE_OF_HOLD[hold["kind"]], hold["reason"] or "no reason given"
+        by = "the breaker" if hold["kind"] == "breaker" else hold["by"]
+        yield ProblemLine(state, reason, [name], hold["kind"], hold["since"], by, hold["until"])
+    if count := one["children_failing"]:
+        newest = Quarantined.oldest_first(batch=name, kind="child").order_by(Quarantined.failed_at.desc()).first()
+        fails = "1 child fails" if count == 1 else f"{count:,} children fail"
+        yield ProblemLine("failing", f"{fails}: {newest.error}", [name], "children", newest.since)
+    if amount and amount["unusual"]:
+        sentence = f"{amount['today']:,} deleted today, at most {max(amount['before']):,} on a day before"
+        yield ProblemLine("unusual", sentence, [name], "unusual")

@@ -1,0 +1,58 @@
+"""What can be undone: the last runs that have deleted something, and how much of that can come back now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from forgekeeper.api.answers import Subject
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.audit import lookup
+from forgekeeper.cli.audit import filled, subjects
+from forgekeeper.cli.console.pages import Asked, page
+from forgekeeper.ledger.totals import NONE, RunTotal
+from forgekeeper.platform.database import now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
+
+LOOKBACK_DAYS, MAX_RUNS = 14, 5
+"""How many days back runs are looked for, and limit of the runs of each kind of record."""
+MAX_COUNTED_OBJECTS = 10_000
+"""Limit of the objects in the outbox that are counted."""
+COUNTING_SECONDS = 0.2
+"""Time for the records of a run.  PostgreSQL ends a session of the console that is idle in a transaction for 2 s."""
+
+
+@page("/undo", "undo.html", "Undo", patience=12, live=False)
+def undo(asked: Asked) -> dict[str, Any]:
+    """Show for each kind of record how its deletion is undone, and how much of the last runs can come back."""
+    instant, kinds = now(), [one for one in subjects() if one.undone and one.batch and one.record]
+    undone = {one.batch for one in kinds}
+    return {
+        "at": instant,
+        "days": LOOKBACK_DAYS,
+        "limit": MAX_COUNTED_OBJECTS,
+        "outbox": DeletedObject.recoverable(MAX_COUNTED_OBJECTS + 1),
+        "grace": asked.settings.object_grace,
+        "kinds": [(one, one.obstacle and one.obstacle(), [*_runs(one, asked.settings, instant)]) for one in kinds],
+        "lost": [name for name, batch in BATCHES.items() if batch.deletes and name not in undone],
+    }
+
+
+def _runs(kind: Subject, settings: Settings, instant: datetime) -> Iterator[dict[str, Any]]:
+    """Yield the last runs that have deleted such records; *until* is None where no setting says for how long."""
+    batch, record = str(kind.batch), str(kind.record)
+    runs = lookup.last_runs(batch, record, instant - timedelta(days=LOOKBACK_DAYS), limit=MAX_RUNS)
+    totals = RunTotal.of_runs(batch, [run for run, _ in runs])
+    for run, deleted_at in runs:
+        back = kind.count_recoverable and kind.count_recoverable(run, time.monotonic() + COUNTING_SECONDS, settings)
+        yield {
+            "run": run,
+            "at": deleted_at,
+            "deleted": totals.get(run, NONE).records,
+            "back": back,
+            "until": deleted_at + getattr(settings, kind.kept) if kind.kept else None,
+            "command": filled(kind.restore_run, {"run": run}) if kind.restore_run and back and back.recoverable else "",
+        }

@@ -1,0 +1,121 @@
+"""How templates write things: times as they are seen from now, amounts, and text that comes from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+
+from markupsafe import Markup, escape
+from rich.filesize import decimal
+
+from forgekeeper.cli.console.drawing import line
+from forgekeeper.cli.terminal import facts, lasting, moment, plain, relative, visible
+from metrics.logs import clean, text_of
+
+SHAPES = {
+    "✓": ("succeeded", "ok", "done", "alive", "on"),
+    "▶": ("started", "running"),
+    "…": ("claimed", "enqueued", "draining"),
+    "✗": ("failed", "failing", "unserved", "error", "silent", "critical"),
+    "■": ("blocked", "stopped", "held"),
+    "‖": ("paused",),
+    "○": ("skipped", "off", "to-do"),
+    "≈": ("coalesced",),
+    "!": ("missed", "late", "unusual", "warning"),
+    "i": ("info",),
+}
+"""The shapes of states: a colour alone says nothing to many."""
+SHAPE_OF = {name: shape for shape, names in SHAPES.items() for name in names}
+
+ROW, CELL = re.compile(r"<tr\b.*?</tr>", re.DOTALL), re.compile(r"<(t[dh])\b([^>]*)>")
+COMMAND = re.compile("`([^`]*)`")
+PAGES_OF_COMMANDS = (
+    (r"forgekeeper run (\w+) --dry-run", r"/batches/\1/preview", r"preview of \1"),
+    (r"forgekeeper (?:why|ticks|run|stop|resume|release|pause) ([a-z_]+)", r"/batches/\1", r"\1"),
+    (r"forgekeeper (?:objects|refs) (?:hold|restore) --run (\d+)", r"/undo", "undo"),
+    (r"forgekeeper audit --run (\d+)", r"/audit?run=\1", r"audit of run \1"),
+    (r"forgekeeper flags", "/flags", "flags"),
+    (r"forgekeeper (processes|quarantine|leases|audit|settings|check)(?: list)?(?! --)\b", r"/\1", r"\1"),
+)
+"""Pages that do what a command does: pattern of the command, address and words."""
+
+
+def when(instant: datetime | None, now: datetime) -> Markup | str:
+    """Write an instant as seen from *now*; hovering shows it exactly."""
+    if instant is None:
+        return "never"
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        instant.isoformat(), moment(instant), relative(instant, now)
+    )
+
+
+def state(name: str) -> Markup:
+    """Write a state: its shape, its word, and a colour by the class of its name."""
+    return Markup('<span class="state {}"><span aria-hidden="true">{}</span> {}</span>').format(
+        name, SHAPE_OF.get(name, "•"), name
+    )
+
+
+def foreign(value: Any) -> str:
+    """Write what comes from outside: secrets masked, what is not printable escaped; Jinja escapes what is HTML."""
+    return "" if value is None else clean(visible(text_of(value)))
+
+
+def seconds(count: float | timedelta | None) -> str:
+    """Write a duration."""
+    if count is None:
+        return ""
+    return lasting(count if isinstance(count, timedelta) else timedelta(seconds=count))
+
+
+def label_cells(rows: str, columns: Sequence[str]) -> Markup:
+    """Write the name of its column, and the role that it has, into each cell of these rows of a table.
+
+    On a narrow screen a row is a card: each cell shows that name before its content.
+    """
+
+    def label_row(row: re.Match[str]) -> str:
+        places = count()
+        return CELL.sub(lambda cell: label(cell, next(places)), row[0])
+
+    def label(cell: re.Match[str], place: int) -> str:
+        role = "rowheader" if cell[1] == "th" else "cell"
+        name = "" if "colspan" in cell[2] else f' data-column="{escape(columns[place].removeprefix("#"))}"'
+        return f'<{cell[1]} role="{role}"{name}{cell[2]}>'
+
+    return Markup(ROW.sub(label_row, rows).replace("<tr", '<tr role="row"'))  # noqa: S704, our own template wrote it
+
+
+def told(sentence: Any) -> Markup:
+    """Write a sentence of ours; its commands between backticks become links to the pages that do the same."""
+    parts = COMMAND.split(foreign(sentence))
+    return Markup("").join(_write_command(part) if place % 2 else escape(part) for place, part in enumerate(parts))
+
+
+def _write_command(command: str) -> Markup:
+    for pattern, address, words in PAGES_OF_COMMANDS:
+        if match := re.match(pattern, command):
+            target, shown = match.expand(address), match.expand(words)
+            return Markup('<a href="{}" title="{}">{}</a>').format(target, command, shown)
+    return Markup("<code>{}</code>").format(command)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "when": when,
+    "state": state,
+    "figure": lambda count: "?" if count is None else f"{count:,}",
+    "size": decimal,
+    "foreign": foreign,
+    "since": lambda instant, now: "" if instant is None else lasting(now - instant),
+    "seconds": seconds,
+    "moment": moment,
+    "facts": facts,
+    "plain": plain,
+    "clean": clean,
+    "label_cells": label_cells,
+    "told": told,
+    "line": line,
+}

@@ -1,1 +1,0 @@
-"""The safe loop: limits, stop, pace, audit and bad records around every deletion, the same for every batch."""

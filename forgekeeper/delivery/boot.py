@@ -1,0 +1,51 @@
+"""Boot: the modules of batches are imported, and the settings read that these have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from pkgutil import iter_modules
+
+from forgekeeper.api.answers import Mistake
+from forgekeeper.api.batches import BATCHES, all_declared
+from forgekeeper.platform.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
+
+FORGES = "forges"
+"""The package that has one for each kind of forge; its module `signs` says what gives such a forge away."""
+
+
+def load() -> Settings:
+    """Import the modules that the setting `batches` names, and read all settings; raise `SettingsError`."""
+    declare(reading.modules())
+    return reading.read(model())
+
+
+def model() -> type[Settings]:
+    """Return the settings of a process that has the declared batches; raise `SettingsError` where names clash."""
+    return settings_of(
+        tuple(
+            OfBatch(one.name, one.cron, one.deletes, any(each.counted_bytes for each in (one, *one.children)))
+            for one in BATCHES.values()
+        )
+    )
+
+
+def declare(modules: Iterable[str]) -> None:
+    """Import *modules*, and what is known of forges.
+
+    Raises `SettingsError` where one of them cannot be imported, declares nothing, or a name twice.
+    """
+    for forge in iter_modules(import_module(FORGES).__path__, f"{FORGES}."):
+        if forge.ispkg:
+            import_module(f"{forge.name}.signs")
+    for name in modules:
+        try:
+            import_module(name)
+        except Mistake as mistake:
+            raise SettingsError(f"{PREFIX}BATCHES names {name}: {mistake}") from mistake
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            hint = "its folder must be on PYTHONPATH, or the module be installed"
+            raise SettingsError(f"{PREFIX}BATCHES names {name}, which cannot be imported ({said}); {hint}") from error
+        if not any(f"{one.module}.".startswith(f"{name}.") for one in all_declared()):
+            raise SettingsError(f"{PREFIX}BATCHES names {name}, which declares no batch; `@batch` declares one")

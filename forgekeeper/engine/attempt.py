@@ -1,0 +1,287 @@
+"""One attempt at a run or at a child, from its first log line to its last.
+
+The same in a worker and in `forgekeeper run`.  A run has a row in the ledger, which the attempt keeps alive and closes.
+A child has none: what it works on is claimed where the data is, so that losing it, or working on it twice, is harmless.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import peewee as pw
+import structlog
+
+from forgekeeper.api.answers import Enqueued, Keyed
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.engine import counting
+from forgekeeper.engine.run import Run
+from forgekeeper.guards import breaker, preconditions
+from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.holds import Batch, Held
+from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.ledger.processes import Heartbeat, LostRun, Row
+from forgekeeper.ledger.retry import MAX_RETRIES, backoff
+from forgekeeper.platform.connections import identity
+from forgekeeper.platform.database import database, reachable, release
+from forgekeeper.platform.database.sessions import reading_only
+from forgekeeper.platform.failpoints import arm, failpoint
+from forgekeeper.platform.settings import Settings
+from metrics.logs import clean, describe
+
+Answer = TypeVar("Answer")
+
+log = structlog.get_logger(__name__)
+
+
+class Runner:
+    """Begins the attempts of a process, whose *heartbeat* keeps their rows alive; where none is given, one of its own.
+
+    *fan_out* sends children of the run of a number.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        fan_out: Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued],
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
+        arm(settings.failpoints)
+        self.settings = settings
+        self.fan_out = fan_out
+        self.heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
+        if heartbeat is None:
+            self.heartbeat.start()
+
+    def stop(self) -> None:
+        """End the heartbeat; runs that are still open will be found lost."""
+        self.heartbeat.stop()
+
+    def attempt(self, batch: BatchSpec, started: Started, *, final: bool = False) -> Attempt:
+        """Make an attempt at a run that has been started."""
+        return Attempt(self, batch, str(started.id), started.id, started, final=final)
+
+    def child(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
+        """Make an attempt at a child, of the *run* that has sent it where that is known."""
+        return Attempt(self, child, message_id, run)
+
+
+class Attempt:
+    """A context manager: it starts the heartbeat and the lines, and closes, counts and ends both.
+
+    An `Exception` within is what the attempt comes to, its *error*, and goes no further.  What ends the process does,
+    and leaves the row to be found expired.  *state* is what the row has become, None when it was taken from us;
+    of a child that failed, whether it waits for a person (`failed`).
+    A *final* attempt at a run is not retried.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        declared: Declared,
+        message_id: str,
+        number: int | None,
+        started: Started | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        settings = runner.settings
+        self.declared = declared
+        self.message_id = message_id
+        self.row = Row(started, self.result, dead_after=settings.dead_after) if started else None
+        self.blocked: Blocked | None = None
+        self.held: Held | None = None
+        self.error: BaseException | None = None
+        self.state: str | None = None
+        self.ordinary: bool | None = None
+        self._settings = settings
+        self._heartbeat = runner.heartbeat
+        self._final = final
+        self._began = time.monotonic()
+        batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
+        audit = Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=child)
+        fan_out = partial(runner.fan_out, started.id) if started else None
+        self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out)
+        self._brakes = self.run.brakes
+        self._growth = counting.Growth(declared, self.run.outcome)
+        self.run.deadline = self._deadline()
+
+    def __enter__(self) -> Self:
+        """Begin it in this thread, whose log lines carry its facts from now on."""
+        facts: dict[str, Any] = {"batch": self.declared.name, "run": self.run.number}
+        if self.row is not None:
+            started = self.row.started
+            facts |= {"attempt": started.attempt, "tick": started.tick and started.tick.isoformat()}
+        structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
+        log.info("child started" if self.row is None else "run started")
+        if self.row is not None:
+            self._heartbeat.watch(self.row)
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
+        """Close it, unless the process is to end at once."""
+        if error is not None and not isinstance(error, Exception):
+            return False
+        self.close(error)
+        return True
+
+    def work(self, *args: object, **kwargs: object) -> None:
+        """Do the declared work; where that must not be done, be blocked, held, or skip it."""
+        try:
+            self.run.skipped = self._brakes.why(now=True)
+            if self.run.skipped is None:
+                preconditions.require(self.declared.batch, self._settings)
+                self._ask_breaker()
+                self.run.skipped = self._brakes.why(now=True)
+            if self.run.skipped is None:
+                # The budget is the work's own.
+                self.run.deadline = self._deadline()
+                with reading_only(self.declared.name) if self.declared.batch.writes is None else nullcontext():
+                    self.declared.work(self.run, *args, **kwargs)
+        except Blocked as blocked:
+            self.blocked, self.run.skipped = blocked, blocked.reason
+        except Held as held:
+            self.held, self.run.skipped = held, "held"
+
+    def _ask_breaker(self) -> None:
+        """Let a run of a batch begin, with its children, or raise `Held`."""
+        if self.row is None or not isinstance(self.declared, BatchSpec):
+            return
+        batch, number = self.declared, self.row.started.id
+        if self._brakes.released:
+            breaker.begin_release(batch.name, number)
+        released = self._brakes.released and breaker.released(batch.name, number)
+        self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, released=released)
+        # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
+        if self._brakes.released and not released:
+            breaker.end_release(batch.name)
+            self._brakes.why(now=True)
+
+    def close(self, error: BaseException | None) -> None:
+        """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
+        self.error = error
+        try:
+            # Where the server is away, the audit alone knows what has gone.
+            _tried("totals not written", self._brakes.end)
+            if self.row is None:
+                self._end_child()
+            else:
+                self.state = self._end_run(self.row.started)
+        finally:
+            if self.row is not None:
+                self._heartbeat.forget(self.row)
+            self._growth.count()
+            self._count()
+            structlog.contextvars.clear_contextvars()
+
+    @property
+    def wants_successor(self) -> bool:
+        """Whether a child that has ended well has left something for the next."""
+        return self.run.more and self.error is None and self.blocked is None and self._braked is None
+
+    def result(self) -> dict[str, Any]:
+        """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
+        fields = asdict(self.run.outcome)
+        if self._braked is not None:
+            return fields | ({"stopped": self._braked} if "stopped" in fields else {}) | {"braked": self._braked}
+        fields |= {"skipped": self.run.skipped} if self.run.skipped else {}
+        sentences = {"blocked": self.blocked, "held": self.held}
+        return fields | {name: clean(str(why)) for name, why in sentences.items() if why is not None}
+
+    def _deadline(self) -> Deadline:
+        """Start the budget; at each of its safe points what the outcome has grown by is counted."""
+        pace = self._settings.pace(self.declared.batch.name)
+        check = (lambda: None) if self.row is None else self.row.check
+        return Deadline(
+            self.declared.budget, safe_point=check, on_progress=self._growth.count, brake=self._brakes.why, pace=pace
+        )
+
+    @property
+    def _braked(self) -> str | None:
+        """Why it ended before its work was done, if it did anything at all."""
+        return None if self.run.skipped else self._brakes.reason
+
+    def _end_run(self, started: Started) -> str | None:
+        """Close the row, and say so; return its state, None where it was taken from us."""
+        result = self.result()
+        state = None if isinstance(self.error, LostRun) else _written(partial(self._close_row, started, result))
+        facts = {"seconds": self._seconds()} | result
+        if state is None:
+            log.warning("run lost", **facts)
+        elif self.error is not None:
+            # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
+            trace = self.error if not self._final or log.is_enabled_for(logging.DEBUG) else None
+            log.error("run failed", state=state, exc_info=trace, **facts)
+        elif state == "succeeded":
+            log.info("run finished", **facts)
+        else:
+            log.error("run blocked" if self.held is None else "run held", **facts)
+        if self.error is None:
+            failpoint("run.closed")
+        return state
+
+    def _close_row(self, started: Started, result: dict[str, Any]) -> str | None:
+        if self.error is not None:
+            delay = backoff(started.failures, first=self._settings.retry_after)
+            retries = 0 if self._final else MAX_RETRIES
+            return JobRun.fail(started, describe(self.error), result, delay=delay, retries=retries)
+        if self.held is not None:
+            return JobRun.hold(started, result, kind=self.held.kind, sentence=clean(str(self.held)), by=identity())
+        if self.blocked is not None:
+            return JobRun.block(started, result, reason=self.blocked.reason, sentence=clean(str(self.blocked)))
+        return JobRun.succeed(started, result, ordinary=self.ordinary)
+
+    def _end_child(self) -> None:
+        """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""
+        facts = {"seconds": self._seconds()} | self.result()
+        batch, name, key = self.declared.batch.name, self.declared.name, self.message_id
+        if self.error is not None:
+            log.error("child failed", exc_info=self.error, **facts)
+            fail = partial(quarantine.fail, batch, name, key, describe(self.error), reason="child_failed")
+            waits = _tried("quarantine not written", partial(fail, run=self.run.number))
+            self.state = "failed" if waits else "enqueued"
+        elif self.blocked is not None:
+            log.error("child blocked", **facts)
+            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
+            _tried("block not noted", partial(Batch.block, batch, child=True, **why))
+        else:
+            log.info("child finished", more=self.run.more, **facts)
+            # What ended before its work was done has not shown that it can be done.
+            if self._brakes.reason is None:
+                _tried("quarantine not written", partial(quarantine.forget, batch, name, [key]))
+
+    def _count(self) -> None:
+        facts = self._seconds(), self.run.outcome, self.error
+        counting.ended(self.declared, *facts, state=self.state, skipped=self.run.skipped)
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+
+def _written(write: Callable[[], Answer]) -> Answer:
+    try:
+        return write()
+    except pw.PeeweeException:
+        if reachable():
+            raise
+        # Perhaps only this connection has gone: a run that can say how it ended is not lost with its worker.
+        release()
+        database.connect()
+        return write()
+
+
+def _tried(failure: str, write: Callable[[], Answer]) -> Answer | None:
+    """Write something without which the attempt ends as well; where that fails, log the *failure*."""
+    try:
+        return _written(write)
+    except pw.PeeweeException as error:
+        log.warning(failure, error=describe(error))
+        return None

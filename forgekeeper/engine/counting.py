@@ -1,0 +1,186 @@
+"""Counts what batches and children do: their outcome as it grows, how their attempts end, and limits crossed.
+
+Counting never fails a run: what goes wrong here is a line at debug level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import peewee as pw
+import redis
+import structlog
+from dramatiq.common import current_millis
+from dramatiq.middleware import TimeLimitExceeded
+from playhouse.pool import MaxConnectionsExceeded
+
+from forgekeeper.api.batches import BatchSpec, Declared, Fields, spec
+from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.platform import shutdown
+from forgekeeper.platform.coordination.leases import LeaseLost
+from forgekeeper.platform.database import now
+from metrics.counting import BREACHES, WORKER, dead_lettered
+from metrics.logs import describe
+
+LATE = timedelta(minutes=1)
+"""The documents promise a minute at most."""
+PROCESSED = "forgekeeper_records_processed_total"
+EXAMINED = "forgekeeper_records_examined_total"
+FREED = "forgekeeper_freed_bytes_total"
+ERRORS = "forgekeeper_record_errors_total"
+CHILDREN = "forgekeeper_children_enqueued_total"
+KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
+    ("database", (pw.PeeweeException, MaxConnectionsExceeded)),
+    ("redis", (redis.RedisError,)),
+    ("time_limit", (TimeLimitExceeded,)),
+)
+"""The kinds of libraries' errors; our own say theirs: `error_kind`."""
+
+log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Let nothing that goes wrong with counting reach the run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001, the run does not depend on it
+        log.debug("not counted", error=describe(error))
+
+
+def kind(error: BaseException) -> str:
+    """Name the kind of an error."""
+    known: str | None = getattr(error, "error_kind", None)
+    return known or next((name for name, classes in KINDS if isinstance(error, classes)), "other")
+
+
+class Growth:
+    """Counts what the outcome of a batch or child has grown by since it was counted last."""
+
+    def __init__(self, declared: Declared, outcome: Any) -> None:
+        self._rules = tuple(rules(declared))
+        self._outcome = outcome
+        self._counted: dict[str, int] = {}
+
+    def count(self) -> None:
+        """Count it, whatever becomes of the run."""
+        fields = {name: value for name, value in vars(self._outcome).items() if type(value) is int}
+        grown = {name: value - self._counted.get(name, 0) for name, value in fields.items()}
+        self._counted = fields
+        for metric, labels, names in self._rules if any(grown.values()) else ():
+            with harmless():
+                WORKER.inc(metric, *labels, by=sum(grown.get(name, 0) for name in names))
+
+
+def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
+    """List what of an outcome is counted: the metric, its labels, and the fields that are added up."""
+    name = declared.name
+    for record in declared.records:
+        yield EXAMINED, (name, record.name), record.examined
+        yield PROCESSED, (name, record.name), record.processed
+        if record.bytes:
+            yield FREED, (name, record.name), record.bytes
+        for error_kind, fields in record.errors.items():
+            yield ERRORS, (name, record.name, error_kind), fields
+    for own in declared.counters:
+        yield f"forgekeeper_{own.name}_total", (name,) if own.by_batch else (), own.fields
+    if isinstance(declared, BatchSpec):
+        for child in declared.children:
+            yield CHILDREN, (name, child.name), (child.enqueued_as,)
+
+
+@harmless()
+def record_failed(batch: str, record: str) -> None:
+    """Count a record that failed alone."""
+    WORKER.inc(ERRORS, batch, record, "database")
+
+
+@harmless()
+def run_skipped(batch: str, reason: str) -> None:
+    """Count a run that did not begin, or ended without work."""
+    WORKER.inc("forgekeeper_runs_skipped_total", batch, reason)
+
+
+@harmless()
+def run_started(batch: str, started: Started) -> None:
+    """Count a tick whose run begins late; a run that a person has sent is never late."""
+    late = started.tick and current_millis() / 1000 - started.tick.timestamp() > LATE.total_seconds()
+    if late and started.attempt == 1:
+        WORKER.inc("forgekeeper_run_late_starts_total", batch)
+
+
+@harmless()
+def ended(
+    declared: Declared,
+    seconds: float,
+    outcome: Any,
+    error: BaseException | None,
+    *,
+    state: str | None,
+    skipped: str | None,
+) -> None:
+    """Count an attempt that has ended; *state* is what its row has become; a failed child waits for a person."""
+    name = declared.name
+    attempt_ended(name, seconds, error, outcome)
+    if state == "enqueued":
+        WORKER.inc("forgekeeper_run_retries_total", name)
+    elif state == "failed":
+        dead_lettered(name)
+    if declared.lease and (error is not None or skipped is None):
+        _count_lease(name, outcome, error)
+    if error is not None:
+        limit = declared.limit("consecutive_failures")
+        if limit is not None and JobRun.health(name).failures >= limit.above:
+            WORKER.inc(BREACHES, name, limit.name)
+    elif skipped is not None:
+        run_skipped(name, skipped)
+        if skipped == "flag_unreadable" and declared.batch.flag is not None:
+            WORKER.inc("forgekeeper_feature_flag_errors_total", declared.batch.flag)
+    else:
+        _count_what_is_left(declared, outcome)
+
+
+def attempt_ended(name: str, seconds: float, error: BaseException | None, outcome: Any = None) -> None:
+    """Count how an attempt of a batch or child has ended, and how long it took."""
+    WORKER.inc("forgekeeper_runs_total", name)
+    WORKER.observe("forgekeeper_run_duration_seconds", name, seconds=seconds)
+    timed_out = getattr(outcome, "stopped", None) == "deadline" or getattr(outcome, "execution_timeout", False)
+    declared = spec(name)
+    limit = declared.limit("duration") if declared else None
+    if limit is not None and seconds > limit.above:
+        WORKER.inc(BREACHES, name, "duration")
+    if error is not None:
+        WORKER.inc("forgekeeper_run_failures_total", name, kind(error))
+    # A run that drains ends as if its budget were used up, but nobody has to worry.
+    elif timed_out and not shutdown.requested.is_set():
+        WORKER.inc("forgekeeper_run_timeouts_total", name)
+
+
+def _count_what_is_left(declared: Declared, outcome: Any) -> None:
+    """Count why it stopped, if the declaration counts that, and a backlog that is too long."""
+    for own in declared.counters:
+        if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
+            WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))
+    limit = declared.limit("backlog")
+    if limit is None:
+        return
+    if limit.found:
+        left = sum(getattr(outcome, one) for one in limit.found) - sum(getattr(outcome, one) for one in limit.done)
+    else:
+        due = declared.batch.due(now())
+        left = due.records if due else 0
+    if left > limit.above:
+        WORKER.inc(BREACHES, declared.name, limit.name)
+
+
+def _count_lease(name: str, outcome: Any, error: BaseException | None) -> None:
+    if error is None and getattr(outcome, "stopped", None) == "lease_held":
+        WORKER.inc("forgekeeper_lease_contentions_total", name)
+        run_skipped(name, "lease_held")
+    elif not isinstance(error, redis.RedisError):
+        WORKER.inc("forgekeeper_lease_acquisitions_total", name)
+    if isinstance(error, LeaseLost):
+        WORKER.inc("forgekeeper_lease_lost_total", name)

@@ -1,0 +1,289 @@
+"""The decorators that declare a batch and its children, and all that is derived from what they answer.
+
+Declaring does nothing: `forgekeeper.delivery.broker` makes actors of what has been declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, make_dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
+
+from forgekeeper.api.answers import (
+    Answer,
+    Changes,
+    Due,
+    Mistake,
+    Rows,
+    Subject,
+    answers_of,
+    backlog_of,
+    record_of,
+    rows_of,
+    stake_of,
+)
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.items import Items
+from forgekeeper.api.objects import Objects
+from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
+from forgekeeper.engine.rows import parts_of
+from forgekeeper.engine.work import work
+from forgekeeper.platform.database import Base
+from forgekeeper.platform.settings import Place
+from metrics.catalogue import Counter
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Ids = ParamSpec("Ids")
+Spec = TypeVar("Spec", bound=Declared)
+Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+"""What a batch is: it says what goes at an instant."""
+ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+CASCADED = "cascaded"
+"""The field of a result that counts rows which foreign keys deleted or changed, and the record of that metric."""
+FOLLOWED = "was deleted or changed by a foreign key"
+ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+"""At which a batch is asked what it would delete, for the shape of its answer alone."""
+DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
+"""Options that are no field of a declaration: others have their place, or say what is left out."""
+OBJECT_FIELDS: list[tuple[str, type, Any]] = [
+    *((name, int, field(default=0)) for name in ("deleted", "missing", "failed", "remaining")),
+    ("stopped", str, field(default="drained")),
+    ("kept", int, field(default=0)),
+]
+"""The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
+MARGIN = timedelta(minutes=1)
+"""So long after its budget a run is killed, unless its declaration says another time."""
+
+
+class Options(TypedDict, total=False):
+    """What batches and children may both declare; `batch` says what it means."""
+
+    time_limit: timedelta
+    outcome: type[DataclassInstance]
+    records: Sequence[Record]
+    more_records: Sequence[Record]
+    thresholds: Sequence[Threshold]
+    counters: Sequence[Counter]
+    collector: str
+
+
+class OfBatch(Options, total=False):
+    """What batches alone may declare."""
+
+    document: int
+    team: str
+    queue: str
+    writes: str
+    flag: str
+    flags: Mapping[str, str]
+    tables: Sequence[type[Base]]
+    reads: Sequence[type[Base]]
+    deletes_from: Place
+    released_with: str
+    epoch_key: str
+    misreadings: Callable[[], Sequence[str]]
+    logged_as: str
+    commands: str
+
+
+class OfChild(Options, total=False):
+    """What children alone may declare."""
+
+    due: Due
+    enqueued_as: str
+    continues: Sequence[str]
+    lease: bool
+
+
+def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable[[Asked], BatchSpec]:
+    """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
+
+    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  From the answer follow
+    the run, the preview, the backlog, what the breaker weighs, limits, pace, stop, audit, counters and settings.  The
+    function only looks: a run's session cannot write.  *writes* says why a batch has to write by itself all the same:
+    then nothing of that is kept for what it writes, and `check` says so.
+
+    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
+    may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
+    whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
+    *released_with* names the batch that creates its records: in a new installation the release of that batch releases
+    this one too.  *epoch_key* is a key in Redis beside the register of a batch whose records lie there: if it is lost,
+    the batch is blocked.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
+    *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
+    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+
+    What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
+    is a dataclass for the result, *records* say which of its fields count what: both follow from `Rows` and `Items`.
+    *more_records* come after those.  A function with *records* of its own is not asked before a run.  *thresholds* are
+    numbers beyond which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its
+    backlogs, if not its name.
+
+    Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
+    """
+    return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
+
+
+def child(
+    of: BatchSpec, *, queue: str, budget: timedelta, **facts: Unpack[OfChild]
+) -> Callable[[ChildAsked[Ids]], ChildSpec]:
+    """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
+
+    It answers as a batch does.  *due* says what is due to all children together: only what is among that goes.  It
+    starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
+    result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
+    """
+    parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
+
+
+def _declared(
+    kind: type[Spec], function: Callable[..., Any], budget: timedelta, facts: Mapping[str, Any], **more: Any
+) -> Spec:
+    """Make the declaration, and derive from what the function answers with what its facts do not say."""
+    name, due, records = function.__name__, facts.get("due"), facts.get("records")
+    if due is not None and kind is BatchSpec:
+        raise Mistake(f"{name}: due= is for children; what a batch returns is what its preview and breaker see")
+    asked = due is not None or (records is None and facts.get("writes") is None)
+    answers = _shape_of(name, due or function) if asked else []
+    rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
+    objects = [one for one in answers if isinstance(one, Objects)]
+    declared = kind(
+        name=name,
+        sentence=(function.__doc__ or "").strip().split("\n")[0],
+        module=function.__module__,
+        work=partial(work, function),
+        budget=budget,
+        time_limit=facts.get("time_limit") or budget + MARGIN,
+        outcome=facts.get("outcome") or _outcome(name, rows, items, objects),
+        records=(*(_records(rows, items, objects) if records is None else records), *facts.get("more_records", ())),
+        collected_as=facts.get("collector") or name,
+        **{key: value for key, value in facts.items() if key not in DERIVED},
+        **more,
+    )
+    if isinstance(declared, BatchSpec):
+        declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
+        declared.walks = {one.model: one.since.column_name for one in rows}
+        _name_tables(declared, objects)
+        followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
+        declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
+    register(declared)
+    for one in rows:
+        # A model that two batches answer with says itself what both need.
+        if one.model.grants == Base.grants:
+            one.model.grants = one.grants
+    for answer in objects:
+        _derive_from_objects(declared, answer)
+    if rows:
+        _derive(declared, rows, due or function)
+    return declared
+
+
+def _shape_of(name: str, due: Due) -> list[Answer]:
+    """Ask what would go, at any instant, for the shape of the answer; nothing of it is executed."""
+    try:
+        return answers_of(name, due, ANY_INSTANT)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
+            " build the expression alone, or declare records=, tables= and outcome="
+        ) from error
+
+
+def _name_tables(declared: BatchSpec, objects: Sequence[Objects[Any]]) -> None:
+    """Name the tables and the places that the batch's objects are in, and the tables that keep some."""
+    for one in objects:
+        keepers = [model for model in one.unless or () if model is not None]
+        declared.tables = tuple(dict.fromkeys((*declared.tables, one.source.model)))
+        declared.reads = tuple(dict.fromkeys((*keepers, *declared.reads)))
+        declared.deletes_from = declared.deletes_from or "stores"
+
+
+def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
+    """Let everybody who asks about the objects be answered by the queue that the run claims from."""
+    batch = declared.batch.name
+    if objects.source.model.grants == Base.grants:
+        objects.source.model.grants = "worker: select, update, delete; exporter: select"
+    declared.backlog(objects.record)(partial(count_backlog, objects, batch))
+    declared.batch.at_stake(partial(stake_of_objects, objects, batch))
+    declared.preview(partial(preview_objects, objects))
+    declared.quarantines(refused_objects(objects, batch))
+
+
+def _outcome(
+    name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+) -> type[DataclassInstance]:
+    """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
+    if objects:
+        return make_dataclass("Outcome", OBJECT_FIELDS, namespace={"__doc__": f"Of {name}."})
+    counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
+    counted += [one for each in items for one in (*each.processed, *each.failed)]
+    fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
+    if any(one.cascades_to for one in rows):
+        fields.append((CASCADED, int, field(default=0)))
+    stopped = ("stopped", str, field(default="drained"))
+    return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
+
+
+def _records(
+    rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+) -> tuple[Record, ...]:
+    """Say how all that the batch deletes is counted."""
+    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
+    of_objects = (record for one in objects for record in _object_records(one))
+    return (*map(_record, rows), *followers, *map(_items, items), *of_objects)
+
+
+def _record(rows: Rows[Any]) -> Record:
+    """Say how rows are counted; the outcome of those that are changed has fields of its own for bad ones."""
+    counted, size = (rows.counted,), (rows.counted_bytes,) if rows.counted_bytes else ()
+    by = _excluded_by(project=rows.project, pattern=rows.name)
+    if isinstance(rows, Changes):
+        return Record(rows.record, processed=counted, objective=rows.objective, excluded_by=by)
+    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size, excluded_by=by)
+
+
+def _items(items: Items[Any]) -> Record:
+    """Say how items are counted."""
+    errors = {"database": ()} if items.keyed else {}
+    examined, by = (*items.processed, *items.failed), _excluded_by(project=items.project, pattern=items.called_by)
+    return Record(items.record, examined, items.processed, errors, objective=items.objective, excluded_by=by)
+
+
+def _object_records(objects: Objects[Any]) -> tuple[Record, Record]:
+    """Say how objects are counted, and those that were given up."""
+    done, by = ("deleted", "missing"), _excluded_by(project=objects.project, pattern=objects.path)
+    errors = {"database": (), "object_storage": ("failed",)}
+    counted = Record(objects.record, (*done, "failed"), done, errors, objective=objects.objective, excluded_by=by)
+    return counted, Record(f"dead_{objects.called}", refused=True)
+
+
+def _excluded_by(**found: object) -> tuple[str, ...]:
+    return tuple(kind for kind, by in found.items() if by is not None)
+
+
+def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
+    """Let everybody who asks about the records be answered by what the run deletes by."""
+    for one in rows:
+        if one.objective is not None:
+            declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
+        declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
+        for model in (model for model in one.cascades_to if model is not one.model):
+            record = record_of(model)
+            declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
+    declared.preview(partial(_previewed, declared.batch.name, due))
+    declared.shows_rows(lambda now, _settings: rows_of(declared.batch.name, due, now))
+    if any(one.objective for one in rows):
+        declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
+
+
+def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:
+    all_rows = rows_of(name, due, look.now)
+    for number, rows in enumerate(all_rows):
+        yield from parts_of(rows, look.within_share(1 / (len(all_rows) - number)))

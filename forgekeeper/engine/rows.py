@@ -1,0 +1,452 @@
+"""The loops that delete rows and change them, chunk by chunk; and the preview, by the same condition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+import peewee as pw
+import structlog
+
+from forgekeeper.api.answers import WHOLE_NUMBERS, Changes, Rows, record_of
+from forgekeeper.api.batches import batch_of
+from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.run import BadRecords, Run
+from forgekeeper.engine.statement import (
+    COUNT_SO_FAR,
+    Chunk,
+    ChunkResult,
+    RowStatements,
+    condition,
+    write_bytes,
+)
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.ledger.totals import MOST, NONE, Amount
+from forgekeeper.platform.database import database, exclusions, sqlstate, survey
+from forgekeeper.platform.database.cascades import Cascades
+from forgekeeper.platform.database.common_tables import CommonTable, append_tables
+from forgekeeper.platform.database.naming import column_name, relation_name, shown_name
+from forgekeeper.platform.database.queries import IN_ORDER, START, Position, among, positions
+from forgekeeper.platform.database.sessions import (
+    LOCK_NOT_AVAILABLE,
+    Unit,
+    committing,
+    execute_prepared,
+    write_first,
+    writing,
+)
+from forgekeeper.platform.database.targets import Target
+
+COUNTED_SHARE = 0.7
+"""Share of a preview's time for counting the rows that would be deleted; the rest is for the rows that stay."""
+KEPT = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
+
+log = structlog.get_logger(__name__)
+
+
+def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
+    """Delete the rows; return why it ended before all were gone, None where none is left.
+
+    Each chunk is one statement: whatever ends the process, a row, its line in the audit, what goes with it and what it
+    takes of limits go together or stay.
+    """
+    sweep = Sweep(run, rows)
+    of_all = rows.select_of_all_shares()
+    with run.bad_records(rows.record, of_all) as bad:
+        while limit := run.brakes.free(rows.chunk):
+            before = sweep.done
+            if not sweep.chunk(bad, limit):
+                sweep.say()
+                sweep.insist(bad)
+                return None
+            run.step("deleted")
+            if run.deadline.passed(sweep.done - before):
+                return "deadline"
+            if rows.until is not None and (stopped := rows.until()) is not None:
+                return stopped
+    return "deadline"
+
+
+class RowSize(NamedTuple):
+    """A row by its *key*, and what its deletion counts against limits: *records* is 1 and the rows that follow it."""
+
+    key: int
+    bytes: int
+    records: int
+
+
+class Sweep:
+    """One pass over the rows, from the oldest on."""
+
+    def __init__(self, run: Run[Any], rows: Rows[Any]) -> None:
+        self._run = run
+        self._rows = rows
+        self._statements = RowStatements(rows)
+        # A row became due so much *after* its *since*.
+        due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
+        columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._statements.audit)}
+        name = None if rows.name is None else "_named"
+        self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
+        for place in self._statements.cascades.followers:
+            self._audited += self._audit_followers(place)
+        self._position = START
+        self._held_up = set[int]()
+        self.deleted = 0
+        self.followed = 0
+        self._claimed = 0
+
+    @property
+    def done(self) -> int:
+        """How many rows were deleted, or changed because others were deleted."""
+        return self.deleted + self.followed
+
+    def chunk(self, bad: BadRecords, limit: int) -> bool:
+        """Delete the next chunk, but bad records; return False if nothing was found, or limits leave nothing.
+
+        Raises `Blocked` if the relation reports deletions that it did not make; then nothing of the chunk is deleted.
+        """
+        while granted := self._reserve(bad, limit):
+            following = partial(self._following, limit=granted, without=bad.keys)
+            with self._run.brakes.giving_back():
+                reached = bad.chunk(partial(self._take, bad, granted), following)
+            self._run.brakes.give_back()
+            if reached is not None:
+                self._position = reached
+                return True
+            brakes = self._run.brakes
+            if brakes.room is None and not (brakes.limited and self._statements.follows):
+                return False
+            # The rows are deleted or locked by now, or more rows follow them; those behind them may need more, too.
+        return False
+
+    def say(self) -> None:
+        """Log what no field of the result says: rows that were removed, and totals whose rows stay for a later run."""
+        if not hasattr(self._run.outcome, self._rows.counted) and self.deleted:
+            log.info("old records removed", record=self._rows.record, records=self.deleted)
+        if self._rows.total is not None and self._held_up:
+            table = shown_name(self._rows.total.kept.model)
+            log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
+
+    def insist(self, bad: BadRecords) -> None:
+        """Find out whether PostgreSQL keeps rows that were claimed, as a trigger of the table may have it do.
+
+        A row that others changed meanwhile is not deleted either, and is at the second try.  Raises `Blocked` if the
+        run has deleted nothing, so that a batch which can delete nothing is noticed; else a line of the log says so.
+        """
+        kept = self._claimed - self.deleted
+        if not kept or self._held_up or not self._run.brakes.free(1):
+            return
+        before = self._claimed, self.deleted
+        self._position = START
+        self.chunk(bad, 1)
+        if self._claimed == before[0] or self.deleted > before[1]:
+            return
+        table = self._statements.target.shown
+        if not self.deleted:
+            raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT}")
+        log.warning("rows kept", record=self._rows.record, rows=kept, reason=f"PostgreSQL did not delete them: {KEPT}")
+
+    def _reserve(self, bad: BadRecords, limit: int) -> int:
+        """Reserve what the next chunk needs and no more; return how many rows that is."""
+        brakes = self._run.brakes
+        if not brakes.limited:
+            return limit
+        while rows := self._next_sizes(bad, limit):
+            refused = {one.key: refusal for one in rows if (refusal := brakes.refuse(Amount(one.records, one.bytes)))}
+            if not refused:
+                records, size, first = sum(one.records for one in rows), sum(one.bytes for one in rows), rows[0]
+                granted = brakes.reserve(records, size, least=first.bytes, least_records=first.records)
+                # If no rows follow, each row is one record.
+                return min(granted.records, len(rows))
+            for key, refusal in refused.items():
+                if not bad.set_aside(key, refusal.sentence):
+                    brakes.reason = refusal.why
+                    return 0
+        return 0
+
+    def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
+        """Return the rows that a chunk would claim now; whatever their condition writes is undone."""
+        chunk = self._chunk(bad, limit)
+        text, values = self._statements.look_at_sizes(chunk), self._statements.values | chunk.values
+        with committing() as unit:
+            unit.end = "rollback"
+            found = database.execute_sql(unit.first + IN_ORDER + text, values).fetchall()
+        return [RowSize(*row) for row in found]
+
+    def _chunk(self, bad: BadRecords, limit: int, only: Sequence[int] | None = None) -> Chunk:
+        """Return the next *limit* rows, of the keys *only* if it names any."""
+        return Chunk(
+            limit=limit if only is None else min(len(only), limit),
+            after=self._position,
+            only=only,
+            without=list(bad.keys),
+            held_up=list(self._held_up),
+            bytes_left=self._run.brakes.room,
+            rows_left=self._run.brakes.rows_room,
+            # If a total was locked, more rows of it may be in the next chunk.
+            totals_first=bool(self._held_up),
+        )
+
+    def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
+        """Return the positions of what a chunk would take, locked or not."""
+        query, total = self._rows.select(), self._rows.total
+        if total is not None and self._held_up:
+            query = query.where(total.of.not_in(list(self._held_up)))
+        return positions(query, self._rows.since, self._position, limit=limit, without=without)
+
+    def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
+        """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
+
+        Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
+        looked: a later run sees it as it is then.
+        """
+        chunk = self._chunk(bad, limit, only)
+        try:
+            result = self._delete(chunk)
+        except pw.OperationalError as error:
+            if self._rows.total is None or chunk.totals_first or sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            # If the lock was another than a total's, this statement fails, too.
+            result = self._delete(replace(chunk, totals_first=True))
+        self._count(result, None if only is None else len(only))
+        return None if result is None else Position(result.instant, result.key)
+
+    def _count(self, result: ChunkResult | None, of: int | None) -> None:
+        """Count the rows of a committed statement, which has settled *of* the reserved records, or all."""
+        deleted, followers = (Amount(*result[:2]), result.followers) if result else (NONE, None)
+        followed = sum(count for _, count in followers or ())
+        in_all = Amount(deleted.records + followed, deleted.bytes)
+        self._run.brakes.carry(followed)
+        self._run.brakes.went(in_all, of=in_all.records if self._statements.follows and of is not None else of)
+        if result is None:
+            return
+        self._claimed += result.claimed
+        self.deleted += deleted.records
+        self.followed += followed
+        self._held_up.update(result.held_up)
+        self._run.add("cascaded", followed)
+        self._run.add(self._rows.counted, deleted.records)
+        self._run.add("batches", deleted.records > 0)
+        if self._rows.counted_bytes is not None:
+            self._run.add(self._rows.counted_bytes, deleted.bytes)
+
+    def _delete(self, chunk: Chunk) -> ChunkResult | None:
+        """Execute the statement, and commit if its answer is true."""
+        statements = self._statements
+        checks = statements.is_checked_by_keys or statements.follows
+        with committing() if checks else nullcontext(Unit(write_first())) as unit:
+            result = self._send(chunk, first=unit.first + IN_ORDER)
+            if checks and result is not None:
+                self._check(result)
+        return result
+
+    def _check(self, result: ChunkResult) -> None:
+        """Look whether the answer of a deletion is true.
+
+        Raises `Blocked` if a view has several rows of one key, or if rows are left that something in place of
+        PostgreSQL reports as deleted; `UncountedRows` if rows that follow others have come while they were counted.
+        """
+        target, keys = self._statements.target, result.keys or ()
+        if not target.has_places and len(keys) > len(set(keys)):
+            raise _not_unique(target)
+        if target.instead and (left := among(self._rows.model.select(), keys)):
+            raise _not_done(target, left)
+        if self._statements.follows and self._count_deleted() > result.so_far + self._count_followers(result):
+            raise UncountedRows(_uncounted(self._statements.cascades))
+
+    def _count_deleted(self) -> int:
+        """Count the rows that this session has deleted by now from the tables of the rows and their followers."""
+        deleted: int = database.execute_sql(f"select {COUNT_SO_FAR}", self._statements.values).fetchone()[0]
+        return deleted
+
+    def _count_followers(self, result: ChunkResult) -> int:
+        """Count the followers that foreign keys delete, by the statement's own count."""
+        verbs = self._statements.cascades.followers
+        return sum(count for place, count in result.followers or () if verbs.get(place) == "deleted")
+
+    def _send(self, chunk: Chunk, *, first: str) -> ChunkResult | None:
+        """Execute the statement, prepared unless no later chunk has the same."""
+        brakes, of = self._run.brakes, None if chunk.only is None else len(chunk.only)
+        size, follows = "0" if self._rows.size is None else "_size", self._statements.follows
+        source = "touched" if follows else "deleted"
+        settled = brakes.settled(source, size=size, part=of is not None, by_rows=follows)
+        text = self._statements.delete(chunk, [*self._audited, *settled])
+        values = self._statements.values | chunk.values | brakes.values(of) | self._run.audit.values
+        if chunk.only is not None or chunk.limit != self._rows.chunk:
+            row = database.execute_sql(first + text, values).fetchone()
+        else:
+            row = execute_prepared(f"delete_{self._rows.record}", text, values, first=first).fetchone()
+        return None if row is None else ChunkResult(*row)
+
+    def _audit_followers(self, place: int) -> list[CommonTable]:
+        """Return the table that records the rows of a model which followed others."""
+        cascades = self._statements.cascades
+        model, keys = cascades.models[place], cascades.keys_of(place)
+        whole = isinstance(model._meta.primary_key, WHOLE_NUMBERS)
+        facts = {"deleted_with": "root"}
+        facts |= {} if whole else {"key": f"array_to_string(row[1:{len(keys)}], ', ')"}
+        id_ = cascades.value(place, keys[0]) if whole else "null"
+        names = {"id": f"({id_})::bigint", "part": f"audited_{place}"}
+        record = self._rows.record if place == 0 else record_of(model)
+        return self._run.audit.clause(record, f"carried_{place}", **names, **facts)
+
+
+class UncountedRows(ValueError):
+    """More rows were deleted than were counted, as others added some meanwhile; nothing was deleted."""
+
+
+def _uncounted(cascades: Cascades) -> str:
+    tables = ", ".join(map(shown_name, cascades.models[1:])) or "the same table"
+    return f"rows of {tables} were added while those that follow were counted: nothing was deleted"
+
+
+def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", still: str = "there") -> Blocked:
+    """Return what blocks a batch whose relation reports rows as done that are *left*."""
+    sentence = (
+        f"rows of {target.shown} were reported as {done} and are still {still}, one has the key {min(left)}: mend"
+        f" {' or '.join(target.instead)}, which acts in place of PostgreSQL; nothing was {done}"
+    )
+    return Blocked("schema", sentence)
+
+
+def _not_unique(target: Target, *, done: str = "deleted") -> Blocked:
+    """Return what blocks a batch whose statement would take rows that it has not claimed."""
+    (key,) = (field.column_name for field in target.model._meta.get_primary_keys())
+    sentence = (
+        f"several rows of {target.shown} have one {key}, so a statement that takes one takes all: make {key} unique;"
+        f" nothing was {done}"
+    )
+    return Blocked("schema", sentence)
+
+
+def change(run: Run[Any], changes: Changes[Any]) -> str | None:
+    """Change the rows; return why it ended before all were, None where none is left."""
+    position, target = START, Target.find(changes.model, "update")
+    with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
+        while limit := run.brakes.free(changes.chunk):
+            found = positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
+            if not found:
+                return None
+            found = found[: run.brakes.reserve(len(found)).records]
+            if not found:
+                break
+            position = found[-1]
+            done = _page(run, changes, bad, target, [each.key for each in found])
+            run.step("changed")
+            if run.deadline.passed(done):
+                break
+    return "deadline"
+
+
+def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target, keys: Sequence[int]) -> int:
+    """Change the rows of these keys, those aside that cannot be; return how many were changed."""
+    before, failed = getattr(run.outcome, changes.counted), bad.failed
+    try:
+        with run.brakes.giving_back():
+            bad.each(partial(_change, run, changes, target, len(keys)), keys)
+        run.brakes.give_back()
+    finally:
+        run.add("failed", bad.failed - failed)
+    done: int = getattr(run.outcome, changes.counted) - before
+    run.add("skipped", len(keys) - done - (bad.failed - failed))
+    return done
+
+
+def _change(run: Run[Any], changes: Changes[Any], target: Target, whole: int, ids: Sequence[int]) -> None:
+    """Change rows and audit them in one statement; then log and count each."""
+    of = None if len(ids) == whole else len(ids)
+    rows = execute_change(run, changes, target, ids, of)
+    run.brakes.went(Amount(len(rows)), of=of)
+    run.add(changes.counted, len(rows))
+    for row in rows:
+        for field, count in changes.each(row).items():
+            run.add(field, count)
+
+
+def execute_change(
+    run: Run[Any], changes: Changes[Any], target: Target, ids: Sequence[int], of: int | None = None
+) -> list[tuple[Any, ...]]:
+    """Change the rows of these keys that are still due; return a row for each.
+
+    Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that were reported as
+    changed by what acts in place of PostgreSQL.
+    """
+    due, named = condition(changes.model, changes.due)
+    audited = run.audit.clause(changes.record, "changed", id="id", **changes.audit)
+    recorded = append_tables([*audited, *run.brakes.settled("changed", part=of is not None)])
+    values = {"ids": list(ids), "now": run.now} | named | run.brakes.values(of) | run.audit.values
+    text = write_first() + changes.statement.format(due=due, recorded=recorded)
+    with writing():
+        rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
+        if len(rows) > len(set(ids)):
+            raise _not_unique(target, done="changed")
+        if target.instead and len(left := among(changes.select(), ids)) > len(ids) - len(rows):
+            raise _not_done(target, left, done="changed", still="due")
+    return rows
+
+
+def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
+    """Count what a run would delete, and what foreign keys would delete or change with that."""
+    rows = rows.bind(batch_of(look.batch), look.now)
+    yield _part(rows, look)
+    if rows.cascades_to and rows.cascades.links:
+        yield from _parts_that_follow(rows, look)
+
+
+def _part(rows: Rows[Any], look: Look) -> Part:
+    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
+    columns = {"name": rows.name, "project": rows.project}
+    named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
+    if rows.size is not None:
+        named["size"] = write_bytes(rows.size)
+    if rows.total is not None:
+        table, key = rows.total.table, rows.total.key
+        named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
+    part = look.part(rows.record, verb=rows.verb)
+    counting = look.within_share(COUNTED_SHARE) if rows.stays else look
+    counting.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
+    _keep(rows, look, part)
+    if rows.stays:
+        look.keep(part, _stay(rows, look.now), rows.stays)
+    return part
+
+
+def _stay(rows: Rows[Any], now: datetime) -> survey.Rows:
+    """Return the rows whose time has passed and that are not to be deleted."""
+    since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
+    where = f"{since} < %(instant)s and ({exclusions.written(rows.model, rows.condition)}) is not true"
+    return survey.Rows(relation_name(rows.model), where, {"instant": now - rows.after}, due=since, key=key)
+
+
+def _parts_that_follow(rows: Rows[Any], look: Look) -> Iterator[Part]:
+    """Count, by their tables, the rows that foreign keys would delete or change with these."""
+    found = survey.within(look.until, lambda: (rows.count(MOST), rows.select().count()))
+    for place, verb in rows.cascades.followers.items():
+        record = rows.record if place == 0 else record_of(rows.cascades.models[place])
+        part = look.part(record, verb=f"{verb} with others" if place == 0 else verb)
+        if found is None:
+            part.estimate = True
+        else:
+            counts, due = found
+            part.records = counts.get(place, 0) - (due if place == 0 else 0)
+        yield part
+
+
+def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:
+    text, values = condition(rows.model, due)
+    since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
+    return survey.Rows(relation_name(rows.model), f"{text} and {since} is not null", values, due=since, key=key)
+
+
+def _keep(rows: Rows[Any], look: Look, part: Part) -> None:
+    """Count what looks due and is excluded or spared, each for its first reason."""
+    reasons, before = dict[str, str](), ""
+    for reason, kept in rows.written().items():
+        if reason != exclusions.REASON or exclusions.stand(rows.batch):
+            reasons[reason], before = kept + before, f"{before} and ({kept}) is not true"
+    if reasons:
+        look.keep(part, _survey(rows, rows.looks_due), reasons)

@@ -1,0 +1,237 @@
+"""A run as its batch sees it: what it may use, what it has come to, and the bad records that it passes over.
+
+A chunk is worked on as one.  If a record raises, each record of the chunk is worked on by itself.  The bad record is
+passed over: to the end of the run, and if it fails again for a while that grows.  It stops no other record;
+`forgekeeper quarantine` shows it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, partial
+from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
+
+import peewee as pw
+import structlog
+
+from forgekeeper.api.answers import Enqueued, Keyed, Mistake
+from forgekeeper.api.batches import ChildSpec, Declared, Outcome
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.engine import counting
+from forgekeeper.guards.brakes import Brakes, Deadline
+from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.retry import MOST_IN_RUN, MOST_KNOWN
+from forgekeeper.platform.coordination.leases import Lease
+from forgekeeper.platform.database import now, reachable, sqlstate
+from forgekeeper.platform.database.queries import among
+from forgekeeper.platform.database.survey import TOOK_TOO_LONG
+from forgekeeper.platform.failpoints import failpoint
+from forgekeeper.platform.settings import Settings
+from metrics.logs import describe
+
+ALONE = 20.0
+"""Seconds beyond its budget that a run may take to find what made it wait: else it would never get there."""
+
+SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
+"""Errors of the server, of the session, or of the whole database."""
+STATEMENT = {"0A", "42", "55"}
+"""Errors of a statement, unless PostgreSQL says within what they came: at a locked row, in a trigger of the forge's."""
+RECORD_ERRORS = (pw.PeeweeException, ValueError)
+"""Exceptions for which a record may be to blame: PostgreSQL's, and those of values that Python cannot read or write."""
+
+Place = TypeVar("Place")
+Work = Callable[[Sequence[int] | None], Place]
+Still: TypeAlias = "Callable[[Sequence[int]], set[int]] | pw.ModelSelect[Any]"
+
+log = structlog.get_logger(__name__)
+
+
+class Run(Generic[Outcome]):
+    """A run of a batch, or of a child.
+
+    Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
+    *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
+    *audit* is where it says what it deletes, *brakes* say how much may go; *lease* is what a child alone works on.
+    A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
+    """
+
+    def __init__(
+        self,
+        declared: Declared,
+        settings: Settings,
+        *,
+        outcome: Outcome | None = None,
+        deadline: Deadline | None = None,
+        number: int | None = None,
+        audit: Audit | None = None,
+        fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
+    ) -> None:
+        self.declared = declared
+        self.batch = declared.name
+        self.settings = settings
+        self.outcome = cast("Outcome", outcome or declared.outcome())
+        self.deadline = deadline or Deadline(declared.budget)
+        self.number = number
+        self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
+        self.more = False
+        self.skipped: str | None = None
+        self.lease: Lease | None = None
+        self.brakes = Brakes(declared, settings, self.outcome, number)
+        self._fan_out = fan_out
+
+    @cached_property
+    def now(self) -> datetime:
+        """PostgreSQL's time, asked once a run: what is due then is due throughout."""
+        return now()
+
+    def add(self, field: str, number: int) -> None:
+        """Let a field of the outcome grow, if it has that."""
+        if hasattr(self.outcome, field):
+            setattr(self.outcome, field, getattr(self.outcome, field) + number)
+
+    def note(self, fields: Mapping[str, Any]) -> None:
+        """Set fields of the outcome; raise `Mistake` for one that it has not."""
+        for name, value in fields.items():
+            if not hasattr(self.outcome, name):
+                raise Mistake(f"{self.batch} notes {name}, which is no field of {type(self.outcome).__name__}")
+            setattr(self.outcome, name, value)
+
+    def step(self, name: str) -> None:
+        """Say that the step *name* has been taken: there is a failpoint."""
+        failpoint(f"{self.batch}.{name}")
+
+    def bad_records(self, record: str, still: Still) -> BadRecords:
+        """Return the bad records of a kind, to be passed over; see `BadRecords`."""
+        return BadRecords(self, record, still)
+
+    def fan_out(self, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
+        """Send *child* a message for each pair of id and arguments, unless it is on its way already."""
+        assert self._fan_out is not None, f"{self.batch} has no children"
+        return self._fan_out(child, keyed_args)
+
+
+class TooManyBadRecords(Exception):
+    """So many records fail that something else must be wrong."""
+
+
+class BadRecords:
+    """The bad records of a kind, as a run knows them: *keys* are those to leave out.
+
+    *still* says which of some keys a run would still work on, or selects all that it would: the others are forgotten.
+    *failed* counts those that failed in this run, *error* is the last one's.
+    Only those of a record whose declaration names errors of the database are counted.
+    """
+
+    def __init__(self, run: Run[Any], record: str, still: Still) -> None:
+        self.failed = 0
+        self.error: Exception | None = None
+        self._refused = 0
+        self._batch, self._record = run.batch, record
+        self._deadline = run.deadline
+        self._counted = any(one.name == record and "database" in one.errors for one in run.declared.records)
+        self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
+        known = quarantine.known(self._batch, record)
+        self._known = set(known)
+        self.keys = {key for key, waits in known.items() if waits}
+
+    def __enter__(self) -> Self:
+        """Begin a run."""
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        """End it: forget what is done, or gone."""
+        if error is None and self._known:
+            gone = self._known - self._still(sorted(self._known))
+            quarantine.forget(self._batch, self._record, map(str, gone))
+
+    def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
+        """Do the *work* of a chunk in a transaction of its own; return the place that it returns: how far it came.
+
+        The work is done for the next records.  If a record raises, it is done for the record of each of *places* by
+        itself, and the last place is returned.  A place is a key, or ends with one.
+        """
+        try:
+            return work(None)
+        except RECORD_ERRORS as error:
+            if not of_a_record(error):
+                raise
+        found = places()
+        keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
+        self._work_one_by_one(work, keys)
+        return found[-1] if found else None
+
+    def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        """Do the *work* for the records of these keys at once.  If a record raises, do it for each by itself."""
+        error = _try_work(work, keys)
+        if error is not None and len(keys) == 1:
+            self._pass_over(keys[0], error)
+        elif error is not None:
+            self._work_one_by_one(work, keys)
+
+    def _work_one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        """Do the *work* for each record by itself, and pass over the records that raise.
+
+        Each record may wait for a lock as long as the whole chunk has, so this ends after a time.
+        """
+        ends = time.monotonic() + ALONE
+        for key in keys:
+            if (error := _try_work(work, [key])) is not None:
+                self._pass_over(key, error)
+            if self._deadline.passed() and (self._deadline.halted() or time.monotonic() >= ends):
+                return
+
+    def set_aside(self, key: int, sentence: str) -> bool:
+        """Put a record into quarantine that a limit refuses; return False, and do nothing, if there are too many.
+
+        The run goes on behind it: such a record is not failing, so it does not count as one of too many bad records.
+        """
+        self._refused += 1
+        if self._refused > MOST_IN_RUN or len(self._known) >= MOST_KNOWN:
+            return False
+        log.warning("record exceeds a limit", record=self._record, id=key, reason=sentence)
+        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
+        self.keys.add(key)
+        self._known.add(key)
+        return True
+
+    def _pass_over(self, key: int, error: Exception) -> None:
+        sentence = describe(error)
+        log.error("record failed", record=self._record, id=key, error=sentence)
+        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
+        if self._counted:
+            counting.record_failed(self._batch, self._record)
+        self.failed += 1
+        self.error = error
+        self.keys.add(key)
+        self._known.add(key)
+        if self.failed > MOST_IN_RUN or len(self._known) > MOST_KNOWN:
+            raise TooManyBadRecords(
+                f"too many records fail, {self.failed} in this run and {len(self._known)} in all: something else than"
+                f" the records is wrong, see `forgekeeper quarantine`; the last one: {sentence}"
+            ) from error
+
+
+def _try_work(work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> Exception | None:
+    """Do the *work*; return its error if a record may be to blame, and raise every other."""
+    try:
+        work(keys)
+    except RECORD_ERRORS as error:
+        if not of_a_record(error):
+            raise
+        return error
+    return None
+
+
+def of_a_record(error: Exception) -> bool:
+    """Say whether a record may be to blame, and not the statement, the session or the server."""
+    if isinstance(error, ValueError):
+        return True
+    state = sqlstate(error) if isinstance(error, pw.PeeweeException) else None
+    if state is None or not reachable():
+        return False
+    if state[:2] in STATEMENT:
+        # Where PostgreSQL was: at which row, in which function.
+        return bool(getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None))
+    return state == TOOK_TOO_LONG or state[:2] not in SERVER

@@ -1,0 +1,183 @@
+"""A run asks its batch what goes, and does it: children and removals here, rows and items in loops of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from contextvars import ContextVar
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from forgekeeper.api.answers import (
+    Answer,
+    Changes,
+    Children,
+    Keyed,
+    Mistake,
+    Note,
+    Removal,
+    Rows,
+    Skip,
+    rows_of,
+)
+from forgekeeper.api.items import Items
+from forgekeeper.api.objects import Objects
+from forgekeeper.engine import items, rows
+from forgekeeper.engine.queued_objects import bind_objects
+from forgekeeper.engine.run import Run
+from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, lease
+from forgekeeper.platform.database import database, exclusions
+from forgekeeper.platform.database.sessions import engine, writing
+from forgekeeper.platform.settings import Settings
+
+PAGE = 100
+"""So many children are sent at a time."""
+CHUNK = 1_000
+"""So many of forgekeeper's own records are removed at a time."""
+_run: ContextVar[Run[Any]] = ContextVar("run")
+
+
+def settings() -> Settings:
+    """Return the settings of this process; raise `LookupError` outside a run: no declaration may depend on them."""
+    return _run.get().settings
+
+
+def get_child_key() -> str | None:
+    """Return the key of this child, by which its message is known; None in a run of a batch and without a message."""
+    return _run.get().audit.child
+
+
+def run_number() -> int | None:
+    """Return the number of this run, None beside the ledger."""
+    return _run.get().number
+
+
+def send(run: Run[Any], children: Children) -> str | None:
+    """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
+    calls = iter(children.calls())
+    while page := list(islice(calls, PAGE)):
+        with engine():
+            sent = run.fan_out(children.child, _not_excluded(run, page) if children.by_project else page)
+        run.add(children.sent, sent.enqueued)
+        run.add("deduplicated", sent.deduplicated)
+        if children.all_of is not None:
+            run.add(children.all_of, sent.enqueued + sent.deduplicated)
+        run.step("enqueued")
+        if sent.queue_full:
+            return "queue_full"
+        if run.deadline.passed():
+            return "deadline"
+    return None
+
+
+def _not_excluded(run: Run[Any], page: Sequence[Keyed]) -> list[Keyed]:
+    excluded = exclusions.among(run.declared.batch.name, lambda: [(arguments[0], None) for _, arguments in page])
+    return [one for place, one in enumerate(page) if place not in excluded]
+
+
+def remove(run: Run[Any], removal: Removal) -> str | None:
+    """Remove them, one chunk at least; return why it ended before all were gone, None where none is left."""
+    count = CHUNK
+    while count == CHUNK:
+        with writing():
+            count = removal.remove(CHUNK)
+            if count and removal.record is not None:
+                run.audit.done(removal.record, ids=(), count=count)
+        if removal.counted is not None:
+            run.add(removal.counted, count)
+        run.step("removed")
+        if run.deadline.passed(count) and count == CHUNK:
+            return "deadline"
+    return None
+
+
+def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
+    """Ask the batch what goes now, and do it; the outcome says what came of it.
+
+    A generator is asked step by step, and closed on every way out.  A child does nothing while another has its lease.
+    """
+    _run.set(run)
+    try:
+        stopped = _worked(run, ask, *ids)
+        if stopped is not None and hasattr(run.outcome, "stopped"):
+            run.outcome.stopped = stopped
+        run.more = stopped in run.declared.continues
+    finally:
+        if run.declared.logged_as is not None:
+            structlog.contextvars.bind_contextvars(**{run.declared.logged_as: asdict(run.outcome)})
+
+
+def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
+    try:
+        with _lease(run, *ids) as run.lease:
+            answer = ask(run.now, *ids)
+            with closing(answer) if isinstance(answer, Generator) else nullcontext():
+                several = isinstance(answer, Iterable) and not isinstance(answer, (Answer, str))
+                return _all(run, iter(answer if several else [answer]))
+    except LeaseTaken:
+        return "lease_held"
+
+
+def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
+    """Hold the lease of what a child works on alone: the first of its ids says what that is."""
+    if not run.declared.lease:
+        return nullcontext()
+    return lease(
+        client,
+        f"{run.batch}:{ids[0]}",
+        ttl=run.settings.dead_after,
+        at_most=run.declared.budget,
+        holder=identity(),
+        forbidden=database.in_transaction,
+    )
+
+
+def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
+    """Do them one after another; what the generator returns is why it stopped."""
+    begun = False
+    while True:
+        try:
+            answer = next(answers)
+        except StopIteration as end:
+            said: str | None = end.value
+            return said
+        stopped = "deadline" if begun and run.deadline.halted() else _one(run, answer)
+        if stopped is not None or run.skipped is not None:
+            return stopped
+        begun = begun or not isinstance(answer, Note)
+
+
+def _one(run: Run[Any], answer: object) -> str | None:
+    """Do what one answer says; return why the run has to end, None where it may go on."""
+    match answer:
+        case Changes():
+            return rows.change(run, answer.bind(run.declared.batch.name, run.now))
+        case Rows():
+            return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
+        case Items() | Objects():
+            return items.delete(run, bind_objects(answer, run) if isinstance(answer, Objects) else answer)
+        case Removal():
+            return remove(run, answer)
+        case Children():
+            return send(run, answer)
+        case Skip():
+            run.skipped = answer.reason
+        case Note():
+            run.note(answer.fields)
+        case _:
+            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Items, Children or Skip")
+    return None
+
+
+def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
+    """Return of a child's rows those that are due to all children together: no other was counted or previewed."""
+    if run.declared.whole is None:
+        return rows
+    for whole in rows_of(run.declared.batch.name, run.declared.whole, run.now):
+        if (whole.record, whole.model) == (rows.record, rows.model):
+            return rows.within(whole)
+    raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")

@@ -1,0 +1,1 @@
+"""Guards: limits, the breaker and the preconditions of a run."""

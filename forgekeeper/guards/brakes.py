@@ -1,0 +1,321 @@
+"""What ends a run before its work is done: its budget, or a brake, which is a stop, a hold, a cancelled run or a limit.
+
+All brakes are in PostgreSQL, and asked there, at most once a second and before the next chunk: they work while Redis is
+away, for every run and child on every machine.
+
+Limits are those of the batch: a child counts to the run in force, which is the newest of its batch, whichever has sent
+it; and it ends when that one is cancelled, or the one that has sent it.
+
+No history deletes more than a limit: an attempt reserves a chunk, committed, before anything of it goes, and the
+transaction in which it goes counts it and gives the rest back.  An attempt that PostgreSQL refuses a statement gives it
+back, too.  If it is killed or hears no answer in between, it has used what it had reserved, a chunk at most, until the
+limit's run or day is over (`docs/adr/0028`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.api.batches import ChildSpec, Declared
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.ledger.holds import ENDS, WHY
+from forgekeeper.ledger.totals import NONE, UNUSED, Amount, Limits, RunTotal, Why
+from forgekeeper.platform import shutdown
+from forgekeeper.platform.database import database, reachable, sqlstate
+from forgekeeper.platform.database.common_tables import CommonTable
+from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.settings import PREFIX, Settings
+
+INTERVAL = 1.0
+"""Seconds between two questions: a stop is to work within five."""
+LOOK = 1.0
+"""Seconds that a run waits at a time for its pace."""
+# *gone* has how many rows went, and their size.
+SETTLE = """
+    update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
+        reserved = reserved - {reserved}, reserved_bytes = reserved_bytes - {reserved_bytes}
+    from ({gone}) as gone (rows, size)
+    where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
+"""
+# Until a run has begun after a release, children of earlier ones stay held.
+ASK = f"""
+    with force as (
+        select case when %(child)s then (
+            select id from job_runs where batch = %(batch)s and started_at is not null order by id desc limit 1
+        ) end as run
+    )
+    select coalesce(({WHY.format("%(batch)s", ENDS)}), case
+            when %(child)s and released_at is not null and released_run is null then 'held'
+            when exists (
+                select from job_runs where id in (run, %(run)s) and batch = %(batch)s and cancelled_at is not null
+            ) then 'cancelled'
+        end),
+        coalesce(run, %(run)s), released_at is not null, released_at is not null and released_expect is not null
+    from force left join batches on name = %(batch)s
+"""
+
+
+class Refusal(NamedTuple):
+    """The limit that never lets a record through, and a sentence for people."""
+
+    why: Why
+    sentence: str
+
+
+class Brakes:
+    """The brakes of one attempt at a run, or at a child of it."""
+
+    def __init__(self, declared: Declared, settings: Settings, outcome: object, run: int | None) -> None:
+        self._declared = declared
+        self._batch = declared.batch.name
+        self._outcome = outcome
+        self._sender = self._run = run or 0
+        self._child = isinstance(declared, ChildSpec)
+        self._limits = Limits(*settings.limits(self._batch))
+        self._asked = -INTERVAL
+        self._reserved = NONE
+        self._of_row: dict[str, Any] = {}
+        self._noted = NONE
+        self._carried = 0
+        self._begun = False
+        self._bound = False
+        self.reason: Why | None = None
+        """Why the attempt has to end, as far as that was found."""
+        self.released = False
+        """Whether something of the batch was released; how much goes by that is limited if the release says so."""
+
+    def why(self, *, now: bool = False) -> Why | None:
+        """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
+        if self.reason is None and (now or time.monotonic() - self._asked >= INTERVAL):
+            values = {"batch": self._batch, "run": self._sender, "child": self._child}
+            self.reason, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
+            self._asked = time.monotonic()
+            self._bound = bound and self._declared.batch.deletes
+            if run != self._run:
+                self.end()
+                self._run = run
+        return self.reason
+
+    @property
+    def limited(self) -> bool:
+        """Whether there are limits, or a release has an amount: then nothing goes that was not reserved."""
+        return self._limits != Limits() or self._bound
+
+    @property
+    def room(self) -> int | None:
+        """How many bytes are left of the reservation, None where nothing limits them."""
+        return self._reserved.bytes if self._limits.of_bytes else None
+
+    def free(self, wanted: int) -> int:
+        """Return how many of so many records limits leave now; 0 once the attempt has to end.  Nothing is reserved."""
+        # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
+        self.why(now=not self._begun)
+        self._begun = True
+        if self.reason is not None or not self.limited:
+            return 0 if self.reason else wanted
+        left = self._limits.records(RunTotal.used(self._batch, self._run))
+        if not left.amount:
+            self.reason = left.why
+        return min(wanted, left.amount)
+
+    def refuse(self, wanted: Amount) -> Refusal | None:
+        """Return the limit that refuses so much even to a run before which nothing was deleted; None if none does.
+
+        A limit of 0 refuses no record: it ends the run.
+        """
+        records, size = self._limits.records(UNUSED), self._limits.bytes(UNUSED)
+        for much, left, kind in ((wanted.records, records, ""), (wanted.bytes, size, "bytes_")):
+            if left.why is not None and much > left.amount > 0:
+                setting = f"{PREFIX}{left.why}_{self._batch}".upper().replace("MAX_", f"MAX_{kind.upper()}", 1)
+                what = "bytes" if kind else "records"
+                return Refusal(left.why, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it")
+        return None
+
+    @property
+    def rows_room(self) -> int | None:
+        """How many records are left of the reservation, None if nothing limits them."""
+        return self._reserved.records if self._reserved != NONE else None
+
+    def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
+        """Reserve up to so many records and bytes; return what was granted: at least so many of each, or nothing.
+
+        It is committed before this returns, and used up unless the transaction in which something goes settles it.
+        What others have reserved and may give back is not waited for: the next run takes it.
+        """
+        assert not database.in_transaction(), "what is rolled back was never reserved"
+        self._reserved = NONE
+        if not self.limited:
+            return Amount(records, size)
+        # One child after another.
+        with writing():
+            RunTotal.lock(self._batch)
+            if self._child and self.why(now=True) is not None:
+                return NONE
+            used = RunTotal.used(self._batch, self._run)
+            self._bound = self._bound and used.released is not None
+            left, left_bytes = self._limits.records(used), self._limits.bytes(used)
+            if left.amount < least_records or left_bytes.amount < max(least, 1):
+                self.reason = self.reason or (left.why if left.amount < least_records else left_bytes.why)
+                return NONE
+            granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
+            RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
+        self._reserved = granted
+        self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
+        return granted
+
+    def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> list[CommonTable]:
+        """Return the common table ``settled``: it counts the rows of the table *source* as deleted.
+
+        It gives the rest of what was reserved back; of a *part* of that, as many records as `values` says, or *by_rows*
+        as many as were deleted.  *size* is an expression over *source*.  Empty if nothing is reserved.
+        """
+        if self._reserved == NONE:
+            return []
+        gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
+        reserved = "gone.rows" if part and by_rows else "%(limit_records)s"
+        settle = SETTLE.format(gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+        return [CommonTable("settled", settle)]
+
+    def values(self, of: int | None = None) -> dict[str, Any]:
+        """Return what a statement with `settled` needs, which settles *of* the reserved records, or all."""
+        records = self._reserved.records if of is None else min(of, self._reserved.records)
+        return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
+
+    def settle(self, did: Amount, *, of: int | None = None) -> None:
+        """Count what *did* go, in the transaction that settles it, and give the rest of what was reserved back.
+
+        That is all of it, or so many records *of* it: the others stay used up.  Once it is committed call `went`.
+        """
+        if self._reserved != NONE:
+            values = self.values(of) | {"records": did.records, "bytes": did.bytes}
+            gone = "select %(records)s::bigint, %(bytes)s::bigint"
+            given_back = "%(limit_bytes)s" if of is None else "gone.size"
+            settle = SETTLE.format(gone=gone, reserved="%(limit_records)s", reserved_bytes=given_back)
+            database.execute_sql(settle, values)
+
+    def went(self, did: Amount, *, of: int | None = None) -> None:
+        """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
+        if self._reserved == NONE:
+            return
+        self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
+        left = self._reserved
+        self._reserved = NONE if of is None else Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
+
+    def carry(self, records: int) -> None:
+        """Note records that followed others, and are no field of the outcome."""
+        self._carried += records
+
+    def give_back(self, of: int | None = None) -> None:
+        """Give back what is left of a reservation, or so many records *of* it, of which for certain nothing went."""
+        if self._reserved != NONE and of != 0:
+            with writing():
+                self.settle(NONE, of=of)
+            self.went(NONE, of=of)
+
+    @contextmanager
+    def giving_back(self, count_used: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        """Give back what is reserved if what is done within fails, and was rolled back for certain.
+
+        *count_used* returns for how many records it is not certain.
+        """
+        try:
+            yield
+        except Exception as error:
+            if _is_rolled_back(error):
+                with suppress(pw.PeeweeException):
+                    self.give_back(max(0, self._reserved.records - count_used()))
+            raise
+
+    def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
+        """Count the records that an earlier attempt at a *run* deleted, *of* those that it had reserved.
+
+        Call it in the transaction that closes these records.  Return how many were counted: none if that attempt had
+        reserved nothing, as it was not limited.  Once the transaction is committed call `note_earlier`.
+        """
+        return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of=of) else 0
+
+    def note_earlier(self, deleted: int) -> None:
+        """Note that *deleted* records of the outcome are counted already."""
+        self._noted = Amount(self._noted.records + deleted, self._noted.bytes)
+
+    def leave_used(self) -> None:
+        """Leave what is reserved used up: it is unknown how much of it went, so nothing settles it any more."""
+        self._reserved = NONE
+
+    def end(self) -> None:
+        """Write down what went while nothing was limited."""
+        found, noted = vars(self._outcome), self._noted
+        records = sum(found[field] for field in self._declared.counted) + self._carried
+        size = sum(found[field] for field in self._declared.counted_bytes)
+        grown = Amount(max(0, records - noted.records), max(0, size - noted.bytes))
+        if grown != NONE:
+            with writing():
+                RunTotal.add(self._batch, self._run, grown)
+            self._noted = Amount(records, size)
+
+
+def _is_rolled_back(error: Exception) -> bool:
+    """Say whether the transaction that has failed so has changed nothing, for certain.
+
+    PostgreSQL has said that it failed, or the engine has rolled it back.  After any other error, as one of a reply that
+    Python cannot read, the transaction may be committed.
+    """
+    if isinstance(error, pw.PeeweeException):
+        return sqlstate(error) is not None and reachable()
+    return isinstance(error, Blocked)
+
+
+class Deadline:
+    """When a run has to end: at the end of its budget, or sooner when asked to.
+
+    *safe_point* may raise to end the run at once.  A run that is asked to stop, or that a *brake* says why to end, ends
+    as if its budget were used up: what is left waits for the next tick.  *done* counts what the run has reported;
+    *on_progress* is called when it does, before any waiting.
+    """
+
+    def __init__(
+        self,
+        budget: timedelta,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        safe_point: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
+        brake: Callable[[], str | None] = lambda: None,
+        pace: float | None = None,
+    ) -> None:
+        self.done = 0
+        self._clock = clock
+        self._ends = clock() + budget.total_seconds()
+        self._safe_point = safe_point
+        self._on_progress = on_progress
+        self._brake = brake
+        self._pace = pace
+
+    def left(self) -> float:
+        """Return the seconds that are left of the budget."""
+        return max(0.0, self._ends - self._clock())
+
+    def passed(self, done: int = 0) -> bool:
+        """Say whether the run has to end, after the *done* rows or objects of its last chunk, and its pace's wait."""
+        self.done += done
+        self._on_progress()
+        if self._pace and done:
+            self._wait(done / self._pace)
+        self._safe_point()
+        return self.halted() or self._clock() >= self._ends
+
+    def halted(self) -> bool:
+        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to."""
+        return self._brake() is not None or shutdown.requested.is_set()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not beyond the budget, nor beyond a brake."""
+        left = min(seconds, self.left())
+        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, LOOK)):
+            left -= LOOK

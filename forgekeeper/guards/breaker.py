@@ -1,0 +1,221 @@
+"""The breaker: a run that is out of all proportion does not begin, and its batch is held until a person releases it.
+
+A run is held where it would delete more than a share of its table, *and* more than ten times what any of the last
+hundred runs has, *and* more than a few records; unless a release lets it go.
+
+After an outage much is due that grew in the ordinary way.  How much follows from how long ago an ordinary run was last,
+and from how much is deleted in the ordinary way in so much time: by the busiest hour and day that the ledger knows.
+Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
+`docs/adr/0022-a-breaker-goes-by-rates.md` has the reasons.
+
+A release is an amount.  It begins with the first run that starts after it, and until then the children of earlier runs
+stay held.  The runs that it lets go, and all children at work meanwhile, delete no more than the amount together.  It
+ends where a run begins after that is used up, or after a run that was ordinary: which it was used by, or needed it not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import peewee as pw
+import redis
+
+from forgekeeper.api.batches import BatchSpec, FeatureFlag
+from forgekeeper.ledger.holds import BRAKES, Batch, Held, Hold
+from forgekeeper.ledger.totals import USED_OF_RELEASE, Limits, RunTotal
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.survey import within
+from forgekeeper.platform.settings import Settings
+from metrics.logs import one_line
+
+TIMES = 10
+"""So many times the largest of the runs before is out of proportion."""
+RUNS = 100
+PATIENCE = timedelta(seconds=5)
+"""No look may take longer; what cannot be counted by then is taken for too much."""
+COUNTED = 1_000_000
+"""A view is counted up to so many rows."""
+MOST = 2**31 - 1
+"""Nothing is counted beyond."""
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LATE = 3
+"""So many times the usual time between two runs is an outage."""
+
+NEXT = 2**62
+"""Stands for the number of a run that has not started yet."""
+
+LARGEST = """
+    select coalesce(max(records), 0)::bigint from (
+        select sum(records) as records from run_totals where batch = %(batch)s and run <> %(run)s and records > 0
+        group by run order by run desc limit %(runs)s
+    ) as runs
+"""
+# A run counts whole for the hour and the day in which it began; what grew out of the ordinary says nothing of rates.
+# Runs are joined by their id alone: by the batch too, statistics that know nothing of the batch yet let PostgreSQL
+# compare each total with each run.
+RATES = """
+    with totals as (
+        select run.started_at, sum(total.records) as records
+        from run_totals as total join job_runs as run on run.id = total.run
+        where total.batch = %(batch)s and total.records > 0 and run.ordinary
+        group by run.id, run.started_at
+    ), ordinary as (
+        select started_at from job_runs where batch = %(batch)s and ordinary order by id desc limit %(runs)s
+    )
+    select
+        coalesce((select max(records) from (
+            select sum(records) as records from totals group by date_trunc('hour', started_at)) as hours), 0)::float,
+        coalesce((select max(records) from (
+            select sum(records) as records from totals group by date_trunc('day', started_at)) as days), 0)::float,
+        coalesce((select max(started_at) - min(started_at) from totals), interval '0'),
+        clock_timestamp() - (select max(started_at) from ordinary),
+        (select percentile_cont(0.9) within group (order by gap)
+            from (select started_at - lag(started_at) over (order by started_at) as gap from ordinary) as gaps)
+"""
+GIVE = """
+    insert into batches (name, released_at, released_reason, released_by, released_expect)
+    values (%(batch)s, clock_timestamp(), %(reason)s, %(by)s, %(expect)s)
+    on conflict (name) do update set released_at = excluded.released_at, released_reason = excluded.released_reason,
+        released_by = excluded.released_by, released_expect = excluded.released_expect, released_run = null
+"""
+STANDS = f"""
+    select released_run is null or released_run = %(run)s or not (
+        coalesce(released_expect <= {USED_OF_RELEASE}, false)
+        or exists (
+            select from job_runs where batch = name and id >= released_run and id < %(run)s
+                and state = 'succeeded' and ordinary is not false
+        )
+    )
+    from batches where name = %(batch)s and released_at is not null
+"""
+
+
+class Verdict(NamedTuple):
+    """What the breaker says of a run: whether it is an ordinary one, and of one that it would hold a sentence why.
+
+    Nothing where the batch does not say what is at stake, or the settings let all begin.
+    """
+
+    ordinary: bool | None = None
+    sentence: str | None = None
+
+
+def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool = False) -> bool | None:
+    """Let the run begin, as what was *released* may, or raise `Held`; say whether it is an ordinary one, as `judge`."""
+    verdict = judge(batch, settings, run, instant, released=released)
+    if verdict.sentence is None:
+        return verdict.ordinary
+    if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
+        return False
+    shown, let_go = f"forgekeeper run {batch.name} --dry-run", f"forgekeeper release {batch.name} --reason REASON"
+    raise Held("breaker", f"{verdict.sentence}: `{shown}` shows what, `{let_go}` lets it go")
+
+
+def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict:
+    """Weigh what a run would delete against its table, and against what the runs before it have deleted.
+
+    It would delete no more than limits leave to it today, and what was *released*.
+    """
+    if batch.stake is None or settings.breaker_share >= 1:
+        return Verdict()
+    stake, least = batch.stake(instant), settings.breaker_least
+    # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
+    if stake.due(least + 1) <= least:
+        return Verdict(ordinary=True)
+    values = {"batch": batch.name, "run": run, "runs": RUNS}
+    largest = largest_run(batch.name, run)
+    most = max(least, TIMES * largest)
+    due = _in_time(lambda: stake.due(most + 1))
+    if due is not None and due <= most:
+        return Verdict(ordinary=True)
+    size = _in_time(lambda: stake.of(COUNTED))
+    bound = math.floor(max(most, settings.breaker_share * (size or 0), TIMES * (largest + _grown(values))))
+    if due is not None:
+        due = _in_time(lambda: stake.due(bound + 1))
+    used = RunTotal.used(batch.name, run)
+    left = Limits(*settings.limits(batch.name)).records(used if released else used._replace(released=None))
+    room = None if left.why is None else left.amount
+    would = room if due is None else due if room is None else min(due, room)
+    if would is not None and would <= bound:
+        return Verdict(ordinary=False)
+    whole = would if would is None or size is None else _in_time(lambda: stake.due(size)) or would
+    return Verdict(ordinary=False, sentence=_sentence(whole if room is None else would, size, largest))
+
+
+def largest_run(batch: str, run: int = NEXT) -> int:
+    """Return how much the largest of the last hundred runs has deleted, this one aside."""
+    (largest,) = database.execute_sql(LARGEST, {"batch": batch, "run": run, "runs": RUNS}).fetchone()
+    return int(largest)
+
+
+def amount(batch: BatchSpec, instant: datetime) -> int | None:
+    """Count what a run would delete that nothing limits; None where that takes too long, or nobody can say."""
+    try:
+        stake = batch.stake(instant) if batch.stake else None
+        return _in_time(lambda: stake.due(MOST)) if stake else None
+    except (redis.RedisError, pw.ProgrammingError):
+        return None
+
+
+def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
+    """End what brakes hold the batch for, and let *expect* records go; return what has ended.
+
+    If these are none, the release has no amount and ends at once: later runs are weighed as usual.  If no brake holds
+    the batch, nothing is released: a brake that holds it a moment later has not been looked at.
+    """
+    with database.atomic():
+        lifted = Hold.lift(batch, BRAKES)
+        if lifted and expect == 0:
+            end_release(batch)
+        elif lifted:
+            facts = {"reason": one_line(reason), "by": one_line(by), "expect": expect}
+            database.execute_sql(GIVE, {"batch": batch} | facts)
+    return lifted
+
+
+def begin_release(batch: str, run: int) -> None:
+    """Let the release that no run has had yet begin with this one."""
+    new = (Batch.released_at.is_null(False), Batch.released_run.is_null())
+    Batch.update(released_run=run).where(Batch.name == batch, *new).execute()
+
+
+def released(batch: str, run: int = NEXT) -> bool:
+    """Say whether a release lets go what this run does, which has begun last, or else the next one."""
+    row = database.execute_sql(STANDS, {"batch": batch, "run": run}).fetchone()
+    return row is not None and row[0]
+
+
+def end_release(batch: str) -> None:
+    """End the release; who gave it, and why, stays to be read."""
+    Batch.update(released_at=None, released_run=None).where(Batch.name == batch).execute()
+
+
+def _grown(values: dict[str, Any]) -> float:
+    """Say how much may have grown in the ordinary way since the last run that was ordinary, by the ledger's rates."""
+    an_hour, a_day, known, since, gap = database.execute_sql(RATES, values).fetchone()
+    if since is None:
+        return 0.0
+    # In an outage the busiest hour and day may lie whole, and beyond it not even a part of one.
+    whole = int(gap is not None and since > LATE * gap)
+    grown: float = an_hour * (since / HOUR + whole)
+    return min(grown, a_day * (since / DAY + 1)) if known >= 2 * DAY else grown
+
+
+def _in_time(look: Callable[[], int]) -> int | None:
+    """Return what *look* counts; None where it took too long."""
+    return within(time.monotonic() + PATIENCE.total_seconds(), look)
+
+
+def _sentence(would: int | None, size: int | None, largest: int) -> str:
+    seconds = f"{PATIENCE.total_seconds():g} s"
+    much = f"more than can be counted in {seconds}" if would is None else f"{would:,}"
+    of = f"records that nobody could count in {seconds}" if size is None else f"about {max(size, would or 0):,} records"
+    share = f" ({would / max(size, would):.0%})" if would and size else ""
+    before = (
+        f"the largest of its last {RUNS} runs deleted {largest:,}" if largest else "no run of it has deleted any yet"
+    )
+    return f"it would delete {much} of {of}{share}, and {before}"

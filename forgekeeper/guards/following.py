@@ -1,0 +1,44 @@
+"""Foreign keys that lead to a batch's rows: they delete or change other rows with them, or forbid to delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forgekeeper.api.batches import BatchSpec
+from forgekeeper.platform.database.cascades import Cascades
+from forgekeeper.platform.database.foreign_keys import foreign_keys
+from forgekeeper.platform.database.naming import relation_name
+from forgekeeper.platform.database.relations import Tables
+from forgekeeper.platform.database.targets import Target
+
+FOLLOWS = "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action})"
+FORBIDS = (
+    "foreign key {name} of {table} keeps rows of {relation} that its rows lead to (on delete {action}): each of them is"
+    " put into quarantine until nothing leads to it"
+)
+
+
+def refused(batch: BatchSpec, tables: Tables) -> Iterator[str]:
+    """Yield a sentence for each table whose rows would follow those of *batch*, and that the batch does not name.
+
+    A batch that is not asked before it runs names them among its tables; its `Rows` are asked when they are deleted.
+    """
+    for target in _targets(batch, tables):
+        yield from Cascades.find(target, [*batch.tables, *batch.reads]).refused
+
+
+def described(batch: BatchSpec, tables: Tables) -> Iterator[tuple[bool, str]]:
+    """Yield a sentence for each foreign key that leads to rows of *batch*, and whether it forbids to delete them."""
+    for target in _targets(batch, tables):
+        for key in foreign_keys(target):
+            names = {"name": key.name, "table": key.table_name, "action": key.action, "relation": key.to_name}
+            if key.changes_rows:
+                yield False, FOLLOWS.format(done="deleted" if key.action == "cascade" else "changed", **names)
+            else:
+                yield True, FORBIDS.format(**names)
+
+
+def _targets(batch: BatchSpec, tables: Tables) -> Iterator[Target]:
+    for relation in batch.relations:
+        if "delete" in relation.needs("worker") and relation_name(relation.model) in tables:
+            yield Target.find(relation.model)

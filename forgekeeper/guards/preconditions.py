@@ -1,0 +1,364 @@
+"""What has to be true of the world before a batch may delete anything in it: else it is blocked.
+
+What is due is decided by PostgreSQL's clock in some batches and by Redis's in others; one that is a day ahead deletes
+what should live.  A question takes time: a clock is taken to have answered in the middle of it, and half of it is
+doubt, which never counts against the clock.
+
+The forge owns its tables.  A view is welcome, and so is a table that is partitioned.  But one partition of it alone,
+also behind a view, hides the others: an object that a row there names would look as if no row named it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from functools import partial
+from itertools import chain, combinations
+from typing import Literal, NamedTuple, get_args
+
+import redis
+
+from forgekeeper.api.batches import BatchSpec
+from forgekeeper.guards import following
+from forgekeeper.guards.register_epoch import REASON, why_register_is_lost
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import Base, database, exclusions, now, relations, schema, signs
+from forgekeeper.platform.database.exclusions import Exclusion
+from forgekeeper.platform.database.integrity import reasons_to_miss_rows
+from forgekeeper.platform.database.naming import name_parts, relation_name, shown_name
+from forgekeeper.platform.database.sessions import execute_prepared
+from forgekeeper.platform.database.view_changes import find_changed_views, find_refused_changes
+from forgekeeper.platform.installation import Disagreement, Installation, agree, conflict, objection, owner
+from forgekeeper.platform.settings import Place, Settings
+from forgekeeper.sources.outbox import LOCATIONS
+from forgekeeper.targets import sentinel
+
+Reason = Literal[
+    "no_store",
+    "no_repositories",
+    "git_server",
+    "flag_unreadable",
+    "installation",
+    "redis_replaced",
+    "clocks",
+    "schema",
+]
+REASONS: tuple[str, ...] = get_args(Reason)
+"""A closed set: labels of metrics and entries of the ledger are made of it."""
+ENCODINGS = {"UTF8", "SQL_ASCII"}
+"""Encodings in which a database can store every text.  In SQL_ASCII it stores bytes, whatever they mean."""
+NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
+
+BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
+"""Tables in which a run looks, by text, for rows that keep it from deleting: stops, limits, exclusions."""
+
+# Each table, and the tables below it if it is a view.  A view reads these as its owner, unless it says
+# `security_invoker`: row security hides rows from the reader.
+RELATIONS = """
+    with recursive reached (name, oid, reader) as (
+        select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
+        from unnest(%(names)s::text[]) as name
+      union
+        select reached.name, below.refobjid,
+            case when exists (
+                select from pg_options_to_table(view.reloptions)
+                where option_name = 'security_invoker' and option_value::boolean
+            ) then quote_ident(current_user)::regrole::oid else view.relowner end
+        from reached
+            join pg_class as view on view.oid = reached.oid and view.relkind in ('v', 'm')
+            join pg_rewrite as rule on rule.ev_class = view.oid
+            join pg_depend as below on below.classid = 'pg_rewrite'::regclass and below.objid = rule.oid
+                and below.refclassid = 'pg_class'::regclass and below.refobjid <> view.oid
+    )
+    select name, c.oid::bigint, c.oid::regclass::text, c.relkind::text, c.oid = to_regclass(name)::oid,
+        (select inhparent::regclass::text from pg_inherits where inhrelid = c.oid limit 1),
+        array(
+            select relid::oid::bigint from pg_partition_tree(pg_partition_root(c.oid)) where c.relispartition and isleaf
+          union all
+            select inhparent::bigint from pg_inherits where inhrelid = c.oid and not c.relispartition
+        ),
+        (
+            select quote_ident(rolname) from pg_roles as reader
+            where c.relrowsecurity and reader.oid = any(readers) and not (rolsuper or rolbypassrls)
+                and (c.relforcerowsecurity or not pg_has_role(reader.oid, c.relowner, 'usage'))
+            limit 1
+        ),
+        array(
+            select distinct function.proname::text
+            from pg_trigger as fires join pg_proc as function on function.oid = fires.tgfoid
+            where fires.tgrelid = c.oid and not fires.tgisinternal
+        )
+    from (select name, oid, array_agg(reader) as readers from reached group by name, oid) as reached
+        join pg_class as c on c.oid = reached.oid
+    where c.relkind in ('r', 'p', 'v', 'm', 'f')
+"""
+
+
+class Blocked(Exception):
+    """The batch must not go on here; the message is a sentence that says why, and what to do about it.
+
+    It is raised before anything is changed, or between two chunks.  The run ends there without a retry: the next tick
+    tries again.
+    """
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> None:
+    """Raise `Blocked` where *batch*, or a child of it, must not work; asked once, before it begins.
+
+    A run claims a Redis that is nobody's; a preview does not, and raises `redis.RedisError` where Redis is away.
+    """
+    if refused := why_text_is_refused():
+        raise Blocked("schema", refused)
+    _require_clocks(settings)
+    try:
+        _require_installation(batch.deletes_from, settings, claims=claims)
+    except Disagreement as disagreement:
+        raise Blocked("installation", str(disagreement)) from None
+    _require_register(batch, begin=claims)
+    for sentence in chain(unfit(batch, rights=claims), batch.misreadings(), _unknown_groups(batch), overlooked(batch)):
+        raise Blocked("schema", sentence)
+
+
+def why_text_is_refused() -> str | None:
+    """Return in a sentence why the database cannot store some paths and names, or None if it can store all.
+
+    The server has said its encoding when the session began: nothing is asked.  Needs a connection.
+    """
+    encoding = database.connection().get_parameter_status("server_encoding")
+    if encoding in ENCODINGS:
+        return None
+    return (
+        f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it,"
+        " create a database with `encoding 'UTF8' template template0`, and restore the dump there"
+    )
+
+
+def _require_register(batch: BatchSpec, *, begin: bool) -> None:
+    """Raise `Blocked` if Redis lacks the register of the batch.  If Redis is away, the run fails by itself."""
+    if batch.epoch_key is None:
+        return
+    with suppress(redis.RedisError) if begin else nullcontext():
+        if lost := why_register_is_lost(batch, begin=begin):
+            raise Blocked(REASON, lost)
+
+
+def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
+    """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
+    if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
+        yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
+
+
+def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
+    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
+
+    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
+    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
+    away raises.
+    """
+    if said := objection():
+        raise Disagreement(said)
+    ours = _claimed() if claims else _known()
+    if ours is None:
+        return  # a worker will make one
+    root = settings.repositories_root
+    if deletes_from == "repositories" and root is not None:
+        _require_place(lambda: sentinel.Folder(root), ours)
+    for location, url in settings.object_stores.items():
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location in LOCATIONS.values()):
+            _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
+
+
+def _claimed() -> str:
+    try:
+        return agree()
+    except redis.RedisError:
+        return Installation.ensure()
+
+
+def _known() -> str | None:
+    ours, theirs = Installation.known(), owner(client)
+    if ours is not None and theirs not in (None, ours):
+        raise Disagreement(conflict(ours, theirs))
+    return ours
+
+
+def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:
+    with suppress(sentinel.Unreadable):
+        at = opened()
+        found = at.sentinel()
+        if found is not None and (said := sentinel.objection(at, found, ours)):
+            raise Disagreement(said)
+
+
+def _require_clocks(settings: Settings) -> None:
+    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to know what is due.
+
+    A Redis that is away has no clock to go by: whatever needs it fails of itself.
+    """
+    try:
+        (found,) = differences("postgresql", "redis")
+    except redis.RedisError:
+        return
+    if found.exceeds(settings.clock_tolerance):
+        allowed = f"FORGEKEEPER_CLOCK_TOLERANCE allows {settings.clock_tolerance.total_seconds():g} s"
+        raise Blocked("clocks", f"{found.sentence()} ({allowed})")
+
+
+class Difference(NamedTuple):
+    """How far *clock* is ahead of *reference*, in seconds, and how wrong that may be."""
+
+    clock: str
+    reference: str
+    seconds: float
+    doubt: float
+
+    def exceeds(self, tolerance: timedelta) -> bool:
+        """Say whether the clocks are further apart than that beyond doubt."""
+        return abs(self.seconds) - self.doubt > tolerance.total_seconds()
+
+    def sentence(self) -> str:
+        """Say it to people."""
+        way = f"{abs(self.seconds):.0f} s {'ahead of' if self.seconds > 0 else 'behind'}"
+        return f"{NAMES[self.clock]} is {way} {NAMES[self.reference]}; set right the one that is wrong"
+
+
+def differences(*clocks: str) -> list[Difference]:
+    """Read these clocks, or all, within a moment, and compare each with each; raises what servers raise."""
+    read = {name: _read(name) for name in clocks or NAMES}
+    return [
+        Difference(one, other, read[one][0] - read[other][0], read[one][1] + read[other][1])
+        for one, other in combinations(read, 2)
+    ]
+
+
+def _read(clock: str) -> tuple[float, float]:
+    """Return how far the clock is from the monotonic one, and how wrong that may be, in seconds."""
+    began = time.monotonic()
+    if clock == "postgresql":
+        said = now().timestamp()
+    elif clock == "redis":
+        seconds, microseconds = client.time()
+        said = seconds + microseconds / 1e6
+    else:
+        said = time.time()
+    ended = time.monotonic()
+    return said - (began + ended) / 2, (ended - began) / 2
+
+
+def fits(batch: BatchSpec) -> bool:
+    """Say whether the batch can work on the forge's relations as they are."""
+    return not any(unfit(batch, rights=False))
+
+
+def missing(batch: BatchSpec) -> list[str]:
+    """Return what the forge's relations lack of what the batch needs, columns included; whatever this role may do."""
+    hidden = _hidden(batch)
+    return hidden or list(_misfits(batch, relations.look([one.sql for one in batch.relations])))
+
+
+def _hidden(batch: BatchSpec) -> list[str]:
+    """Say which schemas are closed to the role: to PostgreSQL that is an error when a statement names one."""
+    in_schemas = [one.model for one in batch.relations if name_parts(one.model)[0]]
+    return list(schema.closed(in_schemas)) if in_schemas else []
+
+
+def _misfits(batch: BatchSpec, tables: relations.Tables) -> Iterator[str]:
+    if found := [said for one in batch.relations for said in relations.misfits(one.model, tables)]:
+        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
+
+
+def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
+    """Yield why the batch cannot work on the forge's relations as they are; with *rights*, as this role."""
+    expected = batch.relations
+    if hidden := _hidden(batch):
+        yield from hidden
+        return
+    tables = relations.look([one.sql for one in expected])
+    yield from _misfits(batch, tables)
+    yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
+    if views := [one for one in expected if relations.is_view(tables.get(one.sql, {}))]:
+        yield from find_refused_changes(views, tables)
+    yield from following.refused(batch, tables)
+    if rights:
+        yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
+
+
+def overlooked(batch: BatchSpec) -> Iterator[str]:
+    """Yield a sentence for each relation in which lookups miss rows of a sample, whatever the catalogue says.
+
+    Asked of a batch that deletes objects which no row names.  The relations have to fit, and this role has to have the
+    right to read them.
+    """
+    for model in (*batch.tables, *batch.reads) if batch.deletes_from in ("artifacts", "stores") else ():
+        if missed := sorted(model.overlooked()):
+            tables = ", ".join(one.called for one in below([model]) if one.kind in ("r", "p"))
+            yield (
+                f"lookups miss rows of {shown_name(model)} that exist, {missed[0]} for one: an index is damaged;"
+                f" `reindex table concurrently` of {tables} rebuilds it"
+            )
+
+
+class Below(NamedTuple):
+    """What lies below one of the relations, or that itself: what it is *called*, and its kind."""
+
+    name: str
+    oid: int
+    called: str
+    kind: str
+    itself: bool
+    parent: str | None
+    whole: list[int]
+    hidden_from: str | None
+    fires: list[str]
+
+
+def below(models: Sequence[type[Base]]) -> list[Below]:
+    """Return what the relation of each of the models is made of, in one statement."""
+    names = [relation_name(model) for model in models]
+    return [Below(*row) for row in execute_prepared("relations", RELATIONS, {"names": names}).fetchall()]
+
+
+def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
+    """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
+    found, shown = below(models), {relation_name(model): shown_name(model) for model in models}
+    yield from reasons_to_miss_rows({one.oid for one in found})
+    if views := [one.oid for one in found if one.itself and one.kind == "v"]:
+        yield from find_changed_views(views)
+    for one in found:
+        reached = {other.oid for other in found if other.name == one.name}
+        if said := _objection(one._replace(name=shown[one.name]), reached):
+            yield said
+    for model in models:
+        table, columns = shown_name(model), tables.get(relation_name(model), {})
+        for key in model.found_by:
+            if (column := columns.get(key)) is not None and column.filled is False:
+                yield (
+                    f"column {table}.{key} may be NULL, and rows in which it is are never found: "
+                    f"`alter table {table} alter column {key} set not null`"
+                )
+
+
+def _objection(relation: Below, reached: set[int]) -> str | None:
+    table = relation.name
+    which = table if relation.itself else f"view {table} is made of {relation.called}, which"
+    if relation.fires and (why := signs.refusal(relation.fires)):
+        return f"{which} {why}"
+    if not reached.issuperset(relation.whole):
+        parent = relation.parent
+        return f"{which} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
+    if relation.kind == "m":
+        return f"{which} is a materialized view, in which rows stand as they once were: put a plain view in its place"
+    if relation.kind == "f":
+        return f"{which} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
+    if role := relation.hidden_from:
+        return f"row security hides rows of {relation.called} from {role}: `alter role {role} bypassrls`"
+    return None

@@ -1,0 +1,93 @@
+"""Whether Redis still has the register of a batch: if it was emptied, or is another server, the entries are missing.
+
+An epoch, a random text, is stored in Redis beside the register and in the row of the batch in PostgreSQL.  The first
+run writes both.  If they differ later, the entries are lost or elsewhere, and the batch is blocked until a person says
+that Redis was replaced.  A Redis that has gone back to an earlier state has the same epoch: see docs/uploads.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC
+from typing import Any, Final
+
+from forgekeeper.api.batches import BATCHES, BatchSpec
+from forgekeeper.audit import acts
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.values import text
+from forgekeeper.platform.database import database
+
+REASON: Final = "redis_replaced"
+"""The reason of the block, in the ledger and in metrics."""
+ACT = "check --init --redis-replaced"
+LOST_REGISTER = (
+    "Redis lacks the register of {batch}, last used {last}: it was emptied, or FORGEKEEPER_REDIS_URL names another one."
+    " Name the right one; if its entries are lost, `forgekeeper check --init --redis-replaced --reason REASON` lets the"
+    " batch begin again, and `forgekeeper uploads reconcile` finds objects that no entry and no row names"
+)
+
+
+def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None:
+    """Return in a sentence why the entries of the batch are not in this Redis, or None if they are.
+
+    If PostgreSQL has no epoch yet, *begin* stores one in both.  Several processes that do so at once agree on one
+    epoch; after a crash the next run finishes.  Raises `redis.RedisError` if Redis does not answer.
+    """
+    if batch.epoch_key is None:
+        return None
+    known = Batch.select(Batch.redis_epoch).where(Batch.name == batch.name).scalar()
+    if known is None:
+        if begin:
+            _record(batch, _ensure_epoch(batch.epoch_key))
+        return None
+    if _read_epoch(batch.epoch_key) == known:
+        return None
+    return LOST_REGISTER.format(batch=batch.name, last=_last_used(batch.name))
+
+
+def accept_redis(reason: str) -> list[str]:
+    """Let each register whose entries are lost begin again in this Redis, and record it; return their batches."""
+    replaced = [batch for batch in BATCHES.values() if why_register_is_lost(batch) is not None]
+    for batch in replaced:
+        assert batch.epoch_key is not None
+        epoch = _ensure_epoch(batch.epoch_key)
+        with database.atomic():
+            acts.record(ACT, batch.name, batch=batch.name, reason=reason, after={"epoch": epoch})
+            Batch.update(redis_epoch=None).where(Batch.name == batch.name).execute()
+            _record(batch, epoch)
+            Batch.end_block(batch.name, REASON)
+    return [batch.name for batch in replaced]
+
+
+def forget_epochs() -> None:
+    """Forget which Redis has the registers: a copy of the database has another one."""
+    Batch.update(redis_epoch=None).execute()
+
+
+def find_warnings() -> list[str]:
+    """Return the sentence of each batch that the last run found without its register.  Redis is not asked."""
+    return [f"{row.name} is blocked: {row.blocked_sentence}" for row in Batch.blocked() if row.blocked_reason == REASON]
+
+
+def _ensure_epoch(key: str) -> str:
+    while (found := _read_epoch(key)) is None:
+        client.set(key, secrets.token_hex(16), nx=True)
+    return found
+
+
+def _read_epoch(key: str) -> str | None:
+    found: Any = client.get(key)
+    return None if found is None else text(found)
+
+
+def _record(batch: BatchSpec, epoch: str) -> None:
+    Batch.register([batch.name])
+    Batch.update(redis_epoch=epoch).where(Batch.name == batch.name, Batch.redis_epoch.is_null()).execute()
+
+
+def _last_used(batch: str) -> str:
+    last = JobRun.select(JobRun.finished_at).where(JobRun.batch == batch, JobRun.state == "succeeded")
+    instant = last.order_by(JobRun.id.desc()).limit(1).scalar()
+    return "by a run that is forgotten" if instant is None else f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

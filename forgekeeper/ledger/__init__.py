@@ -1,0 +1,1 @@
+"""The ledger: ticks, runs, holds, retries, heartbeats, totals and quarantine, in PostgreSQL."""

@@ -1,0 +1,60 @@
+"""Runs that a person sends or cancels: through the ledger, so that each is one run, seen and retried."""
+
+from __future__ import annotations
+
+import peewee as pw
+
+from forgekeeper.api.batches import BatchSpec, NotSent
+from forgekeeper.audit import acts
+from forgekeeper.ledger import reconcile
+from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.job_runs import OPEN, JobRun
+from forgekeeper.platform.connections import identity
+from forgekeeper.platform.database import database
+from metrics.logs import one_line
+
+
+def claim(batch: BatchSpec) -> int | None:
+    """Make a run, or let the one that waits for its retry wait no longer, and say so in the audit.
+
+    Returns None while another is open.
+    """
+    with database.atomic():
+        run = JobRun.claim_manual(batch.name, by=identity()) or JobRun.retry_now(batch.name)
+        if run is not None:
+            acts.record("send", f"run {run}", batch=batch.name, after={"run": run})
+    return run
+
+
+def send(batch: BatchSpec, deliver: reconcile.Deliver) -> JobRun:
+    """Send a run of the batch, or again the one that is open; return it.
+
+    This needs connections.  Raises `NotSent` where no run may start.
+    """
+    if why := Hold.why(batch.name):
+        raise NotSent(f"{batch.name} is {why}; `forgekeeper why {batch.name}` says by whom")
+    claim(batch)
+    run = JobRun.open(batch.name)
+    if run is None:
+        raise NotSent(f"{batch.name} was busy a moment ago; try again")
+    reconcile.send(batch.name, deliver)
+    return run
+
+
+def cancel(number: int, *, reason: str | None, by: str) -> str | None:
+    """Cancel a run: one that waits is closed, one that has started ends before its next chunk, and so its children.
+
+    Returns the state in which it is then, None when it had ended, and then its children end as they are.
+    """
+    now, started = pw.fn.clock_timestamp(), JobRun.state == "started"
+    values = {"cancelled_at": now, "cancelled_reason": reason and one_line(reason), "cancelled_by": one_line(by)}
+    closed = {
+        "state": pw.Case(None, [(started, JobRun.state)], "skipped"),
+        "reason": pw.Case(None, [(started, JobRun.reason)], "cancelled"),
+        "finished_at": pw.Case(None, [(started, None)], now),
+    }
+    query = JobRun.update(values | closed).where(JobRun.id == number, JobRun.state.in_(OPEN))
+    for row in query.returning(JobRun.state).execute():
+        return str(row.state)
+    JobRun.update(values).where(JobRun.id == number, JobRun.cancelled_at.is_null()).execute()
+    return None

@@ -1,0 +1,285 @@
+"""Batches as rows, and their holds: what keeps runs of a batch from starting, a row each.
+
+They live in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people stand beside one
+another: none shortens or ends another.  Columns of `batches` show other programs what stands, kept in step by triggers
+of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from shlex import quote
+from typing import Literal
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.platform.database import Base, BigIdentityField, database, default
+from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.settings import Settings
+from metrics.logs import one_line
+
+Kind = Literal["pause", "stop", "breaker", "new"]
+BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
+"""`resume` ends these."""
+BRAKES: tuple[Kind, ...] = ("breaker", "new")
+"""`release` ends these."""
+HoldBack = Literal["stopped", "held", "paused"]
+STANDS = "(until is null or until > clock_timestamp())"
+HELD_BACK = f"exists (select from holds where holds.batch = {{}} and {STANDS})"
+"""Whether no run of a batch may start."""
+WHY = f"""
+    select case kind when 'stop' then 'stopped' when 'pause' then 'paused' else 'held' end
+    from holds where batch = {{}} and {STANDS} and kind = any({{}})
+    order by kind <> 'stop', kind = 'pause' limit 1
+"""
+"""Why: a stop before a brake before a pause."""
+ENDS = "'{stop,breaker,new}'"
+"""The kinds that end a run that has started; a pause does not."""
+ANY = "'{pause,stop,breaker,new}'"
+
+# It waits for no lock: a row of the same person that another session has locked stays, and this one stands beside it.
+# A row that is kept is locked, so that nobody ends it before this transaction does.
+ADD = f"""
+    with found as (
+        select id, since, {STANDS} as stands,
+            {STANDS} and not %(replace)s
+                and coalesce(until, 'infinity') > coalesce(%(until)s::timestamptz, 'infinity') as longer
+        from holds
+        where batch = %(batch)s and (not {STANDS} or (kind = %(kind)s and by = %(by)s))
+        for update skip locked
+    ), older as (
+        delete from holds where id in (select id from found where not longer)
+    ), added as (
+        insert into holds (batch, kind, reason, by, since, until)
+        select %(batch)s, %(kind)s, %(reason)s, %(by)s,
+            least(clock_timestamp(), %(since)s::timestamptz, (select min(since) from found where stands)), %(until)s
+        where not exists (select from found where longer)
+    )
+    select id from found where longer order by id
+"""
+# Since when stays as it is while one blocked run follows another, whatever the reason.
+BLOCK = """
+    insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
+    values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, case when %(child)s then clock_timestamp() end)
+    on conflict (name) do update set
+        blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
+        blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
+        child_blocked_at = excluded.child_blocked_at
+"""
+# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
+# not been worked on yet.
+UNBLOCK = """
+    update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
+    where name = %(name)s and blocked_since is not null and (
+        child_blocked_at is null or child_blocked_at < (
+            select finished_at from job_runs
+            where batch = %(name)s and id < %(run)s and started_at is not null and finished_at is not null
+            order by id desc limit 1
+        )
+    )
+"""
+
+
+class Held(Exception):
+    """The run must not begin, as it is out of proportion; the message is a sentence with the numbers, and what to do.
+
+    It is raised before anything is changed.  The batch is held from then on, until it is released.
+    """
+
+    def __init__(self, kind: Kind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+class Hold(Base):
+    """What holds a batch back: *kind* says how, *reason* why in a sentence, *by* who; without *until* it has no end.
+
+    While a batch is held by a `pause` no run starts, and one that has started goes on.  With a `stop`, by a person, or
+    a brake (`breaker`, `new`), one that has started ends before its next chunk, and so does each child.
+    """
+
+    grants = "person: delete; scheduler: select, update (since); worker: select, insert; exporter: select"
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    kind = pw.TextField()
+    reason = pw.TextField(null=True)
+    by = pw.TextField()
+    since = DateTimeTZField(constraints=default("clock_timestamp()"))
+    until = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "holds"
+
+    @classmethod
+    def add(
+        cls,
+        batch: str,
+        kind: Kind,
+        *,
+        reason: str | None,
+        by: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        replace: bool = False,
+    ) -> Hold | None:
+        """Hold the batch back from now on, beside what others do; return None, or the hold that stays instead.
+
+        It takes the place of an older one of that kind by the same person.  If the older one ends later, that one
+        stays, and nothing is added, unless *replace*: several people may share an account.  *since* is the moment that
+        is shown if several batches are held back by one act.
+        """
+        facts = {"reason": reason and one_line(reason), "by": one_line(by), "since": since, "until": until}
+        kept = database.execute_sql(ADD, {"batch": batch, "kind": kind, "replace": replace, **facts}).fetchone()
+        return kept and cls.get_by_id(kept[0])
+
+    @classmethod
+    def lift(
+        cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, among: Collection[int] | None = None
+    ) -> list[Hold]:
+        """End the batch's holds of those kinds and return them: of one person, and *among* these ids, or all."""
+        query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
+        if by is not None:
+            query = query.where(cls.by == one_line(by))
+        if among is not None:
+            query = query.where(cls.id.in_(list(among)))
+        return list(query.returning(cls).execute())
+
+    @classmethod
+    def standing(cls, *kinds: Kind, batch: str | None = None) -> list[Hold]:
+        """Return what holds batches back at this moment, the oldest first; of all kinds and batches, or of those."""
+        query = cls.select().where(pw.SQL(STANDS)).order_by(cls.batch, cls.id)
+        query = query.where(cls.kind.in_(kinds)) if kinds else query
+        return list(query if batch is None else query.where(cls.batch == batch))
+
+    @classmethod
+    def why(cls, batch: str) -> HoldBack | None:
+        """Say why no run of the batch may start at this moment, None when one may."""
+        row = database.execute_sql(WHY.format("%s", ANY), (batch,)).fetchone()
+        reason: HoldBack | None = row and row[0]
+        return reason
+
+    @classmethod
+    def show(cls, batch: str) -> None:
+        """Show in `batches` what stands: a trigger does so unless another session has the row locked just then."""
+        database.execute_sql("select project_holds(%s)", (batch,))
+
+
+Hold.add_index(pw.SQL("create index holds_batch on holds (batch)"))
+
+
+class Batch(Base):
+    """A batch.  What holds it back is in `Hold`: the columns here are for processes of older versions, and not read.
+
+    It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
+    """
+
+    grants = "scheduler: select, insert, update; worker: select, insert, update; exporter: select"
+
+    name = pw.TextField(primary_key=True)
+    registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    paused_until = DateTimeTZField(null=True)
+    paused_since = DateTimeTZField(null=True)
+    paused_reason = pw.TextField(null=True)
+    paused_by = pw.TextField(null=True)
+    cursor = pw.BigIntegerField(null=True)
+    blocked_since = DateTimeTZField(null=True)
+    blocked_reason = pw.TextField(null=True)
+    blocked_sentence = pw.TextField(null=True)
+    child_blocked_at = DateTimeTZField(null=True)
+    redis_epoch = pw.TextField(null=True)
+    stopped_since = DateTimeTZField(null=True)
+    stopped_reason = pw.TextField(null=True)
+    stopped_by = pw.TextField(null=True)
+    held_since = DateTimeTZField(null=True)
+    held_reason = pw.TextField(null=True)
+    held_sentence = pw.TextField(null=True)
+    released_at = DateTimeTZField(null=True)
+    released_reason = pw.TextField(null=True)
+    released_by = pw.TextField(null=True)
+    released_expect = pw.BigIntegerField(null=True)
+    released_run = pw.BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "batches"
+
+    @classmethod
+    def register(cls, names: Iterable[str]) -> None:
+        """Make the batches known; those that are already are left as they are."""
+        cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
+
+    @classmethod
+    def blocked(cls, name: str | None = None) -> list[Batch]:
+        """Return the batches whose last run, or a child of it, was blocked; or that one if it is."""
+        query = cls.select().where(cls.blocked_since.is_null(False))
+        return list(query if name is None else query.where(cls.name == name))
+
+    @classmethod
+    def block(cls, name: str, *, reason: str, sentence: str, child: bool = False) -> None:
+        """Note that a run was blocked; or a *child*: it stays so until the children of a whole run were not."""
+        database.execute_sql(BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
+
+    @classmethod
+    def unblock(cls, name: str, run: int) -> None:
+        """Note that the run was not blocked."""
+        database.execute_sql(UNBLOCK, {"name": name, "run": run})
+
+    @classmethod
+    def end_block(cls, name: str, reason: str) -> None:
+        """Note that a person has solved what blocked the batch for that *reason*; another block stays."""
+        solved = dict.fromkeys(("blocked_since", "blocked_reason", "blocked_sentence", "child_blocked_at"))
+        cls.update(solved).where(cls.name == name, cls.blocked_reason == reason).execute()
+
+    @classmethod
+    def position(cls, name: str) -> int:
+        """Return where the batch's last run ended; 0 when it has to begin at the beginning."""
+        row = cls.get_or_none(cls.name == name)
+        return (row and row.cursor) or 0
+
+    @classmethod
+    def move_to(cls, name: str, position: int) -> None:
+        """Remember where the batch's next run goes on."""
+        with writing():
+            cls.register([name])
+            cls.update(cursor=position).where(cls.name == name).execute()
+
+
+def idle(settings: Settings) -> set[str]:
+    """Name the batches that are paused, stopped, held or on no timetable."""
+    return {hold.batch for hold in Hold.standing()} | {name for name in BATCHES if settings.cron(name) is None}
+
+
+def warnings() -> list[str]:
+    """Return a sentence for each batch that is stopped, held, blocked, or paused without an end."""
+    holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
+    return [*map(_hold, holds), *map(_blocked, Batch.blocked())]
+
+
+def sentences(batch: str) -> list[str]:
+    """Return a sentence for all that holds the batch back, and for its block."""
+    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.blocked(batch))]
+
+
+def _hold(hold: Hold) -> str:
+    batch, since, because = hold.batch, _moment(hold.since), f" ({hold.reason})" if hold.reason else ""
+    if hold.kind in BRAKES:
+        sentence = str(hold.reason).rstrip(". ")
+        remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
+        return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
+    resume = f"`forgekeeper resume {batch} --by {quote(hold.by)}`"
+    if hold.kind == "stop":
+        return f"{batch} is stopped by {hold.by} since {since}{because}: {resume} ends that"
+    end = "without an end" if hold.until is None else f"until {_moment(hold.until)}"
+    remedy = f"{resume}, or `forgekeeper pause {batch} --replace --until TIME`"
+    return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
+
+
+def _blocked(row: Batch) -> str:
+    return f"{row.name} is blocked since {_moment(row.blocked_since)} ({row.blocked_reason}): {row.blocked_sentence}"
+
+
+def _moment(instant: datetime) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,279 @@
+"""The ledger: every tick of a batch and every run by hand, each in exactly one state.
+
+A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one guarded update; a second one
+changes nothing, and its return value says so.  All times are the database's, so a machine whose clock is wrong claims
+nothing early and repeats nothing.  `docs/architecture/ticks.md` draws the states.
+
+A database that is restored gives the numbers of its lost runs out again.  So each run has a token, which is in its
+message, and each attempt another, in every change that it makes: what comes from the lost time learns that it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import orjson
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.ledger import transitions
+from forgekeeper.ledger.holds import Batch, Hold, Kind
+from forgekeeper.ledger.retry import MAX_LOSSES, MAX_RETRIES
+from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default
+
+WAITING = ("claimed", "enqueued")
+OPEN = (*WAITING, "started")
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""How far a scheduler's clock may be ahead without its tick being turned away."""
+
+
+class Health(NamedTuple):
+    """What the ledger says of a batch; *failures* are those since its last success."""
+
+    last_run: datetime | None
+    duration: timedelta | None
+    last_success: datetime | None
+    failures: int
+    running_since: datetime | None
+
+
+class Started(NamedTuple):
+    """A run that is now ours, as long as we are not found expired; *token* is of this attempt."""
+
+    id: int
+    batch: str
+    token: str
+    attempt: int
+    failures: int
+    tick: datetime | None
+
+
+class JobRun(Base):
+    """One tick of a batch, or one run by hand (no tick)."""
+
+    grants = "scheduler: select, insert, update; worker: select, update, delete; exporter: select"
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    tick = DateTimeTZField(null=True)
+    state = pw.TextField()
+    token = pw.UUIDField(constraints=default("gen_random_uuid()"))
+    attempt_token = pw.UUIDField(null=True)
+    reason = pw.TextField(null=True)
+    attempt = pw.IntegerField(constraints=default("0"))
+    failures = pw.IntegerField(constraints=default("0"))
+    losses = pw.IntegerField(constraints=default("0"))
+    retry_at = DateTimeTZField(null=True)
+    claimed_by = pw.TextField(null=True)
+    claimed_at = DateTimeTZField(null=True)
+    enqueued_at = DateTimeTZField(null=True)
+    started_by = pw.TextField(null=True)
+    started_at = DateTimeTZField(null=True)
+    alive_at = DateTimeTZField(null=True)
+    finished_at = DateTimeTZField(null=True)
+    result = Document(dict[str, Any], null=True)
+    error = pw.TextField(null=True)
+    cancelled_at = DateTimeTZField(null=True)
+    cancelled_reason = pw.TextField(null=True)
+    cancelled_by = pw.TextField(null=True)
+    ordinary = pw.BooleanField(null=True)
+
+    class Meta:
+        table_name = "job_runs"
+
+    @classmethod
+    def of(cls, batch: str) -> pw.ModelSelect[JobRun]:
+        """Select the batch's rows, newest first."""
+        return cls.select().where(cls.batch == batch).order_by(cls.id.desc())
+
+    @classmethod
+    def open(cls, batch: str) -> JobRun | None:
+        """Return the batch's open row, its lock."""
+        row: JobRun | None = cls.of(batch).where(cls.state.in_(OPEN)).first()
+        return row
+
+    @classmethod
+    def at(cls, batch: str, tick: datetime) -> JobRun | None:
+        """Return the tick's row, or else the newest from which it was taken because its time had not come."""
+        taken = cls.tick.is_null() & pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
+        rows = cls.select().where(cls.batch == batch, (cls.tick == tick) | taken)
+        row: JobRun | None = rows.order_by(cls.tick.is_null(), cls.id.desc()).first()
+        return row
+
+    @classmethod
+    def last_ended(cls, batch: str) -> JobRun | None:
+        """Return the newest run of the batch that was started and has ended."""
+        row: JobRun | None = cls.of(batch).where(cls.started_at.is_null(False), cls.finished_at.is_null(False)).first()
+        return row
+
+    @classmethod
+    def health(cls, batch: str) -> Health:
+        """Sum up what has become of the batch's runs."""
+        return Health(*database.execute_sql(transitions.HEALTH, {"batch": batch}).fetchone())
+
+    @classmethod
+    def newest_tick(cls, batch: str) -> datetime | None:
+        """Return the newest tick that has a row, of those whose time has come."""
+        come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+        tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
+        return tick
+
+    @classmethod
+    def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
+        """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
+
+        A retry that still waits, of an older tick or a run by hand, gives way to the newer tick, which does the same.
+        Of several schedulers one gets the id, the others None.
+        """
+        with database.atomic() as transaction:
+            ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+            gives_way = cls.tick.is_null() | (cls.tick < tick) | ahead
+            waits = (cls.batch == batch) & (cls.state == "enqueued") & (cls.failures > 0)
+            superseded = {"state": "failed", "reason": "superseded", "finished_at": pw.fn.clock_timestamp()}
+            cls.update(superseded).where(waits, gives_way).execute()
+            values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
+            row = database.execute_sql(transitions.CLAIM, values).fetchone()
+            if row is None:
+                # Another scheduler's tick, a pause or an open run: the retry keeps its place.
+                transaction.rollback()
+        return row[0] if row else None
+
+    @classmethod
+    def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
+        """Record ticks that will not run; return how many had no row yet."""
+        values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
+        return int(database.execute_sql(transitions.RECORD, values).rowcount)
+
+    @classmethod
+    def claim_manual(cls, batch: str, *, by: str) -> int | None:
+        """Open a run by hand that a worker shall start; None when one is open already."""
+        row = cls.insert(batch=batch, state="claimed", claimed_by=by, claimed_at=pw.fn.clock_timestamp())
+        inserted = list(row.on_conflict_ignore().returning(cls.id).tuples().execute())
+        return inserted[0][0] if inserted else None
+
+    @classmethod
+    def retry_now(cls, batch: str) -> int | None:
+        """End the wait of the batch's run for its retry; return its id, None where none waits."""
+        waits = (cls.state == "enqueued") & (cls.retry_at > pw.fn.clock_timestamp())
+        rows = cls.update(retry_at=None).where(cls.batch == batch, waits).returning(cls.id).execute()
+        return next((row.id for row in rows), None)
+
+    @classmethod
+    def mark_sent(cls, batch: str, *, again_after: timedelta) -> JobRun | None:
+        """Mark the batch's open run as sent, and return it to be sent; None where nothing is to be sent.
+
+        That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
+        """
+        row = database.execute_sql(transitions.MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
+        return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
+
+    @classmethod
+    def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
+        """Start the batch's run; None when it is started, closed or paused, waits for its retry, or its row is gone.
+
+        Another run has the number, and another *token*, if the database is older than the message: it was restored.
+        """
+        values = {"id": run_id, "batch": batch, "token": str(token), "by": by}
+        row = database.execute_sql(transitions.START, values).fetchone()
+        return Started(*row) if row else None
+
+    @classmethod
+    def start_here(cls, batch: str, *, by: str) -> Started | None:
+        """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
+        with database.atomic() as transaction:
+            cls.retry_now(batch)
+            if cls.open(batch) is None:
+                cls.claim_manual(batch, by=by)
+            waiting = cls.open(batch)
+            started = None if waiting is None else cls.start(batch, waiting.id, token=waiting.token, by=by)
+            if started is None:
+                transaction.rollback()
+        return started
+
+    @classmethod
+    def keep_alive(cls, runs: Sequence[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
+        """Say that the runs are alive, and what they have come to so far; return the ids of those still ours."""
+        values = {
+            "ids": [run.id for run in runs],
+            "tokens": [run.token for run in runs],
+            "results": list(map(_json, results)) if results else [None] * len(runs),
+        }
+        return {row[0] for row in database.execute_sql(transitions.KEEP_ALIVE, values).fetchall()}
+
+    @classmethod
+    def succeed(cls, run: Started, result: dict[str, Any], *, ordinary: bool | None = None) -> str | None:
+        """Close the run with its result.
+
+        Like all that follow it returns the new state, None when the run was taken from us meanwhile.
+        """
+        return _close(transitions.SUCCEED, run, result, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
+
+    @classmethod
+    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> str | None:
+        """Close the run as blocked, and note that its batch is."""
+        note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
+        return _close(transitions.BLOCK, run, result, note, reason=reason)
+
+    @classmethod
+    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str, by: str) -> str | None:
+        """Close the run as skipped, and hold its batch."""
+        hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=by)
+        return _close(transitions.HOLD, run, result, hold.execute)
+
+    @classmethod
+    def fail(
+        cls,
+        run: Started,
+        error: str,
+        result: dict[str, Any] | None = None,
+        *,
+        delay: timedelta,
+        retries: int = MAX_RETRIES,
+    ) -> str | None:
+        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
+        unblock = partial(Batch.unblock, run.batch, run.id)
+        return _close(transitions.FAIL, run, result, unblock, error=error, delay=delay, retries=retries)
+
+    @classmethod
+    def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[dict[str, Any]]:
+        """Take runs from workers that expired *dead_after* ago; the third time it is poison; return their facts."""
+        values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
+        taken = database.execute_sql(transitions.REOPEN_LOST, values).fetchall()
+        return [dict(zip(("id", "state", "worker", "losses"), row, strict=True)) for row in taken]
+
+    @classmethod
+    def is_superseded(cls) -> pw.Node:
+        """Return the condition of the runs that are closed and are not the newest of their batch."""
+        newer = cls.alias()
+        followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
+        condition: pw.Node = cls.state.not_in(OPEN) & followed
+        return condition
+
+
+JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))
+JobRun.add_index(
+    pw.SQL("create unique index one_open_run on job_runs (batch) where state in ('claimed', 'enqueued', 'started')")
+)
+JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"))
+JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
+
+
+def _close(
+    statement: str, run: Started, result: dict[str, Any] | None, note: Callable[[], object], **facts: Any
+) -> str | None:
+    """Close the run if it is still ours, and *note* that of its batch; return its state."""
+    values = {"id": run.id, "token": run.token, "result": None if result is None else _json(result), **facts}
+    with database.atomic():
+        row = database.execute_sql(statement, values).fetchone()
+        if row is None:
+            return None
+        note()
+    return str(row[0])
+
+
+def _json(result: dict[str, Any]) -> str:
+    return orjson.dumps(result).decode()

@@ -1,0 +1,33 @@
+"""Which batches are switched off, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.settings.cron import Cron
+
+
+class Off(NamedTuple):
+    """A batch that is switched off *by* its cron or its flag; since when, None of one that was never registered."""
+
+    batch: str
+    since: datetime | None
+    by: Literal["cron_off", "flag_off"]
+
+
+def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]) -> Iterator[Off]:
+    """Yield what is switched off of the batches, which were *registered* then and have these *schedules*."""
+    for name in BATCHES:
+        if schedules[name] is None:
+            # It is not recorded when a cron is switched off: its last tick was still on time.
+            yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
+    for name, one in BATCHES.items():
+        if one.flag and not FeatureFlag.is_on(one.flag):
+            ours = FeatureFlag.owner() is None
+            turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag) if ours else None
+            since = registered.get(name)
+            yield Off(name, since and (turned.updated_at if turned else since), "flag_off")

@@ -1,0 +1,230 @@
+"""Processes: the one liveness.  Each scheduler, worker and `forgekeeper run` has a row, and one heartbeat.
+
+A run belongs to the process that has started it, which keeps its row alive with its own.  When the heartbeats are
+missing for `dead_after`, the process that looks first reopens the runs, and the next run of a batch sends the children.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from importlib import metadata
+from typing import Annotated, Any, NotRequired
+
+import peewee as pw
+import structlog
+from playhouse.pool import MaxConnectionsExceeded
+from playhouse.postgres_ext import DateTimeTZField
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.platform import migrations
+from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default, release
+from metrics.logs import describe
+from metrics.threads import Vital
+
+STOP_WITHIN = 2.0
+"""Seconds that a process waits at its end until its row is gone; a row that stays expires."""
+
+# Read as JSON, as tables of the first versions lack the column `migration`.
+FIND_OLDER = """
+    select format('%%s %%s:%%s (version %%s)', kind, host, pid, version) from processes
+    where silent_from > clock_timestamp() and coalesce(to_jsonb(processes) ->> 'migration', '') < %s
+    order by kind, host, pid
+"""
+
+log = structlog.get_logger(__name__)
+
+
+class LostRun(Exception):
+    """The run was taken from this process: its heartbeat was missing for too long, and another may work on it."""
+
+
+class Row:
+    """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*.
+
+    *so_far* says what the run has come to.
+    """
+
+    def __init__(self, started: Started, so_far: Callable[[], dict[str, Any]], *, dead_after: timedelta) -> None:
+        self.started = started
+        self.so_far = so_far
+        self._dead_after = dead_after.total_seconds()
+        self._alive = time.monotonic()
+        self._taken = False
+
+    def heard(self, *, ours: bool) -> None:
+        """Take note of what a heartbeat found."""
+        self._alive = time.monotonic()
+        self._taken = self._taken or not ours
+
+    def check(self) -> None:
+        """Raise `LostRun` when the run was taken from us, or must be assumed to be."""
+        if self._taken or time.monotonic() - self._alive > self._dead_after:
+            run = self.started
+            raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
+
+
+class Work(TypedDict):
+    """A message that a process has worked on for so many *seconds*."""
+
+    what: str
+    message_id: str
+    run: NotRequired[int | None]
+    seconds: Annotated[float, Field(ge=0, lt=1e9)]
+
+
+class Process(Base):
+    """A process; it counts as expired from `silent_from` on.  `migration` is the newest that its version knows."""
+
+    grants = "scheduler: select, insert, update, delete; worker: select, insert, update, delete"
+
+    id = BigIdentityField()
+    kind = pw.TextField()
+    host = pw.TextField()
+    pid = pw.IntegerField()
+    version = pw.TextField()
+    migration = pw.TextField(null=True)
+    started_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    alive_at = DateTimeTZField()
+    silent_from = DateTimeTZField()
+    draining = pw.BooleanField(constraints=default("false"))
+    queues = Document(list[str], null=True)
+    timetable = Document(dict[str, str], null=True)
+    at_work = Document(list[Work], null=True)
+
+    class Meta:
+        table_name = "processes"
+
+    @property
+    def name(self) -> str:
+        """The process as the ledger and the logs name it."""
+        return f"{self.host}:{self.pid}"
+
+    def is_silent(self, instant: datetime) -> bool:
+        """Say whether it has expired at *instant*."""
+        return bool(self.silent_from <= instant)
+
+    @classmethod
+    def known(cls) -> list[Process]:
+        """Return all that have not ended in an orderly way: those that live, and those that have expired."""
+        return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
+
+    @classmethod
+    def find_older(cls, migration: str) -> list[str]:
+        """Name the living processes that do not know the *migration*, with their versions.
+
+        Works on the table of every version that has one.
+        """
+        return [name for (name,) in database.execute_sql(FIND_OLDER, (migration,)).fetchall()]
+
+    @classmethod
+    def beat(cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any) -> Process:
+        """Give a heartbeat; where there is no row, or none any more, enter the process as of when it had started.
+
+        An older one of its name has ended, as process ids are used again.  If it lives after all, as in two containers
+        that share a host's name, it enters itself again with its next heartbeat, and both stay.
+        """
+        instant = pw.fn.clock_timestamp()
+        facts = {"alive_at": instant, "silent_from": instant + dead_after} | facts
+        if entry is not None and cls.update(facts).where(cls.id == entry.id).execute():
+            return entry
+        # Pruned while we were frozen, or not in the backup that was restored, if it is not the first time.
+        started = instant if entry is None else entry.started_at
+        same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]
+        cls.delete().where(*same, cls.started_at < started).execute()
+        row = cls.insert(identity | facts | {"started_at": started})
+        entered: Process = next(iter(row.returning(cls.id, cls.started_at).execute()))
+        return entered
+
+
+class Heartbeat(Vital):
+    """Says three times in *dead_after* that the process and all its runs live, with *facts* for its row.
+
+    A database that is away costs heartbeats, not the thread.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        dead_after: timedelta,
+        facts: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        super().__init__("heartbeat")
+        self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
+        self._identity["migration"] = migrations.newest()
+        self._dead_after = dead_after
+        self._interval = dead_after.total_seconds() / 3
+        self._facts = facts
+        self._entry: Process | None = None
+        self._watched: dict[int, Row] = {}
+        self._woken = threading.Event()
+
+    def watch(self, row: Row) -> None:
+        """Keep the row alive from now on; an earlier attempt of ours at the same run is lost."""
+        earlier = self._watched.get(row.started.id)
+        self._watched[row.started.id] = row
+        if earlier is not None:
+            earlier.heard(ours=False)
+
+    def forget(self, row: Row) -> None:
+        """Leave the row; it is closed or lost."""
+        if self._watched.get(row.started.id) is row:
+            del self._watched[row.started.id]
+
+    def wake(self) -> None:
+        """Give the next heartbeat now."""
+        self._woken.set()
+
+    def stop(self, *, within: float = STOP_WITHIN) -> None:
+        """End the thread, and with it the row; runs that are still open will be found lost."""
+        self.stopped.set()
+        self._woken.set()
+        if self.is_alive():
+            self.join(min(within, STOP_WITHIN))
+
+    def work(self) -> None:
+        """Beat until stopped; after a failure sooner: a process expires with its third heartbeat that is missing."""
+        while not self.stopped.is_set():
+            well = self.take_turn(self._turn)
+            self._woken.wait(self._interval if well else self._interval / 3)
+            self._woken.clear()
+        if self._entry is not None:
+            self._reach(Process.delete().where(Process.id == self._entry.id).execute)
+
+    def _turn(self) -> None:
+        self._reach(self._keep_runs_alive)
+        self._reach(self._keep_alive)
+
+    def _keep_runs_alive(self) -> None:
+        rows = list(self._watched.values())
+        alive = JobRun.keep_alive([row.started for row in rows], [row.so_far() for row in rows]) if rows else ()
+        for row in rows:
+            row.heard(ours=row.started.id in alive)
+
+    def _keep_alive(self) -> None:
+        facts = self._facts()
+        self._entry = Process.beat(self._entry, dead_after=self._dead_after, facts=facts, **self._identity)
+
+    def _reach(self, change: Callable[[], object]) -> None:
+        try:
+            database.connect(reuse_if_open=True)
+            change()
+        except (pw.PeeweeException, MaxConnectionsExceeded) as error:
+            log.warning("heartbeat failed", error=describe(error))
+        finally:
+            release()
+
+
+def version() -> str:
+    """Return the version of forgekeeper that runs here."""
+    try:
+        return metadata.version("forgekeeper")
+    except metadata.PackageNotFoundError:
+        return "source"  # a checkout that is not installed

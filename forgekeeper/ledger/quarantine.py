@@ -1,0 +1,170 @@
+"""Quarantine: what fails by itself and must stop nothing else, until it ends well or a person decides.
+
+A record that fails alone, a child that fails or kills its worker, a message that nothing can read: one row each, in
+PostgreSQL, so that a Redis that was emptied, or that does not answer, hides no failure.  What documents keep in tables
+and keys of their own is no second row here: they declare it (`forgekeeper.api.shown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Literal
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.ledger.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
+from forgekeeper.platform.database import Base, BigIdentityField, database, default
+from forgekeeper.platform.database.sessions import LAST_INSTANT, writing
+
+Reason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
+KINDS: dict[str, tuple[Reason, ...]] = {
+    "record": ("record_failed",),
+    "child": ("child_failed", "worker_lost"),
+    "message": ("unreadable",),
+}
+COUNTS_FOR: dict[Reason, int] = {"worker_lost": MAX_LOSSES, "unreadable": MAX_RETRIES + 1}
+"""How many failures one of these is; each other is one."""
+GIVEN_UP = pw.SQL("timestamptz 'infinity'")
+FAIL = f"""
+    insert into quarantine as known (batch, record, key, reason, error, failures, since, failed_at, run, retry_at)
+    select %(batch)s, %(record)s, %(key)s, %(reason)s, %(error)s, %(failures)s, at, at, %(run)s,
+        {QUARANTINE_UNTIL.format(failures="%(failures)s", at="at")}
+    from clock_timestamp() as at
+    on conflict (batch, record, key) do update set
+        failures = known.failures + excluded.failures, reason = excluded.reason, error = excluded.error,
+        failed_at = excluded.failed_at, run = excluded.run,
+        retry_at = {QUARANTINE_UNTIL.format(failures="(known.failures + excluded.failures)", at="excluded.failed_at")}
+    returning retry_at = 'infinity'
+"""
+# What was written while the database's clock was ahead holds nothing back for longer than that may by right.
+WAITS = f"""
+    retry_at > clock_timestamp()
+        and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
+"""
+KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
+OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s)"
+DEAD_LETTERS = """
+    select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
+    where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
+"""
+
+
+class Quarantined(Base):
+    """What failed: *record* is the kind of record or the child's declaration, *key* its id, *run* the one that sent it.
+
+    It is left out until *retry_at*, which is infinity where it waits for a person.
+    """
+
+    grants = "worker: select, insert, update, delete; exporter: select"
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    record = pw.TextField()
+    key = pw.TextField()
+    reason = pw.TextField()
+    error = pw.TextField()
+    failures = pw.IntegerField(constraints=default("1"))
+    since = DateTimeTZField()
+    failed_at = DateTimeTZField()
+    run = pw.BigIntegerField(null=True)
+    retry_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+
+    class Meta:
+        table_name = "quarantine"
+        indexes = ((("batch", "record", "key"), True),)
+
+    @classmethod
+    def oldest_first(cls, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:
+        """Select what lies in quarantine: all, or of a batch or a kind."""
+        query = cls.select().order_by(cls.since, cls.id)
+        query = query if batch is None else query.where(cls.batch == batch)
+        return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
+
+    @classmethod
+    def after(cls, id: int, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:  # noqa: A002
+        """Select the same, in the order in which it came in, from the one after that *id* on; of any size at once."""
+        return cls.oldest_first(batch=batch, kind=kind).where(cls.id > id).order_by(cls.id)
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return next((kind for kind, reasons in KINDS.items() if self.reason in reasons), "record")
+
+    @property
+    def again(self) -> datetime | None:
+        """When it is tried again, None where that is a person's to say."""
+        return self.retry_at if self.retry_at < LAST_INSTANT else None
+
+
+def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> bool:
+    """Note a failure, each of which makes it wait longer; return whether it waits for a person now, after the last."""
+    values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
+    with writing():
+        row = database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run}).fetchone()
+    return bool(row[0])
+
+
+def forget(batch: str, record: str, keys: Iterable[str]) -> None:
+    """Forget what has ended well, or is gone."""
+    which = _which(batch, record, keys)
+    # Most have never failed: then a child only looks, and does not lock the table for writing.
+    if database.execute_sql(f"select 1 {OF_KEYS}", which).fetchone():
+        with writing():
+            database.execute_sql(f"delete {OF_KEYS}", which)
+
+
+def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
+    """Return those of *keys* that must be left out now: their time has not come, or they wait for a person."""
+    found = {key for (key,) in database.execute_sql(f"select key {OF_KEYS} and ({WAITS})", _which(batch, record, keys))}
+    return {key for key in keys if _text(key) in found}
+
+
+def known(batch: str, record: str) -> dict[int, bool]:
+    """Return the keys of the batch's bad records of a kind, and whether each must be left out now."""
+    rows = database.execute_sql(KNOWN, {"batch": batch, "record": record}).fetchall()
+    return {int(key): waits for key, waits in rows}
+
+
+def counts() -> dict[tuple[str, str], int]:
+    """Count by batch and record what failed more than once: what did so once goes with the next run, as a rule."""
+    counted = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
+    return {(batch, record): count for batch, record, count in database.execute_sql(counted).fetchall()}
+
+
+def dead_letters() -> dict[tuple[str, str], int]:
+    """Count what waits for a person: each `child` by the name of its declaration, each `message` by its queue."""
+    return {(kind, record): count for kind, record, count in database.execute_sql(DEAD_LETTERS).fetchall()}
+
+
+def retry(ids: pw.ModelSelect[Quarantined]) -> int:
+    """Let those whose *ids* a query selects be tried once more, by the next run; return how many.
+
+    Nothing tries a message that cannot be read.
+    """
+    which = (Quarantined.id.in_(ids), Quarantined.reason.not_in(KINDS["message"]))
+    return int(Quarantined.update(retry_at=pw.fn.clock_timestamp()).where(*which).execute())
+
+
+def discard(ids: pw.ModelSelect[Quarantined]) -> int:
+    """Forget those whose *ids* a query selects; return how many.
+
+    One whose work is still there is tried as if it had never failed.
+    """
+    return int(Quarantined.delete().where(Quarantined.id.in_(ids)).execute())
+
+
+def forget_old(horizon: datetime) -> int:
+    """Forget what has not failed since *horizon*, though its time had come; what waits for a person stays."""
+    which = (Quarantined.failed_at < horizon, Quarantined.retry_at < GIVEN_UP)
+    return int(Quarantined.delete().where(*which).execute())
+
+
+def _which(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
+    return {"batch": batch, "record": record, "keys": [*map(_text, keys)]}
+
+
+def _text(value: str) -> str:
+    """Return what PostgreSQL can keep: no NUL, no half of a character."""
+    return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

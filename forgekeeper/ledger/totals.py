@@ -1,0 +1,217 @@
+"""How much each run has deleted, its children included, day by day, and how much of that limits leave."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Literal, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.platform.database import Base, database, default
+
+Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day", "release_used_up"]
+MOST = 2**62
+"""As much as there is."""
+
+TODAY = "(clock_timestamp() at time zone 'UTC')::date"
+ADD = f"""
+    insert into run_totals (batch, run, day, records, bytes, reserved, reserved_bytes)
+    values (%(batch)s, %(run)s, coalesce(%(day)s, {TODAY}), %(records)s, %(bytes)s, %(reserved)s, %(reserved_bytes)s)
+    on conflict (batch, run, day) do update set records = run_totals.records + excluded.records,
+        bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved,
+        reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
+"""
+# Charged to the day of the reservation.  An attempt without limits has reserved nothing.
+SETTLE_EARLIER = """
+    update run_totals set records = records + %(deleted)s, reserved = reserved - %(of)s
+    where (batch, run, day) = (
+        select batch, run, day from run_totals
+        where batch = %(batch)s and run = %(run)s and reserved >= %(of)s order by day desc limit 1
+    )
+"""
+# One at a time may reserve: the row of the batch is the lock.
+LOCK = "select name from batches where name = %s for no key update"
+USED_OF_RELEASE = """coalesce((
+    select sum(records + reserved) from run_totals where batch = name and run >= coalesce(released_run, %(run)s)
+), 0)"""
+"""How much has gone by the release of a row of `batches`, or may go yet by what is reserved."""
+# What is left of a release counts from the run on with which that has begun, of whichever run.
+USED = f"""
+    select today.day,
+        coalesce(sum(records + reserved) filter (where run = %(run)s), 0)::bigint,
+        coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
+        coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
+        coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
+        (select (released_expect - {USED_OF_RELEASE})::bigint from batches
+            where name = %(batch)s and released_at is not null)
+    from (select {TODAY} as day) as today
+    left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
+    group by today.day
+"""
+BY_DAY = """
+    select batch, %(today)s::date - day, sum(records)::bigint from run_totals
+    where day > %(today)s::date - %(days)s and day <= %(today)s::date group by batch, day
+"""
+OF_RUNS = """
+    select run, sum(records)::bigint, sum(bytes)::bigint from run_totals
+    where batch = %(batch)s and run = any(%(runs)s::bigint[]) group by run
+"""
+# A batch with no more than so many runs keeps them all.
+DELETE_OLD = """
+    with first as (
+        select name as batch, (
+            select run from (select distinct run from run_totals where batch = name order by run desc) as newest
+            offset %(keep)s - 1 limit 1
+        ) as kept
+        from batches
+    )
+    delete from run_totals where (batch, run, day) in (
+        select batch, run, day from run_totals join first using (batch) where run < kept and day < %(horizon)s::date
+        limit %(limit)s for update of run_totals skip locked
+    )
+"""
+LAST = 100
+"""So many runs of each batch are remembered: by them the breaker says what is out of proportion."""
+
+
+class Amount(NamedTuple):
+    """So many records, and their bytes."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+NONE = Amount()
+
+
+class Used(NamedTuple):
+    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet.
+
+    *released* is what is left of the batch's release; None where there is none, or it has no amount.
+    """
+
+    today: date
+    run: int
+    day: int
+    run_bytes: int
+    day_bytes: int
+    released: int | None
+
+
+class RunTotal(Base):
+    """What one run has deleted on one day, and what its attempts have reserved beyond that: a crash leaves it used up.
+
+    A record counts on the day on which its chunk was allowed.  *expect* is for processes of older versions.
+    """
+
+    grants = "worker: select, insert, update, delete"
+
+    batch = pw.TextField()
+    run = pw.BigIntegerField()
+    day = pw.DateField()
+    records = pw.BigIntegerField(constraints=default("0"))
+    bytes = pw.BigIntegerField(constraints=default("0"))
+    reserved = pw.BigIntegerField(constraints=default("0"))
+    reserved_bytes = pw.BigIntegerField(constraints=default("0"))
+    expect = pw.BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "run_totals"
+        primary_key = pw.CompositeKey("batch", "run", "day")
+
+    @classmethod
+    def add(cls, batch: str, run: int, did: Amount = NONE, reserved: Amount = NONE, *, day: date | None = None) -> None:
+        """Add to what the run *did* delete and what it has *reserved*, on that *day* or today; that may grow less."""
+        values = {"records": did.records, "bytes": did.bytes}
+        values |= {"reserved": reserved.records, "reserved_bytes": reserved.bytes}
+        database.execute_sql(ADD, values | {"batch": batch, "run": run, "day": day})
+
+    @classmethod
+    def settle_earlier(cls, batch: str, run: int, deleted: int, *, of: int) -> bool:
+        """Count *deleted* records *of* those that an attempt at the run had reserved; return whether it had."""
+        values = {"batch": batch, "run": run, "deleted": deleted, "of": of}
+        return bool(database.execute_sql(SETTLE_EARLIER, values).rowcount)
+
+    @classmethod
+    def lock(cls, batch: str) -> None:
+        """Let nobody else reserve until this transaction ends."""
+        if database.execute_sql(LOCK, (batch,)).fetchone() is None:
+            Batch.register([batch])
+            database.execute_sql(LOCK, (batch,))
+
+    @classmethod
+    def used(cls, batch: str, run: int) -> Used:
+        """Say what is used up of the limits of a run and of a day."""
+        return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
+
+    @classmethod
+    def by_day(cls, today: date, days: int) -> dict[str, list[int]]:
+        """Return how many records each batch has deleted *today* (UTC) and on the days before, so many in all."""
+        found: dict[str, list[int]] = defaultdict(lambda: [0] * days)
+        for batch, ago, records in database.execute_sql(BY_DAY, {"today": today, "days": days}).fetchall():
+            found[batch][ago] = records
+        return found
+
+    @classmethod
+    def of_batch(cls, batch: str) -> int:
+        """Add up what all runs of the batch have deleted that are remembered."""
+        found: int = cls.select(pw.fn.coalesce(pw.fn.sum(cls.records), 0)).where(cls.batch == batch).scalar()
+        return int(found)
+
+    @classmethod
+    def of_runs(cls, batch: str, runs: Sequence[int]) -> dict[int, Amount]:
+        """Add up what each of these runs has deleted; one that has nothing is left out."""
+        rows = database.execute_sql(OF_RUNS, {"batch": batch, "runs": list(runs)}).fetchall()
+        return {run: Amount(records, size) for run, records, size in rows}
+
+    @classmethod
+    def delete_old(cls, horizon: datetime, *, limit: int) -> int:
+        """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
+        return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit, "keep": LAST}).rowcount)
+
+
+UNUSED = Used(date.min, 0, 0, 0, 0, None)
+"""Before anything was deleted: limits leave all that they ever do."""
+
+
+class Left(NamedTuple):
+    """How much limits leave, and which of them is the nearest; None where nothing is limited."""
+
+    amount: int
+    why: Why | None
+
+
+class Limits(NamedTuple):
+    """How much runs may delete: records and bytes, each run and each day (UTC); None: as much as there is."""
+
+    per_run: int | None = None
+    per_day: int | None = None
+    bytes_per_run: int | None = None
+    bytes_per_day: int | None = None
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether bytes are limited."""
+        return self.bytes_per_run is not None or self.bytes_per_day is not None
+
+    def records(self, used: Used) -> Left:
+        """Say how many records are left, of what was released too."""
+        return _nearest(
+            ("max_per_run", self.per_run, used.run),
+            ("release_used_up", used.released, 0),
+            ("max_per_day", self.per_day, used.day),
+        )
+
+    def bytes(self, used: Used) -> Left:
+        """Say how many bytes are left."""
+        return _nearest(
+            ("max_per_run", self.bytes_per_run, used.run_bytes), ("max_per_day", self.bytes_per_day, used.day_bytes)
+        )
+
+
+def _nearest(*limits: tuple[Why, int | None, int]) -> Left:
+    left = [Left(max(0, limit - used), why) for why, limit, used in limits if limit is not None]
+    return min(left, key=lambda one: one.amount, default=Left(MOST, None))

@@ -1,5 +1,0 @@
-"""No role but the owner puts trigger functions that run with the owner's rights on a table of its own."""
-
-from forgekeeper.migrations import sql
-
-up = sql("revoke execute on function batches_changed(), holds_changed() from public")

@@ -1,0 +1,1 @@
+"""The platform: database, migrations, settings, connections, leases and shutdown."""

@@ -1,0 +1,179 @@
+"""Rows that foreign keys delete or change together with the rows of a relation: which, and how many.
+
+A row that can follow another only once, because its foreign key is unique, is a part of that row: its table has to be
+named, and it is not counted.  All others are, by one recursive part of a statement, whatever way the keys take: by
+several tables, by several columns, within one table, in a circle.  There a row is the texts of its key and of the
+columns that other keys lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forgekeeper.platform.database import Base
+from forgekeeper.platform.database.common_tables import CommonTable, write_statement
+from forgekeeper.platform.database.foreign_keys import ForeignKey, deleted_from, foreign_keys, tables_of
+from forgekeeper.platform.database.naming import name_parts, quote_name, relation_name, shown_name, table_alias
+from forgekeeper.platform.database.relations import look
+from forgekeeper.platform.database.targets import Target
+
+CASCADED = """
+        select key, 0, own from {first}
+      union
+        select cascaded.root, found.node, found.row from cascaded, lateral (
+            {steps}
+        ) as found (node, row)
+    """
+STEP = "select {below}, {row} from {relation} as linked where cascaded.node = {above}{linked}"
+UNNAMED = (
+    "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action}), and nothing counts"
+    " them: {cure}"
+)
+NAME_IT = "add the model of {table} to cascades_to= of the Rows of {relation}"
+SHOW_IT = "its model finds no relation {hidden}, so make a view of it (`forgekeeper adopt` does)"
+NO_COLUMN = "{relation} has no column {column}, to which foreign key {name} of {table} belongs: add it to the view"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A foreign key that leads from rows of the model *below* to rows of the model *above*, both places in a list."""
+
+    above: int
+    below: int
+    key: ForeignKey
+
+
+@dataclass(frozen=True)
+class Cascades:
+    """The rows that follow a deletion from ``models[0]``, which are of all *models*; *links* are counted.
+
+    *refused* has a sentence for each way in which rows would follow that nobody has named, or that cannot be counted.
+    """
+
+    models: Sequence[type[Base]]
+    links: Sequence[Link] = ()
+    refused: Sequence[str] = ()
+    deleted: Sequence[int] = ()
+    """The tables, by PostgreSQL's numbers, whose deleted rows are counted."""
+    _types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, target: Target, into: Sequence[type[Base]] = ()) -> Cascades:
+        """Ask the database which rows follow, where those *into* the tables of these models may."""
+        model = target.model
+        models = (model, *(one for one in into if one is not model))
+        keys = [key for key in foreign_keys(target) if key.changes_rows]
+        if not keys:
+            return cls(models)
+        tables = tables_of([relation_name(one) for one in models[1:]], own=deleted_from(target))
+        links, refused = list[Link](), list[str]()
+        for key in keys:
+            above, below = _place(key.to, tables), _place(key.table, tables)
+            if above is None:
+                continue  # the table above is refused already
+            if below is None or (below == 0 and model not in into):
+                hidden = [one for one, found in zip(models, tables, strict=True) if not found]
+                refused.append(_unnamed(target, key, hidden))
+            else:
+                links.append(Link(above, below, key))
+        counted = _counted(links)
+        types = {name: {each: one.type for each, one in found.items()} for name, found in _columns(models).items()}
+        refused += _uncountable(models, counted, types)
+        deleted = [tables[link.below] for link in counted if link.key.action == "cascade"]
+        return cls(models, counted, refused, sorted(tables[0].union(*deleted)), types)
+
+    def row(self, place: int, alias: str) -> str:
+        """Return a row of a model as ``cascaded`` has it, in SQL."""
+        return f"array[{', '.join(f'{alias}.{quote_name(name)}::text' for name in self._carried(place))}]"
+
+    @property
+    def own(self) -> str:
+        """Return a row of the relation itself."""
+        return self.row(0, table_alias(self.models[0]))
+
+    def value(self, place: int, name: str, row: str = "row") -> str:
+        """Return the value of a column of a *row*, in SQL."""
+        kind = self._types[relation_name(self.models[place])][name]
+        return f"({row}[{self._carried(place).index(name) + 1}])::{kind}"
+
+    def keys_of(self, place: int) -> list[str]:
+        """Return the columns of a model's key."""
+        return [one.column_name for one in self.models[place]._meta.get_primary_keys()]
+
+    @property
+    def followers(self) -> dict[int, str]:
+        """The places of models whose rows are counted, each with the verb for them: deleted or changed."""
+        found: dict[int, str] = {}
+        for link in self.links:
+            done = "deleted" if link.key.action == "cascade" else "changed"
+            found[link.below] = "deleted" if "deleted" in (done, found.get(link.below)) else done
+        return found
+
+    def find_followers(self, first: str) -> CommonTable:
+        """Return the common table ``cascaded``: the rows of the table *first*, and the rows that follow each."""
+        steps = "\n            union all\n            ".join(map(self._step, self.links))
+        query = CASCADED.format(first=first, steps=steps)
+        return CommonTable("cascaded (root, node, row)", query, is_recursive=True)
+
+    def counting(self, key: str, where: str, *, limit: str = "") -> str:
+        """Return the statement that counts the rows *where* a condition holds, and what follows, by place."""
+        due = f"select {key} as key, {self.own} as own from {relation_name(self.models[0])} where {where}"
+        found = f"select distinct node, row from cascaded{f' limit {limit}' if limit else ''}"
+        count = f"select node, count(*) from ({found}) as found group by node"
+        return write_statement([CommonTable("due", due), self.find_followers("due")], count)
+
+    def _step(self, link: Link) -> str:
+        pairs = zip(link.key.columns, link.key.leads_to, strict=True)
+        value = {to: self.value(link.above, to, "cascaded.row") for to in link.key.leads_to}
+        linked = "".join(f" and linked.{quote_name(column)} = {value[to]}" for column, to in pairs)
+        names = {"above": link.above, "below": link.below, "row": self.row(link.below, "linked")}
+        return STEP.format(relation=relation_name(self.models[link.below]), linked=linked, **names)
+
+    def _carried(self, place: int) -> list[str]:
+        led_to = [name for link in self.links if link.above == place for name in link.key.leads_to]
+        return list(dict.fromkeys([*self.keys_of(place), *led_to]))
+
+
+def _place(oid: int, tables: Sequence[set[int]]) -> int | None:
+    # A model that is named for its own table, and for no other, comes before what a view reads besides.
+    return next((place for place in (*range(1, len(tables)), 0) if oid in tables[place]), None)
+
+
+def _counted(links: Sequence[Link]) -> list[Link]:
+    """Leave out parts of rows: each follows a row at most once, and no counted row follows it or is in its table."""
+    left = list(links)
+    while parts := [one for one in left if _is_part(one, left)]:
+        left = [one for one in left if one not in parts]
+    return left
+
+
+def _is_part(link: Link, links: Sequence[Link]) -> bool:
+    beside = [one for one in links if one.below == link.below]
+    return all(one.key.is_unique for one in beside) and all(one.above != link.below for one in links)
+
+
+def _columns(models: Sequence[type[Base]]) -> Any:
+    return look([relation_name(model) for model in models])
+
+
+def _unnamed(target: Target, key: ForeignKey, hidden: Sequence[type[Base]]) -> str:
+    """Say that rows would follow, and what to do; *hidden* are models whose relation the session does not find."""
+    named = key.table_name.rpartition(".")[2].strip('"')
+    shown = next((shown_name(model) for model in hidden if name_parts(model)[1] == named), None)
+    names = {"table": key.table_name, "relation": target.shown, "name": key.name, "action": key.action}
+    cure = NAME_IT.format(**names) if shown is None else SHOW_IT.format(hidden=shown)
+    return UNNAMED.format(done="deleted" if key.action == "cascade" else "changed", cure=cure, **names)
+
+
+def _uncountable(
+    models: Sequence[type[Base]], links: Sequence[Link], types: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    for link in links:
+        for place, columns in ((link.above, link.key.leads_to), (link.below, link.key.columns)):
+            there = types.get(relation_name(models[place]), {})
+            for column in columns:
+                if column not in there:
+                    names = {"relation": shown_name(models[place]), "name": link.key.name}
+                    yield NO_COLUMN.format(column=column, table=link.key.table_name, **names)

@@ -1,0 +1,107 @@
+"""Functions that run with the rights of their owner, of our schema and of the forge's views, and who could misuse them.
+
+The role of forgekeeper has rights on the views alone; such functions change the tables below.  Whoever may create in a
+schema of their search path, or put them on another table, can act as their owner.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+from forgekeeper.platform.database import database
+
+# Names are qualified: whoever runs a cure has a search_path of their own.
+FUNCTIONS = """
+    select format('%%I.%%I(%%s)', nspname, proname, pg_get_function_identity_arguments(function.oid)),
+        proowner::regrole::text,
+        array(
+            select btrim(schema, ' "') from unnest(proconfig) as setting,
+                unnest(string_to_array(substr(setting, length('search_path=') + 1), ',')) as schema
+            where setting like 'search_path=%%'
+        ),
+        array(
+            select case grantee when 0 then 'public' else grantee::regrole::text end
+            from aclexplode(coalesce(proacl, acldefault('f', proowner)))
+            where prorettype = 'trigger'::regtype and grantee <> proowner
+                and not exists (select from pg_roles where oid = grantee and rolsuper)
+        )
+    from pg_proc as function join pg_namespace as schema on schema.oid = pronamespace
+    where prosecdef and {which}
+    order by 1
+"""
+IN_SCHEMA = "nspname = %(schema)s"
+OF_VIEWS = """exists (
+    select from pg_trigger as fires join pg_class as view on view.oid = tgrelid
+    where tgfoid = function.oid and relkind = 'v' and relnamespace = to_regnamespace(quote_ident(%(schema)s))
+)"""
+CREATORS = """
+    select quote_ident(nspname), case grantee when 0 then 'public' else grantee::regrole::text end
+    from pg_namespace, aclexplode(coalesce(nspacl, acldefault('n', nspowner)))
+    where nspname = any(%(schemas)s) and privilege_type = 'CREATE'
+        and grantee not in (nspowner, %(owner)s::regrole)
+        and not exists (select from pg_roles where oid = grantee and rolsuper)
+    order by 1, 2
+"""
+# Of several functions with one name, PostgreSQL calls the one whose types fit best, in whichever schema it is.
+NAMESAKES = """
+    select format(called, nspname), owner::regrole::text
+    from (
+        select format('function %%%%I.%%I(%%s)', proname, pg_get_function_identity_arguments(oid)), pronamespace,
+            proowner, exists (
+                select from pg_proc as own
+                where own.proname = it.proname and own.pronamespace = 'pg_catalog'::regnamespace
+            )
+        from pg_proc as it
+        union all
+        select format('operator %%%%I.%%s (%%s, %%s)', oprname, oprleft::regtype, oprright::regtype), oprnamespace,
+            oprowner, exists (
+                select from pg_operator as own
+                where own.oprname = it.oprname and own.oprnamespace = 'pg_catalog'::regnamespace
+            )
+        from pg_operator as it
+    ) as it (called, schema, owner, has_namesake) join pg_namespace on pg_namespace.oid = schema
+    where has_namesake and nspname = any(%(schemas)s) and owner not in (nspowner, %(owner)s::regrole)
+        and not exists (select from pg_roles where oid = owner and rolsuper)
+    order by 1
+"""
+
+
+def objections_to_functions(schema: str) -> Iterator[str]:
+    """Yield a sentence for each way to the rights of those who own functions in the *schema*, and its cure."""
+    return _objections(IN_SCHEMA, schema)
+
+
+def objections_to_views(schema: str) -> Iterator[str]:
+    """Yield the same for functions of triggers on the views in the *schema*."""
+    return _objections(OF_VIEWS, schema)
+
+
+def _objections(which: str, schema: str) -> Iterator[str]:
+    searched = defaultdict[str, set[str]](set)
+    found = database.execute_sql(FUNCTIONS.format(which=which), {"schema": schema}).fetchall()
+    for function, owner, schemas, executors in found:
+        rights = f"function {function} runs with the rights of {owner}"
+        if not schemas:
+            cure = f"alter function {function} set search_path = SCHEMA, pg_temp"
+            yield f"{rights} and finds names by the search_path of its caller: `{cure}`"
+        for role in executors:
+            cure = f"revoke execute on function {function} from {role}"
+            yield f"{rights}, and {role} may put it on another table: `{cure}`"
+        searched[owner] |= {*schemas}
+    for owner, schemas in searched.items():
+        yield from find_strangers(schemas, owner)
+
+
+def find_strangers(schemas: Collection[str], owner: str) -> Iterator[str]:
+    """Yield a sentence for each role that could put a function of its own into *schemas*, or has, and the cure.
+
+    Functions that search these schemas run with the rights of *owner*, as SQL writes its name.  The owners of the
+    schemas and superusers may create there.
+    """
+    values = {"schemas": list(schemas), "owner": owner}
+    for schema, role in database.execute_sql(CREATORS, values).fetchall():
+        keep = f"grant create on schema {schema} to {owner}; revoke create on schema {schema} from {role}"
+        yield f"{role} may create in schema {schema}, which functions with the rights of {owner} search: `{keep}`"
+    for called, role in database.execute_sql(NAMESAKES, values).fetchall():
+        yield f"{called} of {role} may be called instead of PostgreSQL's with the rights of {owner}: `drop {called}`"

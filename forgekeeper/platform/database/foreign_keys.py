@@ -1,0 +1,152 @@
+"""Foreign keys that lead to the rows of a relation: what PostgreSQL does to other rows when these are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.platform.database import database, sqlstate
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.database.naming import relation_name
+from forgekeeper.platform.database.targets import Target
+
+Action = Literal["cascade", "set null", "set default", "restrict", "no action"]
+ACTIONS: dict[str, Action] = {
+    "c": "cascade",
+    "n": "set null",
+    "d": "set default",
+    "r": "restrict",
+    "a": "no action",
+}
+"""By `pg_constraint.confdeltype`."""
+NOT_KNOWN = {"42501", "55000"}
+"""The role may not delete from the view, or nobody may: then the deletion itself says so."""
+
+# A plan names the table below a view; a view that only reads another table in a subquery does not delete from it.
+DELETION = "explain (verbose, format json) delete from {} where false"
+# By their names: `to_regclass` refuses those of a schema that the role may not use.
+NUMBERS = """
+    select c.oid::bigint from unnest(%s::text[], %s::text[]) as wanted (schema, name)
+        join pg_namespace as n on n.nspname = wanted.schema
+        join pg_class as c on c.relnamespace = n.oid and c.relname = wanted.name
+"""
+# Rows are deleted from each part of a table, and a cascade deletes on from the table that it reaches.  The keys of
+# parts are copies of their table's key (`conparentid`).
+FIND_FOREIGN_KEYS = """
+    with recursive reached (oid) as (
+        select unnest(%(tables)s::oid[])
+      union
+        select next.oid from reached, lateral (
+            select conrelid from pg_constraint where contype = 'f' and confdeltype = 'c' and confrelid = reached.oid
+          union all
+            select inhrelid from pg_inherits where inhparent = reached.oid
+        ) as next (oid)
+    )
+    select conname::text, conrelid::bigint, conrelid::regclass::text, confrelid::bigint, confrelid::regclass::text,
+        confdeltype::text,
+        array(
+            select attname::text from unnest(conkey) with ordinality as one (number, place)
+                join pg_attribute on attrelid = conrelid and attnum = number order by place
+        ),
+        array(
+            select attname::text from unnest(confkey) with ordinality as one (number, place)
+                join pg_attribute on attrelid = confrelid and attnum = number order by place
+        ),
+        exists (
+            select from pg_index
+            where indrelid = conrelid and indisunique and indisvalid and indpred is null and indexprs is null
+                and (indkey::smallint[])[0:indnkeyatts - 1] <@ conkey
+        )
+    from pg_constraint join reached on confrelid = reached.oid
+    where contype = 'f' and conparentid = 0
+    order by conrelid::regclass::text, conname
+"""
+# Each relation, the tables that it shows if it is a view, and the parts of all of these.
+TABLES = """
+    with recursive reached (name, oid) as (
+        (
+            select name, to_regclass(name)::oid from unnest(%(names)s::text[]) as name
+          union all
+            select '', unnest(%(tables)s::oid[])
+        )
+      union
+        select reached.name, next.oid from reached, lateral (
+            select below.refobjid
+            from pg_class as view
+                join pg_rewrite as rule on rule.ev_class = view.oid
+                join pg_depend as below on below.classid = 'pg_rewrite'::regclass and below.objid = rule.oid
+                    and below.refclassid = 'pg_class'::regclass and below.refobjid <> view.oid
+            where view.oid = reached.oid and view.relkind = 'v'
+          union all
+            select inhrelid from pg_inherits where inhparent = reached.oid
+        ) as next (oid)
+    )
+    select name, oid::bigint from reached where oid is not null
+"""
+
+
+class ForeignKey(NamedTuple):
+    """A foreign key of a *table* that leads to rows of *to*, and the *action* when such a row is deleted.
+
+    Both are PostgreSQL's numbers, *table_name* and *to_name* their names.  *columns* lead to the columns *leads_to*;
+    *is_unique* says that at most one row leads to a row.
+    """
+
+    name: str
+    table: int
+    table_name: str
+    to: int
+    to_name: str
+    action: Action
+    columns: Sequence[str]
+    leads_to: Sequence[str]
+    is_unique: bool
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether the deletion of a row deletes or changes the rows that lead to it."""
+        return self.action in ("cascade", "set null", "set default")
+
+
+def foreign_keys(target: Target) -> list[ForeignKey]:
+    """Return the foreign keys that lead to rows which a deletion from the relation deletes, by cascades too.
+
+    None are known of a trigger that deletes in place of PostgreSQL, nor to a role that may not delete from a view.
+    """
+    tables = deleted_from(target)
+    rows = database.execute_sql(FIND_FOREIGN_KEYS, {"tables": tables}).fetchall() if tables else []
+    found = [ForeignKey(*row) for row in rows]
+    return [key._replace(action=ACTIONS[key.action]) for key in found]
+
+
+def deleted_from(target: Target) -> list[int]:
+    """Return the tables, by PostgreSQL's numbers, from which a deletion from the relation deletes."""
+    if target.oid is None:
+        return []
+    if target.is_table and not target.instead:
+        return [target.oid]
+    try:
+        # In a savepoint: to be refused is an answer here.
+        with looking():
+            plans = database.execute_sql(DELETION.format(relation_name(target.model)), {}).fetchall()
+    except pw.DatabaseError as error:
+        if sqlstate(error) not in NOT_KNOWN:
+            raise
+        return []
+    # A rule that does nothing instead leaves the list of plans empty.
+    nodes = [plan["Plan"] for (found,) in plans for plan in found if "Schema" in plan["Plan"]]
+    values = [one["Schema"] for one in nodes], [one["Relation Name"] for one in nodes]
+    return [oid for (oid,) in database.execute_sql(NUMBERS, values).fetchall()]
+
+
+def tables_of(names: Sequence[str], *, own: Sequence[int]) -> list[set[int]]:
+    """Return the tables *own* with their parts, and the tables that each of these relations is or shows.
+
+    A relation that is missing has none.  Tables are PostgreSQL's numbers of them.
+    """
+    found: dict[str, set[int]] = {name: set() for name in ("", *names)}
+    for name, oid in database.execute_sql(TABLES, {"names": list(names), "tables": list(own)}).fetchall():
+        found[name].add(oid)
+    return [found[name] for name in ("", *names)]

@@ -1,0 +1,107 @@
+"""Reasons why lookups may miss rows that exist: indexes, partitions and settings, read from PostgreSQL's catalogue.
+
+A batch that deletes what no row names trusts an empty answer.  PostgreSQL gives one, without an error, if an index is
+sorted by another version of its collation, if the detachment of a partition was interrupted, or if damaged pages count
+as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from forgekeeper.platform.database.sessions import execute_prepared
+
+# Partitions and children that inherit are parts of their table.  A collation without a recorded version never changes
+# (C, POSIX), or is older than PostgreSQL's records: then `refresh version` refuses it, and nobody could end a block.
+CATALOGUE = """
+    with recursive tree (oid) as (
+        select unnest(%(relations)s::oid[])
+      union
+        select inhrelid from tree, pg_inherits where inhparent = tree.oid
+    ), indexes as materialized (
+        select indexrelid::regclass::text as name, indrelid::regclass::text as of_table, indcollation,
+            indisready and indislive as is_kept_up
+        from pg_index where indrelid = any(array(select oid from tree)) and indisvalid
+    ), sorted as (
+        select unnest(indcollation) as by, name, of_table from indexes
+      union all
+        select unnest(partcollation), null, partrelid::regclass::text
+        from pg_partitioned_table where partrelid = any(array(select oid from tree))
+    ), collations as materialized (
+        select c.oid, c.oid::regcollation::text as name, collprovider = 'd' as is_default,
+            case collprovider when 'd' then datcollversion else collversion end as recorded,
+            case collprovider when 'd' then pg_database_collation_actual_version(d.oid)
+                else pg_collation_actual_version(c.oid) end as actual
+        from pg_collation as c, pg_database as d
+        where c.oid = any(array(select by from sorted)) and datname = current_database()
+    )
+    select 'detaching' as kind, inhrelid::regclass::text as name, inhparent::regclass::text as of_table,
+        null as collation, null as recorded, null as actual, null as database
+    from pg_inherits where inhparent = any(array(select oid from tree)) and inhdetachpending
+  union all
+    select 'not_kept_up', name, of_table, null, null, null, null from indexes where not is_kept_up
+  union all
+    select 'unlogged', null, oid::regclass::text, null, null, null, null
+    from pg_class where oid = any(array(select oid from tree)) and relpersistence = 'u'
+  union all
+    (select distinct on (by)
+        case when s.name is null then 'partitioned' when actual is null then 'unversioned'
+            when is_default then 'default' else 'collation' end,
+        s.name, of_table, c.name, recorded, actual, quote_ident(current_database())
+    from collations as c join sorted as s on by = c.oid where recorded <> coalesce(actual, '')
+    order by by, of_table, s.name nulls first)
+  union all
+    select 'setting', name, null, null, null, null, null
+    from unnest(array['ignore_checksum_failure', 'zero_damaged_pages']) as name where current_setting(name)::boolean
+  union all
+    select 'no_triggers', null, null, null, null, null, null
+    where current_setting('session_replication_role') = 'replica'
+"""
+SORTED = "index {name} of {of_table} is sorted by version {recorded} of collation {collation}"
+SENTENCES = {
+    "detaching": (
+        "partition {name} is half detached from {of_table}, which hides its rows: `alter table {of_table} detach"
+        " partition {name} finalize`, and attach it again in the same transaction if its rows live"
+    ),
+    "not_kept_up": (
+        "index {name} of {of_table} is used and not kept up to date: `reindex index concurrently {name}` adds the rows"
+        " that it lacks"
+    ),
+    "unlogged": (
+        "table {of_table} is unlogged, and a crash of PostgreSQL empties it: `alter table {of_table} set logged`"
+    ),
+    "default": (
+        f"{SORTED}, but the server has version {{actual}}: lookups may miss rows until `reindex database concurrently"
+        " {database}`, then `alter database {database} refresh collation version`"
+    ),
+    "collation": (
+        f"{SORTED}, but the server has version {{actual}}: lookups may miss rows until you reindex what it sorts, as"
+        " `reindex table concurrently {of_table}`, then `alter collation {collation} refresh version`"
+    ),
+    "unversioned": (
+        f"{SORTED}, but the server's library has no versions, and `refresh collation version` fails: lookups may miss"
+        " rows until you run the server with the library of before, or dump and restore database {database}"
+    ),
+    "partitioned": (
+        "{of_table} is partitioned by version {recorded} of collation {collation}, but the server has version {actual}:"
+        " lookups may miss rows until you dump and restore the table, then refresh the version of the collation"
+    ),
+    "no_triggers": (
+        "session_replication_role is replica, and neither triggers nor foreign keys act: reset it for this role, this"
+        " database and the server"
+    ),
+    "setting": "{name} is on, and rows of damaged pages count as deleted: turn it off",
+}
+
+
+def reasons_to_miss_rows(relations: Collection[int]) -> Iterator[str]:
+    """Yield a sentence, with its cure, for each reason why lookups in these tables may miss rows that exist.
+
+    *relations* are oids; their partitions and children are looked at, too.  It is one statement, of a millisecond or
+    two, which reads the catalogue alone.  An index that is not valid is used by no lookup, and so is no reason.
+    """
+    rows = execute_prepared("integrity", CATALOGUE, {"relations": list(relations)})
+    columns = [column.name for column in rows.description]
+    for row in rows.fetchall():
+        facts = dict(zip(columns, row, strict=True))
+        yield SENTENCES[facts["kind"]].format_map(facts)

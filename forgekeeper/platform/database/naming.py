@@ -1,0 +1,57 @@
+"""Names of relations and columns in SQL, quoted and with their schema.
+
+No other module writes the name of a model's relation into a statement.  A relation is found by `to_regclass` with the
+same text, so a look and a deletion cannot mean different tables.  A model without a schema is found by the session's
+`search_path`: forgekeeper's own schema first, then the forge's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import peewee as pw
+
+from forgekeeper.platform.database import Base, database
+
+BARE = re.compile(r"[a-z_][a-z0-9_]*")
+"""Names that SQL reads as they are written, unless they are keywords."""
+
+
+def quote_name(name: str) -> str:
+    """Quote a name, whatever characters it has."""
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def name_parts(model: type[Base]) -> tuple[str | None, str]:
+    """Return the schema that *model* names, None if it names none, and the name of its table."""
+    return model._meta.schema, model._meta.table_name
+
+
+def relation_name(model: type[Base]) -> str:
+    """Return the relation of *model* as statements name it: ``"schema"."table"``, or ``"table"`` without a schema."""
+    return ".".join(quote_name(part) for part in name_parts(model) if part)
+
+
+def shown_name(model: type[Base]) -> str:
+    """Return the relation of *model* as people write it: quoted only if SQL would read it differently."""
+    return ".".join(part if BARE.fullmatch(part) else quote_name(part) for part in name_parts(model) if part)
+
+
+def column_name(field: pw.Field[Any]) -> str:
+    """Return a column with the name of its table: a statement has no alias that could be taken for it."""
+    return f"{table_alias(field.model)}.{quote_name(field.column_name)}"
+
+
+def table_alias(model: type[Base]) -> str:
+    """Return the name by which a statement's expressions refer to the relation after ``from``: it has no schema."""
+    return quote_name(model._meta.table_name)
+
+
+def write_expression(model: type[Base], expression: pw.Node) -> tuple[str, list[Any]]:
+    """Return *expression* over the columns of *model* in SQL, by the name of its table, with its values."""
+    context = database.get_sql_context()
+    context.alias_manager[model._meta.table] = model._meta.table_name
+    with context.scope_normal():
+        text, values = context.sql(expression).query()
+    return text, list(values)

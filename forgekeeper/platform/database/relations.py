@@ -1,0 +1,255 @@
+"""What a batch expects of the forge: relations, tables or views, all of it derived from their models."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.platform.database import Base, database
+from forgekeeper.platform.database.naming import relation_name, shown_name
+
+# Whether a column can be NULL is known of tables alone; a valid check says it as well.
+COLUMNS = """
+    select name, a.attname, format_type(a.atttypid, null),
+        case when c.relkind in ('r', 'p') then a.attnotnull or exists (
+            select from pg_constraint as said
+            where said.conrelid = c.oid and said.contype = 'c' and said.convalidated and said.conkey = array[a.attnum]
+              and pg_get_constraintdef(said.oid) ~* '^check \\(\\(+\\S+ is not null\\)+$'
+        ) end,
+        array(
+            select privilege from unnest(array['select', 'insert', 'update', 'delete']) as privilege
+            where case when privilege in ('select', 'update') then has_column_privilege(c.oid, a.attnum, privilege)
+                else has_table_privilege(c.oid, privilege) end
+        ),
+        array(
+            select change from unnest(array['insert', 'update', 'delete']) as change
+            where case change when 'insert' then pg_relation_is_updatable(c.oid::regclass, true) & 8 <> 0
+                when 'delete' then pg_relation_is_updatable(c.oid::regclass, true) & 16 <> 0
+                -- With triggers it would ask for one of deletions, too.
+                else pg_column_is_updatable(c.oid::regclass, a.attnum, false)
+                    or exists (select from pg_trigger where tgrelid = c.oid and tgtype & 81 = 81)
+                    or exists (select from pg_rewrite where ev_class = c.oid and ev_type = '2' and is_instead) end
+        )
+    from unnest(%s::text[]) as name
+        join pg_class as c on c.oid = to_regclass(name)::oid
+        join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+"""
+CALLED = """
+    select quote_ident(nspname) || '.' || quote_ident(relname) from pg_class as c
+        join pg_namespace as n on n.oid = relnamespace where c.oid = to_regclass(%s) and nspname <> 'public'
+"""
+TYPES = {
+    "auto": "integer",
+    "bigauto": "bigint",
+    "bigint": "bigint",
+    "blob": "bytea",
+    "bool": "boolean",
+    "char": "character",
+    "date": "date",
+    "datetime": "timestamp without time zone",
+    "decimal": "numeric",
+    "double": "double precision",
+    "float": "real",
+    "int": "integer",
+    "json": "jsonb",
+    "smallint": "smallint",
+    "text": "text",
+    "timestamptz": "timestamp with time zone",
+    "uuid": "uuid",
+    "varchar": "character varying",
+}
+"""What PostgreSQL calls the types of peewee's fields; another field's is believed as it is."""
+ALIKE = ({"text", "character varying"}, {"bigint", "integer", "smallint"})
+"""Types that may stand in for one another: the forge chose them, and the statements do not care."""
+ORDER = ("select", "insert", "update", "delete")
+PRIVILEGE = re.compile(r"\w+(?: \(.*?\))?")
+PROCESSES = ("scheduler", "worker", "exporter", "person")
+ORDERED = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?", re.IGNORECASE)
+"""An index that rows are found by.  A unique one is a rule of the forge's, which nobody could prove of a view."""
+
+
+class Column(NamedTuple):
+    """A column that is there: its *type*, whether it is never NULL (None: a view's), what this role may do with it.
+
+    *can* has the changes, of it or its rows, that PostgreSQL makes of this relation for those who may.
+    """
+
+    type: str
+    filled: bool | None
+    may: Collection[str]
+    can: Collection[str]
+
+
+Tables = Mapping[str, Mapping[str, Column]]
+
+
+def is_ours(model: type[Base]) -> bool:
+    """Say whether it is a table of forgekeeper's own: the engine has its model."""
+    return f"{model.__module__}.".startswith("forgekeeper.")
+
+
+class Field(NamedTuple):
+    """A column, what PostgreSQL calls its type, and whether rows in which it is NULL are understood."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+class Index(NamedTuple):
+    """An index by its *columns*, of the rows *where* something holds."""
+
+    columns: str
+    where: str | None
+
+    @property
+    def condition(self) -> str:
+        """The end of a statement: which rows."""
+        return f" where {self.where}" if self.where else ""
+
+    def on(self, relation: str) -> str:
+        """Return the statement that creates it while others write."""
+        return f"create index concurrently on {relation} ({self.columns}){self.condition}"
+
+
+class Relation(NamedTuple):
+    """A table or view of the forge's; of one that a batch only *reads* it needs less.
+
+    By *since* and the key its rows are walked, unless the model has an index of its own for that.
+    """
+
+    model: type[Base]
+    reads: bool = False
+    since: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name as people write it."""
+        return shown_name(self.model)
+
+    @property
+    def sql(self) -> str:
+        """Its name in statements, by which `look` knows it."""
+        return relation_name(self.model)
+
+    @property
+    def key(self) -> str:
+        """The column, or the columns, that tell its rows apart."""
+        return ", ".join(field.column_name for field in self.model._meta.get_primary_keys())
+
+    @property
+    def fields(self) -> list[Field]:
+        """The columns that it has to have; it may have more."""
+        return [Field(one.column_name, type_of(one), one.null) for one in columns_of(self.model)]
+
+    def needs(self, process: str | None = None) -> list[str]:
+        """Return the privileges that a process needs on it, or all together if it is None."""
+        if self.reads:
+            return ["select"] if process in (None, "worker") else []
+        return needs(self.model, process)
+
+    def operations(self, process: str | None = None) -> list[str]:
+        """Return what a process does with its rows; to lock one it needs the right to update, if only the key."""
+        needs = self.needs(process)
+        locks = ["lock"] if any(need.startswith("update") for need in needs) else []
+        return [*needs[:1], *locks, *(need for need in needs[1:] if need != f"update ({self.key})")]
+
+    @property
+    def indexes(self) -> list[Index]:
+        """The indexes that statements walk; who only reads looks rows up by a single column."""
+        found = filter(None, map(ORDERED.fullmatch, index_statements(self.model)))
+        declared = [Index(one[1].replace('"', ""), one[2]) for one in found]
+        if self.reads:
+            return [one for one in declared if one.where is None and one.columns.isidentifier()]
+        if self.since is None or any(self.since in one.columns for one in declared):
+            return declared
+        return [*declared, Index(f"{self.since}, {self.key}", None)]
+
+
+def look(names: Sequence[str]) -> Tables:
+    """Return the columns of the tables and views of these names, which are written as SQL writes them."""
+    tables: dict[str, dict[str, Column]] = defaultdict(dict)
+    for table, column, *facts in database.execute_sql(COLUMNS, (list(names),)).fetchall():
+        tables[table][column] = Column(*facts)
+    return tables
+
+
+def is_view(columns: Mapping[str, Column]) -> bool:
+    """Say whether these are the columns of a view: of a table it is known whether they may be NULL."""
+    return bool(columns) and all(column.filled is None for column in columns.values())
+
+
+def find_other_columns(model: type[Base]) -> list[str]:
+    """Return the columns of the relation that *model* has no field of and this role may read.
+
+    The place of a row, which a view may show, is none of it.
+    """
+    known = {"tableoid", "ctid", *(field.column_name for field in model._meta.sorted_fields)}
+    columns = look([relation_name(model)]).get(relation_name(model), {})
+    return [name for name, column in columns.items() if name not in known and "select" in column.may]
+
+
+def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
+    """Yield what *tables* lack for the model: all of it, columns, or the right types."""
+    table, columns = shown_name(model), tables.get(relation_name(model))
+    if columns is None:
+        yield from () if model.optional else (f"table {table} is missing",)
+        return
+    for field in columns_of(model):
+        wanted, found = type_of(field), columns.get(field.column_name)
+        if found is None:
+            yield f"column {table}.{field.column_name} is missing"
+        elif wanted.removesuffix("[]") in TYPES.values() and not any(
+            {wanted, found.type} <= alike for alike in ({wanted}, *ALIKE)
+        ):
+            yield f"column {table}.{field.column_name} is {found.type}, should be {wanted}"
+
+
+def columns_of(model: type[Base]) -> list[pw.Field[Any]]:
+    """Return the fields whose columns statements name."""
+    return [field for field in model._meta.sorted_fields if field.column_name not in model.beside]
+
+
+def type_of(field: pw.Field[Any]) -> str:
+    """Return what PostgreSQL calls the type of the field's column."""
+    kind = field.field_type.split()[0].lower()
+    return TYPES.get(kind, kind) + "[]" * getattr(field, "dimensions", 0)
+
+
+def index_statements(model: type[Base]) -> Iterator[str]:
+    """Yield the statements that create the model's indexes, each on one line."""
+    # Of no database: they are printed without a connection, too.
+    for context in pw.SchemaManager(model, pw.PostgresqlDatabase(None))._create_indexes(safe=False):  # type: ignore[attr-defined]
+        statement, _parameters = context.query()
+        yield " ".join(statement.split())
+
+
+def needs(model: type[Base], process: str | None = None) -> list[str]:
+    """Return what *process* needs on the table of *model*, as ``update (id)``, or all together if it is None."""
+    of_each = (part.split(": ") for part in model.grants.split("; "))
+    granted = ", ".join(text for who, text in of_each if process in (None, who))
+    return sorted({*PRIVILEGE.findall(granted)}, key=lambda need: ORDER.index(need.split()[0]))
+
+
+def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) -> Iterator[str]:
+    """Yield a sentence for each table of *tables* on which this role lacks what is *wanted*, and what to grant."""
+    for model, needed in wanted.items():
+        table = model if isinstance(model, str) else relation_name(model)
+        there = tables.get(table, {})
+        known = there if isinstance(model, str) else [field.column_name for field in columns_of(model)]
+        if lacks := [need for need in needed if _lacks(need, there, known)]:
+            (role,) = database.execute_sql("select quote_ident(current_user)").fetchone()
+            refused = " or ".join(need.split()[0] for need in lacks)
+            shown = model if isinstance(model, str) else shown_name(model)
+            (called,) = database.execute_sql(CALLED, (table,)).fetchone() or (shown,)
+            yield f"{role} may not {refused} {shown}: `grant {', '.join(lacks)} on {called} to {role}`"
+
+
+def _lacks(need: str, there: Mapping[str, Column], known: Iterable[str]) -> bool:
+    privilege, *named = re.findall(r"\w+", need)
+    # A role that may read all the columns may read the table, as far as we do.
+    return any(privilege not in there[name].may for name in named or known if name in there)

@@ -1,0 +1,82 @@
+"""What the database lacks of what the models expect, and what a role may not do there.
+
+The forge owns most of these tables.  Views are welcome, to give them the names and columns that the statements want.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from forgekeeper.platform.database import Base, database
+from forgekeeper.platform.database.naming import name_parts, relation_name
+from forgekeeper.platform.database.relations import index_statements, look, misfits
+
+INDEXES = """
+    select pg_get_indexdef(indexrelid) from pg_index
+    where indrelid = any(array(select to_regclass(name)::oid from unnest(%s::text[]) as name))
+"""
+
+
+class Difference(NamedTuple):
+    """What is missing; harmless if the batches only get slower by it."""
+
+    sentence: str
+    harmless: bool
+
+
+def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
+    """Yield what the tables of *models* lack in this database: tables, columns, indexes by their definition."""
+    names = _names(models)
+    tables = look(names)
+    indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
+    for model, table in zip(models, names, strict=True):
+        yield from (Difference(said, harmless=False) for said in misfits(model, tables))
+        if table in tables:
+            yield from _indexes(model, indexes)
+
+
+def _names(models: Sequence[type[Base]]) -> list[str]:
+    return [relation_name(model) for model in models]
+
+
+def _indexes(model: type[Base], present: set[str]) -> Iterator[Difference]:
+    for statement in index_statements(model):
+        shape = _shape(statement)
+        if present.isdisjoint({shape, f"unique {shape}"}):
+            unique = shape.startswith("unique ")
+            harm = "rows may come twice" if unique else "runs will be slow"
+            yield Difference(f"an index is missing, {harm}: {statement}", harmless=not unique)
+
+
+def _shape(statement: str) -> str:
+    """Reduce an index to its table and keys: names, spelling and conditions differ too easily."""
+    match = re.search(
+        r" on (?:only )?(?:\"?\w+\"?\.)?\"?(\w+)\"?\s*(?:using \w+ )?(.*)", statement, re.IGNORECASE | re.DOTALL
+    )
+    assert match, f"not an index: {statement}"
+    keys = re.split(r"\bwhere\b", match[2], flags=re.IGNORECASE)[0]
+    unique = "unique " if re.match(r"\s*create\s+unique", statement, re.IGNORECASE) else ""
+    return f"{unique}{match[1]} {re.sub(r'::[a-z]+|[^a-z0-9_,+]', '', keys.lower())}"
+
+
+MIGRATIONS = "forgekeeper_migrations"
+"""What `migrate` remembers; every command looks into it."""
+
+# A schema that one may not use hides its tables: they look as if they were missing.
+CLOSED = """
+    select distinct quote_ident(n.nspname), quote_ident(current_user)
+    from unnest(%s::text[], %s::text[]) as wanted (name, schema)
+        join pg_class as c on c.relname = name
+        join pg_namespace as n on n.oid = c.relnamespace
+    where not has_schema_privilege(n.oid, 'usage')
+        and case when schema is null then to_regclass(quote_ident(name)) is null else n.nspname = schema end
+"""
+
+
+def closed(models: Sequence[type[Base]]) -> Iterator[str]:
+    """Yield a sentence for each schema whose tables are hidden, because this role may not use it."""
+    schemas, names = zip((None, MIGRATIONS), *map(name_parts, models), strict=True)
+    for schema, role in database.execute_sql(CLOSED, (list(names), list(schemas))).fetchall():
+        yield f"{role} may not use schema {schema}: `grant usage on schema {schema} to {role}`"

@@ -1,0 +1,198 @@
+"""Counts rows for a look: how many there are, whose, since when, and some of them by name.
+
+If there is no time to count all, it asks for PostgreSQL's estimate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import peewee as pw
+
+from forgekeeper.platform.database import database, sqlstate
+from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.database.naming import column_name, relation_name
+from forgekeeper.platform.database.queries import chosen
+
+TOOK_TOO_LONG = "57014"
+SHORTEST = 0.05
+"""Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
+Answer = TypeVar("Answer")
+
+# Every transaction that has changed or locked anything holds a lock on its own number.  So a row is held by another
+# where its xmax is such a number; asking for the row's lock instead would write, and is refused here.
+RUNNING = """any(array(
+    select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted
+))"""
+HAS_XMAX = "select relkind in ('r', 'p') from pg_class where oid = to_regclass(%(table)s)"
+TOTALS = """
+    select project, count(*), count(*) filter (where not busy), sum(bytes) filter (where not busy)::bigint,
+        min(due) filter (where not busy)
+    from ({rows}) as rows group by project
+"""
+FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
+
+SAMPLED = 20
+LOOKED_UP = 100
+"""Rows that are looked up by their names, to learn whether lookups find all rows."""
+# Points all over the keys, and the row behind each: a large table is not read through.
+SAMPLE = """
+    with span as (
+        select min({key}) as low, max({key}) as high from {table}
+    ), points as materialized (
+        select floor(low + random()::numeric * (high::numeric - low + 1))::bigint as point
+        from span, generate_series(1, %(size)s)
+    )
+    select distinct path from points, lateral (
+        select {path} as path from {table} where {key} >= point order by {key} limit 1
+    ) as found
+    where path <> ''
+"""
+
+
+class Group(NamedTuple):
+    """The rows of a project, or of none: how many, how many are not locked, and of those how much, since when."""
+
+    project: str | None
+    rows: int
+    free: int
+    bytes: int | None
+    oldest: datetime | None
+
+
+class First(NamedTuple):
+    """One of the rows that became due first."""
+
+    id: str
+    name: str | None
+    due: datetime
+
+
+class Survey(NamedTuple):
+    """What a look at rows has found: all of them, or none where there was no time for that, of about *expected*.
+
+    *first* are None where there was no time to find out which are.
+    """
+
+    groups: Sequence[Group]
+    first: Sequence[First] | None
+    expected: int | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of *table* that meet a condition, and what a look says of each.
+
+    *due* is a column, by which they are ordered and since when they count; *key* is another, or what is as good as one.
+    *busy* is a condition of those that a run leaves for later besides the ones that are locked.
+    """
+
+    table: str
+    where: str
+    values: Mapping[str, Any]
+    due: str
+    key: str = "id"
+    name: str = "null::text"
+    project: str = "null::text"
+    size: str = "null::bigint"
+    busy: str = "false"
+
+    def statement(self, without: Collection[int] = ()) -> str:
+        """Return what selects them, but for those of some keys."""
+        columns = (
+            f"{self.key} as id, {self.name} as name, {self.due} as due, {self.project}::text as project,"
+            f" {self.size} as bytes, {held(self.table)} or {self.busy} as busy"
+        )
+        condition = self.where + chosen(self.key, without=without)
+        values = {**self.values, "without": list(without)}
+        return literal(f"select {columns} from {self.table} where {condition}", values)
+
+    def counts(self, conditions: Mapping[str, str]) -> dict[str, int]:
+        """Count them, apart by what else they meet."""
+        columns = ", ".join(f"count(*) filter (where {condition})" for condition in conditions.values())
+        statement = f"select {columns} from {self.table} where {self.where}"
+        row = database.execute_sql(statement, dict(self.values)).fetchone()
+        return dict(zip(conditions, row, strict=True))
+
+    def among(self, keys: Collection[int]) -> int:
+        """Count those of these keys."""
+        condition = self.where + chosen(self.key, only=list(keys))
+        values = {**self.values, "only": list(keys)}
+        statement = f"select count(*) from {self.table} where {condition}"
+        count: int = database.execute_sql(statement, values).fetchone()[0]
+        return count
+
+
+def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
+    """Return the rows that *query* selects."""
+    model = query.model
+    key = column_name(model._meta.primary_key)
+    where = f"{key} in ({literal(*query.select(model._meta.primary_key).sql())})"
+    return Rows(relation_name(model), where, {}, due=column_name(due), key=key)
+
+
+def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return the statement with its values in it, ready to become a part of another that has values."""
+    with database.connection().cursor() as cursor:
+        text: str = cursor.mogrify(statement, values).decode()
+    return text.replace("%", "%%")
+
+
+def survey(rows: Rows, *, without: Collection[int] = (), size: int, until: float) -> Survey:
+    """Look at these rows, without some; name the first *size*.  *until* is an instant of the monotonic clock."""
+    statement = rows.statement(without)
+    now = time.monotonic()
+    a_third = now + max(0.0, until - now) / 3
+    first = within(a_third, lambda: [First(*row) for row in _rows(FIRST, statement, {"size": size})])
+    groups = within(until, lambda: [Group(*row) for row in _rows(TOTALS, statement, {})])
+    return Survey((), first, expected(rows, without)) if groups is None else Survey(groups, first)
+
+
+def _rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = database.execute_sql(asking.format(rows=statement), dict(values)).fetchall()
+    return found
+
+
+def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
+    """Ask; return None where PostgreSQL has not answered by *until*.  The look goes on after it."""
+    left = max(SHORTEST, until - time.monotonic())
+    try:
+        with looking():
+            database.execute_sql("set local statement_timeout = %s", [round(left * 1_000)])
+            return ask()
+    except pw.OperationalError as error:
+        if sqlstate(error) != TOOK_TOO_LONG:
+            raise
+        return None
+
+
+def expected(rows: Rows, without: Collection[int] = ()) -> int:
+    """Return how many rows PostgreSQL expects there to be, by its statistics; it reads none."""
+    ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without), {})
+    return int(plans[0]["Plan"]["Plan Rows"])
+
+
+def held(table: str, *, alias: str | None = None) -> str:
+    """Return the condition that another session has a row of *table* locked; rows of a view do not show it."""
+    row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
+    return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
+
+
+def sample(table: str, key: str, path: str, *, size: int = SAMPLED) -> list[str]:
+    """Return the values of the expression *path* in up to *size* rows of *table*, which has the numeric *key*."""
+    statement = SAMPLE.format(table=table, key=key, path=path)
+    return [row[0] for row in database.execute_sql(statement, {"size": size}).fetchall()]
+
+
+def missed(table: str, key: str, path: str, look_up: Callable[[Sequence[str]], set[str]]) -> set[str]:
+    """Return the paths of a sample of rows that *look_up* does not find, in one snapshot.
+
+    A damaged index that misses one row in twenty is noticed in 99 of 100 calls.
+    """
+    with looking():
+        paths = sample(table, key, path, size=LOOKED_UP)
+        return set(paths) - look_up(paths)

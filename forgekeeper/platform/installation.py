@@ -1,0 +1,195 @@
+"""The installation: an id on which database, Redis and every root and store agree, and where its database is.
+
+So a wrong URL, bucket or mount is refused, and nothing of another installation is deleted.
+
+A copy of the database has the original's id, and another place.  A dump, a template, a rename or a major upgrade
+changes the place: nothing is deleted until a person says which it is.  A copy of the whole cluster's files does not:
+see docs/backup.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import peewee as pw
+import redis
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.values import DECLARED
+from forgekeeper.platform.database import Base, database, default, sqlstate
+from forgekeeper.platform.database.looking import looking
+
+INSTALLATION = "forgekeeper:installation"
+"""String, the id of the one installation that keeps its messages here."""
+DECLARED.update({INSTALLATION: "string"})
+
+UNDEFINED_TABLE = "42P01"
+FORBIDDEN = "42501"
+
+READ = "select id::text from installation"
+INSERT = """
+    insert into installation (cluster, database_name, database_oid)
+    select system_identifier, datname, oid from pg_control_system(), pg_database where datname = current_database()
+    on conflict do nothing
+"""
+FOUND = """
+    select id::text, system_identifier, datname::text, oid::bigint, cluster, database_name, database_oid
+    from installation, pg_control_system(), pg_database where datname = current_database()
+"""
+RECORD = "update installation set cluster = %s, database_name = %s, database_oid = %s"
+CHANGE_ID = "update installation set id = gen_random_uuid() returning id::text"
+ASK = "this role may not ask which cluster it is in: `grant execute on function pg_control_system() to ROLE`"
+
+
+class Installation(Base):
+    """The installation that this database belongs to: one row, which the first `migrate` makes."""
+
+    grants = "scheduler: select; worker: select; exporter: select"
+
+    id = pw.UUIDField(primary_key=True, constraints=default("gen_random_uuid()"))
+    made_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    cluster = pw.BigIntegerField(null=True)
+    database_name = pw.TextField(null=True)
+    database_oid = pw.BigIntegerField(null=True)
+    audit_keep = pw.IntegerField(null=True)
+
+    class Meta:
+        table_name = "installation"
+
+    @classmethod
+    def known(cls) -> str | None:
+        """Return the installation's id, None where there is none."""
+        row = database.execute_sql(READ).fetchone()
+        return row and str(row[0])
+
+    @classmethod
+    def ensure(cls) -> str:
+        """Return the installation's id; make one where there is none, the same for all who do so at once."""
+        while (found := cls.known()) is None:
+            database.execute_sql(INSERT)
+        return found
+
+
+Installation.add_index(pw.SQL("create unique index one_installation on installation ((true))"))
+
+
+class Place(NamedTuple):
+    """A database of a cluster."""
+
+    cluster: int
+    database: str
+    oid: int
+
+    def __str__(self) -> str:
+        return f"database {self.database} (oid {self.oid}) of cluster {self.cluster}"
+
+
+class Unknown(Exception):
+    """The role may not ask which cluster the database is in; the message says what to grant."""
+
+
+class Disagreement(Exception):
+    """The database and Redis, or a place, belong to different installations; the message says what to do."""
+
+
+class Situation(NamedTuple):
+    """The installation's id, where this database is, and where the installation was last, None if not recorded."""
+
+    installation: str
+    here: Place
+    recorded: Place | None
+
+
+def objection() -> str | None:
+    """Say why nothing may be deleted, None where this database is in the installation's place."""
+    try:
+        found = look()
+    except Unknown as unknown:
+        return str(unknown)
+    if found is None or found.recorded == found.here:
+        return None
+    if found.recorded is None:
+        return "it is not recorded where the installation's database is: run `forgekeeper migrate`"
+    return (
+        f"installation {found.installation} was in {found.recorded}, this is {found.here}: say which it is with "
+        "`forgekeeper check --init --moved --reason R` (the same installation in a new place, and the old database is "
+        "out of use) or `forgekeeper check --init --copied --reason R` (a copy beside it)"
+    )
+
+
+def look() -> Situation | None:
+    """Return where the database is and should be, None where there is no installation; raise `Unknown`."""
+    try:
+        # What is refused here must not end a transaction in which this is one look of several.
+        with looking():
+            row = database.execute_sql(FOUND).fetchone()
+    except pw.ProgrammingError as error:
+        if sqlstate(error) == FORBIDDEN and "pg_control_system" in str(error):
+            raise Unknown(ASK) from error
+        if sqlstate(error) == UNDEFINED_TABLE:
+            return None
+        raise
+    return row and Situation(row[0], Place(*row[1:4]), None if row[4] is None else Place(*row[4:]))
+
+
+def record_first() -> None:
+    """Record the place of an installation that has none recorded; raise `Unknown` where that cannot be asked."""
+    if (found := look()) is not None and found.recorded is None:
+        database.execute_sql(RECORD, found.here)
+
+
+def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
+    """Record that the installation is here now; a copy becomes one of its own, with another id.
+
+    Returns how it was before and is after, None where nothing had to change.  The caller audits it, in one transaction.
+    """
+    found = look()
+    if found is None or (found.recorded == found.here and not copied):
+        return None
+    database.execute_sql(RECORD, found.here)
+    ours = database.execute_sql(CHANGE_ID).fetchone()[0] if copied else found.installation
+    return found, Situation(ours, found.here, found.here)
+
+
+def owner(client: redis.Redis) -> str | None:
+    """Return whose Redis this is, None while it is nobody's."""
+    found = client.get(INSTALLATION)
+    return found.decode(errors="replace") if isinstance(found, bytes) else found and str(found)
+
+
+def claim(client: redis.Redis, installation: str) -> str:
+    """Claim this Redis for *installation* unless it is claimed; return whose it is."""
+    while (found := owner(client)) is None:
+        claim_by_writing(client, installation)
+    return found
+
+
+def claim_by_writing(client: redis.Redis, installation: str) -> None:
+    """Claim this Redis unless it is claimed; raise what it answers where it takes no writes."""
+    client.set(INSTALLATION, installation, nx=True)
+
+
+def agree() -> str:
+    """Return the id on which database and Redis agree, and claim a Redis that is nobody's; raise `Disagreement`.
+
+    A database in another place claims nothing: it may be a copy.
+    """
+    try:
+        ours = Installation.ensure()
+    except pw.ProgrammingError as error:
+        if sqlstate(error) != UNDEFINED_TABLE:
+            raise
+        raise Disagreement("the database has no installation's id: run `forgekeeper migrate`") from error
+    theirs = (owner(client) or ours) if objection() else claim(client, ours)
+    if theirs != ours:
+        raise Disagreement(conflict(ours, theirs))
+    return ours
+
+
+def conflict(ours: str, theirs: str) -> str:
+    """Write that the Redis is another installation's, and what can be done."""
+    return (
+        f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
+        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION} if that installation is no more"
+    )

@@ -1,0 +1,343 @@
+"""Every setting: its name, type, default and sentence.
+
+Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file where the command runs;
+the environment wins.  A name that is not declared, or a value that does not fit, stops the start
+(`forgekeeper.platform.settings.reading`).  What belongs to one batch comes from its declaration (`settings_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from functools import cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Json,
+    PlainValidator,
+    SecretStr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from forgekeeper.platform import failpoints
+from forgekeeper.platform.settings import cron
+from forgekeeper.platform.settings.addresses import Unverified, database_url, redis_url
+from forgekeeper.platform.settings.cron import Cron
+
+PREFIX = "FORGEKEEPER_"
+PACED = "Records that a run or child of {} deletes per second at most; unset: no limit."
+AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
+OF_RECORDS = {
+    "max_per_run": "A run of this batch deletes no more records, its children included; unset: no limit.",
+    "max_per_day": "All runs of this batch delete no more records in a day (UTC); unset: no limit.",
+}
+OF_BYTES = {
+    "max_bytes_per_run": "A run of this batch deletes no more bytes, its children included; unset: no limit.",
+    "max_bytes_per_day": "All runs of this batch delete no more bytes in a day (UTC); unset: no limit.",
+}
+
+Place = Literal["repositories", "artifacts", "stores"]
+"""What a batch deletes from beside the database: the repositories, the stores of artifacts, or every store."""
+
+
+def _duration(value: object) -> object:
+    """Let a bare number mean seconds."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("not a number of seconds") from None
+
+
+def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Take folders without the slash at their end; raise for what is none, and for no folder at all."""
+    folders = tuple(folder.removesuffix("/") for folder in value)
+    if not folders:
+        raise ValueError("an empty list would let nothing be deleted there: name a folder, or leave the location out")
+    for folder in folders:
+        parts = folder.split("/")
+        if {"", ".", ".."}.intersection(parts) or not folder.isprintable():
+            raise ValueError(f"{folder!r} is no folder of a store: write a/b, without a slash in front, '.' or '..'")
+    return folders
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in str(value).split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is no module: name modules such as workers, with commas between them")
+    return tuple(dict.fromkeys(names))
+
+
+def _networks(value: object) -> tuple[Network, ...]:
+    networks = []
+    for text in (part.strip() for part in str(value).split(",")) if value else ():
+        try:
+            network = ip_network(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no address: write IP addresses or networks such as 10.0.0.0/28") from None
+        if network.prefixlen == 0:
+            raise ValueError(f"{text} is everybody: name the proxies")
+        networks.append(network)
+    return tuple(networks)
+
+
+def _schema(value: str) -> str:
+    if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", value):
+        raise ValueError("not the name of a schema: write small letters, digits and _, as in forgekeeper")
+    return value
+
+
+def _header(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError("not the name of a header such as X-Forwarded-User")
+    return value
+
+
+# The kinds of values, each as it is read, and what people call it.  Three weeks: PostgreSQL counts its time-outs in
+# milliseconds, in 31 bits.
+Text = Annotated[str, "text"]
+Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3)), "seconds"]
+Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
+Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0)), "seconds"]
+Schedule = Annotated[Cron | None, PlainValidator(cron.parse), NoDecode, "cron"]
+Schema = Annotated[str, AfterValidator(_schema), "text"]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(database_url), "URL"]
+RedisUrl = Annotated[SecretStr, AfterValidator(redis_url), "URL"]
+Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
+Pace = Annotated[float, Field(gt=0), "per second"]
+Count = Annotated[int, Field(ge=1), "count"]
+Bytes = Annotated[int, Field(ge=1), "bytes"]
+Days = Annotated[int, Field(ge=31, le=36_500), "days"]
+Port = Annotated[int, Field(ge=0, le=65535), "port"]
+ObjectStores = Annotated[Json[dict[str, SecretStr]], NoDecode, "JSON"]
+ObjectPrefixes = Annotated[Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]]], NoDecode, "JSON"]
+Network = IPv4Network | IPv6Network
+Networks = Annotated[tuple[Network, ...], PlainValidator(_networks), NoDecode, "addresses"]
+Header = Annotated[str, AfterValidator(_header), "text"]
+Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode, "text"]
+CatchUp = Literal["once", "skip"]
+Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse), NoDecode, "failpoints"]
+
+
+def setting(default: Any, sentence: str) -> Any:
+    """Declare a setting: its default, written as an operator would, and what it is for."""
+    return Field(default=default, description=sentence, validate_default=True)
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names each bad one and says what to do."""
+
+
+class OfBatch(NamedTuple):
+    """What the settings of one batch are made from.
+
+    It has limits where it *counts* what it deletes, and further ones where it *counts_bytes*.
+    """
+
+    name: str
+    cron: str
+    counts: bool = True
+    counts_bytes: bool = False
+
+
+class Settings(BaseSettings):
+    """The settings of one process, checked; `settings_of` adds those of the batches."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
+    )
+
+    database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
+    own_schema: Schema = setting("forgekeeper", "The schema of PostgreSQL in which forgekeeper's own tables are.")
+    forge_schema: Schema = setting("public", "The schema in which the forge's tables are, or views of them.")
+    redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
+    batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
+    repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
+    git_server: Literal["refuse", "bypass"] = setting(
+        "refuse",
+        "Repositories that a Git server (Gitaly) keeps: refuse them, or bypass its locks and replicas.",
+    )
+    object_stores: ObjectStores = setting("{}", "As JSON, location to URL: s3://, gs://, az:// or file:///.")
+    objects: Literal["ours", "theirs"] = setting(
+        "ours", "Whose outbox gets the objects of destroyed artifacts: ours, or the forge's, which deletes them then."
+    )
+    object_prefixes: ObjectPrefixes = setting(
+        "{}",
+        "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "
+        "A location without any: its whole store.",
+    )
+
+    catch_up_window: Duration | None = setting(
+        None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
+    )
+
+    breaker_share: Share = setting(
+        "0.3",
+        "A run that would delete more than this share of its table, and ten times what any of the last hundred has, "
+        "does not begin: the batch is held until it is released. 1: none is.",
+    )
+    breaker_least: Count = setting("1000", "A run that would delete no more records than this is never held.")
+
+    queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
+
+    dead_after: Duration = setting("15", "A process or lease without a heartbeat for this long is dead.")
+    retry_after: Duration = setting("15", "A failed run's first retry waits this long, each further one twice that.")
+    poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
+
+    clock_tolerance: Duration = setting(
+        "60", "Batches that delete refuse to run while the clocks of PostgreSQL and Redis are further apart than this."
+    )
+
+    audit: Literal["people", "all", "off"] = setting(
+        "all", "What is in it: people's acts, or all deletions too, or nothing."
+    )
+    audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months are dropped.")
+    actor: Text | None = setting(None, "Who acts, for the audit, beside user and host.")
+
+    database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
+    database_statement_timeout: Duration = setting("30", "PostgreSQL cancels a statement after this long.")
+    database_lock_timeout: Duration = setting("1", "PostgreSQL stops waiting for a lock after this long.")
+    database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
+    database_network_timeout: Duration = setting(
+        "15", "The kernel closes a connection to PostgreSQL that goes unacknowledged for this long."
+    )
+    store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
+    object_grace: Grace = setting("86400", "How long an object outlives its artifact, and both can be brought back.")
+    object_visibility: Visibility = setting("600", "Objects that a dead run has claimed go to another after this long.")
+    uploads_register: Literal["sorted_set", "hash"] = setting(
+        "sorted_set", "Where uploads are registered: in forgekeeper's sorted sets, or in a hash of the forge's own."
+    )
+    upload_visibility: Visibility = setting("300", "Uploads that a dead run has claimed go to another after this long.")
+    bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
+    unknown_locks: Literal["keep", "resolve"] = setting(
+        "keep",
+        "Expired artifacts whose lock the forge does not know: keep them, or ask their jobs.",
+    )
+    missing_repositories: Share = setting(
+        "0.05",
+        "If more than this share of a run's projects, and at least three, lack repositories, none is believed gone.",
+    )
+    redis_timeout: Duration = setting("2", "How long a worker waits for Redis to answer.")
+    scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
+    shutdown_timeout: Duration = setting("30", "How long a process may finish its work after SIGTERM before it ends.")
+
+    tls_unverified: Unverified = setting("nothing", "Whose certificates are not verified: for tests only.")
+
+    worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
+    worker_threads: Count = setting("8", "Threads of each worker process.")
+
+    metrics_host: Text = setting("127.0.0.1", "The address of the metrics endpoints.")
+    metrics_port_worker: Port = setting("9191", "The metrics endpoint of `forgekeeper worker`; 0: none.")
+    metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
+    metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
+
+    console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
+    console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")
+    console_actions: Literal["on", "off"] = setting("off", "Whether operators may act on the console.")
+    console_users: Path | None = setting(
+        None, "The file of the console's users; `forgekeeper console user add` writes it."
+    )
+    console_proxy: Networks = setting(
+        "", "Addresses or networks of proxies, with commas, that ask who looks at the console, and say so to it."
+    )
+    console_proxy_header: Header = setting("X-Forwarded-User", "The header in which these proxies name the user.")
+    console_tls_certificate: Path | None = setting(None, "The console's certificate (PEM): it serves HTTPS then.")
+    console_tls_key: Path | None = setting(None, "The key of that certificate.")
+
+    log_format: Literal["json", "console"] | None = setting(None, "By default console on a terminal, else json.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
+    failpoints: Failpoints = setting("", "For tests only.")
+
+    @field_validator("object_prefixes")
+    @classmethod
+    def _of_known_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
+        """Let no misspelt location leave the right one without a limit."""
+        # Without any when they could not be read: one complaint is enough.
+        stores: ObjectStores = given.data.get("object_stores", value)
+        unknown = sorted(value.keys() - stores.keys())
+        if unknown:
+            known = ", ".join(stores) or "none"
+            raise ValueError(f"{', '.join(unknown)}: no location of {PREFIX}OBJECT_STORES, which has: {known}")
+        return value
+
+    def cron(self, batch: str) -> Cron | None:
+        """Return the schedule of *batch*, None when it is ``off``."""
+        found: Cron | None = self._of(batch, "cron")
+        return found
+
+    def catch_up(self, batch: str) -> CatchUp:
+        """Say what happens to a tick of *batch* that was missed."""
+        found: CatchUp = self._of(batch, "catch_up")
+        return found
+
+    def pace(self, batch: str) -> float | None:
+        """Return how many rows or objects a second *batch* may delete, None for no limit."""
+        found: float | None = self._of(batch, "pace")
+        return found
+
+    def limits(self, batch: str) -> tuple[int | None, ...]:
+        """Return how much *batch* may delete: records a run, a day, bytes a run, a day; None for no limit."""
+        # A batch that counts no bytes, say, has no limit of bytes.
+        return tuple(getattr(self, f"{name}_{batch}", None) for name in (*OF_RECORDS, *OF_BYTES))
+
+    def audits(self, batch: str) -> bool:
+        """Say whether what *batch* deletes is in the audit."""
+        return (self._of(batch, "audit") or self.audit) == "all"
+
+    def window(self, batch: str) -> timedelta:
+        """Return how old a missed tick of *batch* may be to be caught up."""
+        schedule = self.cron(batch)
+        period = schedule.period if schedule else timedelta(0)
+        return self.catch_up_window or max(period, timedelta(hours=1))
+
+    def _of(self, batch: str, name: str) -> Any:
+        # Without a default: a batch that these settings do not know must not look as if it were off.
+        return getattr(self, f"{name}_{batch}")
+
+    def require_database(self) -> str:
+        """Return the URL of the database; raise `SettingsError` when there is none."""
+        return _required("DATABASE_URL", self.database_url, "postgresql://user@host/name")
+
+    def require_redis(self) -> str:
+        """Return the URL of Redis; raise `SettingsError` when there is none."""
+        return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
+
+
+@cache
+def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
+    """Return the settings of a process that has these batches: some more of each.
+
+    Raises `SettingsError` where a batch's name would make a setting of another's.
+    """
+    fields: dict[str, Any] = {}
+    for batch in batches:
+        of_batch = {
+            "cron": (Schedule, setting(batch.cron, f"When {batch.name} runs.")),
+            "catch_up": (CatchUp, setting("once", "A missed tick of this batch: run the newest once, or skip.")),
+            "pace": (Pace | None, setting(None, PACED.format(batch.name))),
+            "audit": (Literal["all", "off"] | None, setting(None, AUDITED)),
+        }
+        if batch.counts:
+            of_batch |= {name: (Count | None, setting(None, sentence)) for name, sentence in OF_RECORDS.items()}
+        if batch.counts_bytes:
+            of_batch |= {name: (Bytes | None, setting(None, sentence)) for name, sentence in OF_BYTES.items()}
+        of_batch = {f"{name}_{batch.name}": field for name, field in of_batch.items()}
+        if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
+            raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
+        fields |= of_batch
+    made: type[Settings] = create_model("Settings", __base__=Settings, **fields)
+    return made
+
+
+def _required(name: str, value: SecretStr | None, example: str) -> str:
+    if value is None:
+        raise SettingsError(f"{PREFIX}{name} is not set: set it to a URL such as {example}, or try `forgekeeper demo`")
+    return value.get_secret_value()

@@ -1,0 +1,128 @@
+"""URLs of servers and stores: what they may be, what is shown of them, and which certificates they leave unverified."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import psycopg2
+from psycopg2.extensions import parse_dsn
+from pydantic import SecretStr
+from redis.connection import parse_url
+
+if TYPE_CHECKING:
+    from forgekeeper.platform.settings import Settings
+
+MASK = "********"
+SHOWN_OF_A_STORE = {"account_name", "allow_http", "endpoint", "region", "virtual_hosted_style_request"}
+"""Options of a store's URL that are shown; whatever else stands there, a half of a key perhaps, may be a secret."""
+REDIS_OPTIONS = {"db", "password", "protocol", "username"}
+TLS_OPTIONS = {"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"}
+UNQUOTED = "host or port make no sense: percent-encode special characters in the user and the password"
+
+Unverified = Literal["nothing", "redis", "stores", "everything"]
+NO = {"", "0", "f", "false", "n", "no", "off"}
+INVALID = "allow_invalid_certificates"
+
+
+def database_url(value: SecretStr) -> SecretStr:
+    """Take a URL or DSN that libpq can read; no message repeats it, as libpq's own do."""
+    try:
+        parts = parse_dsn(value.get_secret_value())
+    except psycopg2.ProgrammingError:
+        raise ValueError("not a PostgreSQL URL such as postgresql://user@host/name") from None
+    port_is_number = all(port.isdigit() for port in parts.get("port", "0").split(","))
+    looks_split = any("@" in parts.get(key, "")[1:] for key in ("host", "dbname"))
+    if not port_is_number or (looks_split and not parts.get("host", "").startswith("/")):
+        # Half of the password has become a host or a port, and would be printed as one.
+        raise ValueError(UNQUOTED)
+    return value
+
+
+def redis_url(value: SecretStr) -> SecretStr:
+    """Take a URL that redis-py can read, with options that it knows."""
+    try:
+        url = urlsplit(value.get_secret_value())
+        options = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
+        _port = url.port
+    except ValueError:
+        raise ValueError(UNQUOTED) from None
+    if url.scheme not in {"redis", "rediss", "unix"} or not (url.hostname or url.scheme == "unix"):
+        raise ValueError("not a Redis URL such as redis://host:6379/0, rediss://host:6379/0 or unix:///path/redis.sock")
+    if url.scheme != "unix" and (url.fragment or not re.fullmatch(r"/?\d*", url.path)):
+        # What follows the host is a number; anything else is the rest of a password.
+        raise ValueError(UNQUOTED)
+    known = REDIS_OPTIONS | (TLS_OPTIONS if url.scheme == "rediss" else set())
+    if not options.keys() <= known or not options.get("db", "0").isdigit():
+        raise ValueError(f"the options of a {url.scheme}:// URL are {', '.join(sorted(known))}; db is a number")
+    if options.get("protocol", "3") != "3":
+        raise ValueError("answers are read as protocol 3 has them: leave the option protocol out")
+    return value
+
+
+def of_database(url: str) -> str:
+    """Show where PostgreSQL is: user, host or folder of the socket, port and name."""
+    at = parse_dsn(url)
+    user = at.get("user", "")
+    name = at.get("dbname") or user or "postgres"
+    return f"postgresql://{user}{'@' if user else ''}{at.get('host', '')}:{at.get('port', 5432)}/{name}"
+
+
+def of_redis(url: str) -> str:
+    """Show where Redis is: host and port, or socket, and number of the database."""
+    at, scheme = parse_url(url), urlsplit(url).scheme  # type: ignore[no-untyped-call]
+    place = at.get("path") or f"{at.get('host')}:{at.get('port', 6379)}"
+    return f"{scheme}://{place}/{at.get('db', 0)}"
+
+
+def of_store(url: str) -> str:
+    """Show where an object store is, and nothing of one that makes no sense."""
+    address, mark, query = url.partition("?")
+    if not re.fullmatch(r"\w+://[^@#]*", address):
+        return MASK
+    # What has no value is no name: it may be the rest of a key that has an "&".
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return address + mark + "&".join(f"{name}={_option(name, value)}" if value else MASK for name, _, value in pairs)
+
+
+def _option(name: str, value: str) -> str:
+    value = unquote(value)
+    return value if name in SHOWN_OF_A_STORE and not {"@", "#", "?"} & set(value) else MASK
+
+
+def unverified(settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each server whose certificate would not be looked at though no setting says so.
+
+    Anyone on the way to it can pose as that server: it learns the password, and says what to delete.
+    """
+    for kind, place in _unverified(settings):
+        if settings.tls_unverified not in {kind, "everything"}:
+            yield (
+                f"{place}, and so anybody on the way could be that server: leave it out, and give this machine the "
+                f"server's authority, or set FORGEKEEPER_TLS_UNVERIFIED={kind}; both are: everything"
+            )
+
+
+def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
+    url = settings.redis_url.get_secret_value() if settings.redis_url else ""
+    for name, value in parse_qsl(urlsplit(url).query):
+        if (name == "ssl_cert_reqs" and value != "required") or (name == "ssl_check_hostname" and value.lower() in NO):
+            yield "redis", f"FORGEKEEPER_REDIS_URL sets {name}"
+    urls = {location: url.get_secret_value() for location, url in settings.object_stores.items()}
+    for location, url in urls.items():
+        options = dict(parse_qsl(url.partition("?")[2]))
+        if options.get(INVALID, "").lower() not in NO:
+            yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) says {INVALID}"
+    # The stores' libraries read options of theirs from the environment, too.
+    remote = not all(url.startswith("file:") for url in urls.values())
+    for name in ("AWS", "AZURE", "GOOGLE") if remote else ():
+        if os.environ.get(f"{name}_{INVALID.upper()}", "").lower() not in NO:
+            yield "stores", f"{name}_{INVALID.upper()} is set"
+
+
+def s3_option(options: Mapping[str, str], name: str) -> str:
+    """Return an option of a store of S3: of its URL, else of the environment; "" if neither has it."""
+    return options.get(name) or os.environ.get(f"AWS_{name.upper()}", "")

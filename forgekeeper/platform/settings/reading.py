@@ -1,0 +1,151 @@
+"""Read the settings from the environment, and show them without their secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
+
+from dotenv import dotenv_values
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings
+
+from forgekeeper.platform.settings import PREFIX, Modules, Settings, SettingsError, setting
+from forgekeeper.platform.settings.addresses import MASK, of_database, of_redis, of_store, unverified
+
+ENV_FILE = ".env"
+ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
+"""How a URL is shown; one of no setting named here is masked whole."""
+KEYED = {"object_stores", "object_prefixes"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A setting as the command line and the documentation show it."""
+
+    name: str
+    type: str
+    default: str
+    value: str
+    sentence: str
+    source: str
+    """``environment``, ``.env`` or ``default``."""
+
+
+class _Declaring(BaseSettings):
+    model_config = Settings.model_config
+    batches: Modules = setting("workers", "")
+
+
+def modules() -> tuple[str, ...]:
+    """Read which modules declare batches: the settings of these are known only then.  Raises `SettingsError`."""
+    found, problems = _made(_Declaring)
+    _complain(problems)
+    names: tuple[str, ...] = found.batches
+    return names
+
+
+def read(model: type[Settings]) -> Settings:
+    """Read the settings; raise `SettingsError` naming every unknown name and bad value.
+
+    No message repeats a value that may hold a password.
+    """
+    settings, problems = _made(model)
+    _complain([*_unknown_names(model), *(unverified(settings) if settings else ()), *problems])
+    made: Settings = settings
+    return made
+
+
+def _made(model: type[BaseSettings]) -> tuple[Any, list[str]]:
+    """Return what the environment makes of *model* and no problems, or None and what is wrong."""
+    try:
+        return model(_env_file=ENV_FILE), []
+    except ValidationError as error:
+        return None, [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(
+            f"cannot read the file {ENV_FILE}: {why}; correct it, or run this in another folder"
+        ) from None
+
+
+def _complain(problems: list[str]) -> None:
+    if problems:
+        raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
+
+
+def describe(settings: Settings) -> list[Described]:
+    """List every setting with its present value, secrets masked, and where that comes from."""
+    sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(ENV_FILE)), ".env")
+    sources |= dict.fromkeys(_names(os.environ), "environment")
+    return [
+        Described(
+            name=PREFIX + name.upper(),
+            type=_kind(field.annotation, field.metadata),
+            default=_shown(field.default, name),
+            value=_shown(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
+            sentence=field.description or "",
+            source=sources.get(PREFIX + name.upper(), "default"),
+        )
+        for name, field in type(settings).model_fields.items()
+    ]
+
+
+def places(settings: Settings) -> str:
+    """Say in a line which servers, folder and stores these settings lead to, and where each comes from."""
+    wanted = {PREFIX + name.upper() for name in ("database_url", "redis_url", "repositories_root", "object_stores")}
+    shown = [one for one in describe(settings) if one.name in wanted and one.value]
+    return ", ".join(f"{one.name}={one.value} ({one.source})" for one in shown)
+
+
+def _names(values: Mapping[str, str | None]) -> set[str]:
+    """Return the names that are given: a value that is empty counts as none, as it does when settings are read."""
+    return {name.upper() for name, value in values.items() if value}
+
+
+def _unknown_names(model: type[Settings]) -> Iterator[str]:
+    known = {PREFIX + name.upper() for name in model.model_fields}
+    for name in sorted({*os.environ, *dotenv_values(ENV_FILE)}):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            # Without the prefix: it makes all of them alike.
+            own = [one.removeprefix(PREFIX) for one in known]
+            close = get_close_matches(name.upper().removeprefix(PREFIX), own, n=1)
+            yield f"unknown setting {name}" + (f" (did you mean {PREFIX}{close[0]}?)" if close else "")
+
+
+def _bad_value(details: ErrorDetails) -> str:
+    name, *inside = (str(part) for part in details["loc"])
+    reason = details["msg"].removeprefix("Value error, ")
+    reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
+    # pydantic names the branch of a union it tried; only an operator's own keys help.
+    key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
+    return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
+
+
+def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Name the kind of a value: as the kind says, or by its choices, or by its type."""
+    for said in metadata:
+        if isinstance(said, str):
+            return said
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(inner)
+    return _kind(inner[0], inner[1:]) if inner else annotation.__name__.lower()
+
+
+def _shown(value: Any, setting: str, none: str = "") -> str:
+    if value is None:
+        return none
+    if isinstance(value, SecretStr):
+        return ADDRESSES[setting](value.get_secret_value()) if setting in ADDRESSES else MASK
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
+    if isinstance(value, tuple):
+        return (" " if setting == "object_prefixes" else ", ").join(str(part) for part in value)
+    return str(value)

@@ -1,1 +1,0 @@
-"""What a worker process is: its boot, its middleware, its shutdown."""

@@ -1,0 +1,1 @@
+"""Sources: tables that list due items, such as the outbox."""

@@ -1,0 +1,136 @@
+"""The outbox: objects whose artifacts are gone and that must go too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.platform.database import Base, BigIdentityField, database, default
+from forgekeeper.platform.database.survey import missed
+
+LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
+"""Where an object lies, by its row's `file_store`; one of another number waits for a person."""
+MAX_ATTEMPTS = 10
+"""After so many failures an object waits for a person."""
+
+FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
+# A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
+LYING = """
+    select asked.path, object.id, object.pick_up_at = 'infinity'
+    from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
+        select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
+    ) as object
+"""
+# What a run has failed to delete may be gone.  What is due waits for a run, for long if the batch is held.
+WAITING = "from deleted_objects where pick_up_at < 'infinity' and attempts = 0"
+RECOVERABLE = f"""
+    select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
+        (select pick_up_at {WAITING} order by pick_up_at limit 1),
+        (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
+"""
+# The last instant there is: no run ever finds it due.
+HOLD = """
+    with was as (
+        select id, pick_up_at from deleted_objects where id = any(%(ids)s) order by id for no key update
+    ), held as (
+        update deleted_objects as object set pick_up_at = 'infinity'
+        from was where object.id = was.id and was.pick_up_at < 'infinity'
+    )
+    select count(*), count(*) filter (where pick_up_at <= clock_timestamp() + %(visibility)s) from was
+"""
+UNHOLD = """
+    update deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
+    where pick_up_at = 'infinity' and id = any(%(ids)s)
+"""
+
+
+def parted(path: str) -> tuple[str, str]:
+    """Return the folder and the file that an object at *path* has in the outbox."""
+    folder, _, file = path.rpartition("/")
+    return (folder, file) if folder else ("", path)
+
+
+class DeletedObject(Base):
+    """An object to delete; who has claimed it has it until *pick_up_at*."""
+
+    grants = "worker: select, insert, update, delete; exporter: select"
+    location = LOCATIONS[2]
+    locations: ClassVar[Sequence[str]] = tuple(LOCATIONS.values())
+    sentence = "the outbox names it"
+
+    id = BigIdentityField()
+    project_id = pw.BigIntegerField(null=True)
+    file_store = pw.IntegerField(constraints=default("2"))
+    store_dir = pw.TextField()
+    file = pw.TextField()
+    pick_up_at = DateTimeTZField(constraints=default("now()"))
+    attempts = pw.SmallIntegerField(constraints=default("0"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "deleted_objects"
+        indexes = ((("pick_up_at", "id"), False), (("store_dir", "file"), False))
+
+    @property
+    def path(self) -> str:
+        """Where the object lies: what was the artifact's ``file_final_path``."""
+        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+
+    @property
+    def lies_at(self) -> str | None:
+        """The location of its store."""
+        return LOCATIONS.get(self.file_store)
+
+    @classmethod
+    def lying(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
+        """Return those of *paths* that lie in the outbox, with the object's id and whether it is held."""
+        folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
+        values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
+        found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
+        return found
+
+    @classmethod
+    def named(cls, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that lie in the outbox."""
+        return {path for path, *_ in cls.lying(paths)}
+
+    @classmethod
+    def overlooked(cls) -> set[str]:
+        """Return the paths of some objects in the outbox that `named` misses."""
+        return missed("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)", cls.named)
+
+    @classmethod
+    def full_path(cls) -> pw.Node:
+        """Return the expression of `path`."""
+        path: pw.Node = pw.fn.concat_ws("/", pw.fn.nullif(cls.store_dir, ""), cls.file)
+        return path
+
+    @classmethod
+    def recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
+        """Say how many objects, at most *bound*, a person can still keep, and when the first and the last are due."""
+        count, first, last = database.execute_sql(RECOVERABLE, {"bound": bound}).fetchone()
+        return count, first, last
+
+    @classmethod
+    def held(cls) -> pw.ModelSelect[DeletedObject]:
+        """Select the objects that are held back."""
+        return cls.select().where(cls.pick_up_at == FOR_EVER).order_by(cls.id)
+
+    @classmethod
+    def hold(cls, ids: Sequence[int], *, visibility: timedelta) -> tuple[int, int]:
+        """Hold objects back; return how many are held now, and how many of them a run may be deleting.
+
+        Those are the ones that were due, or that a run may have claimed for *visibility*.
+        """
+        values = {"ids": list(ids), "visibility": visibility}
+        held, at_work = database.execute_sql(HOLD, values).fetchone()
+        return held, at_work
+
+    @classmethod
+    def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
+        """Let held objects go, due after *grace*; return how many there were."""
+        return int(database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount)

@@ -1,0 +1,219 @@
+"""A queue in a table: claim due items, keep or give back a claim, retry or remove an item.
+
+A claim sets the instant at which an item is due again: as long as that is in the row, the claim is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.api.objects import Locations, Objects
+from forgekeeper.api.shown import Entry
+from forgekeeper.platform.database import database, exclusions
+from forgekeeper.platform.database.naming import quote_name, relation_name
+from forgekeeper.platform.database.queries import chosen
+
+OURS = "({key}, {due_at}) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
+CLAIM = """
+    update {table} set {due_at} = clock_timestamp() + %(visibility)s
+    where {key} = any(array(
+        select {key} from {table}
+        where {due_at} <= %(now)s and {attempts} < %(max_attempts)s and {location} = any(%(locations)s)
+          and ({excluded}) is not true{chosen}
+        order by {due_at}, {key}
+        limit %(limit)s
+        for update skip locked
+    ))
+    returning {key}, {path}, {location}, {project}, {due_at}, {created_at}
+"""
+STILL_CLAIMED = f"select {{key}} from {{table}} where {OURS}"
+# Locked, so that a person who holds items back comes before us, or waits until it is known that we delete them.
+# Rows that another session has locked are waited for: a second claim locks ours until it ends, if it found them due
+# before our claim ended.  All sessions lock in the order of the keys, so none waits for another in a circle.
+STILL_OURS = f"{STILL_CLAIMED} order by {{key}} for no key update"
+FAIL = f"""
+    update {{table}} set {{attempts}} = {{attempts}} + 1,
+        {{due_at}} = clock_timestamp() + %(first)s * power(2, least({{attempts}}, 10))
+    where {OURS} returning {{attempts}} >= %(max_attempts)s
+"""
+# By their paths, too: in a database that came back older another's row may have the id.
+REMOVE = """
+    delete from {table} where {key} = any(%(ids)s::bigint[])
+        and ({key}, {path}) in (select * from unnest(%(ids)s::bigint[], %(paths)s::text[]))
+    returning {key}
+"""
+PUT_BACK = f"update {{table}} set {{due_at}} = %(now)s where {OURS}"
+# Items that a person holds back are due at the end of time, and do not count as failures.
+GIVEN_UP = (
+    "{attempts} >= %(max_attempts)s and {due_at} < 'infinity' and (%(keys)s::bigint[] is null or {key} = any(%(keys)s))"
+)
+RETRY = f"update {{table}} set {{attempts}} = 0, {{due_at}} = clock_timestamp() where {GIVEN_UP}"
+DISCARD = f"delete from {{table}} where {GIVEN_UP}"
+
+
+class QueueItem(NamedTuple):
+    """A claimed item: its row's *id*, where its object is, and the instant until which the claim lasts."""
+
+    id: int
+    path: str
+    location: str | None
+    project_id: int | None
+    claimed_until: datetime
+    created_at: datetime
+
+
+class QueueTable:
+    """The table of a queue, for the run of a *batch*; each call is a statement in the caller's transaction."""
+
+    def __init__(self, objects: Objects[Any], batch: str) -> None:
+        self._objects, self._queue, self._batch = objects, objects.source, batch
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names of the statements' parts."""
+        queue, objects = self._queue, self._objects
+        location = objects.location
+        if isinstance(location, Locations):
+            whens = " ".join(f"when {value:d} then '{name}'" for value, name in location.names.items())
+            written = f"case {_name(location.column)} {whens} end"
+        else:
+            written = f"'{location}'::text"
+        return {
+            "table": relation_name(queue.model),
+            "key": _name(queue.model._meta.primary_key),
+            "due_at": _name(queue.due_at),
+            "attempts": _name(queue.attempts),
+            "created_at": _name(queue.created_at),
+            "project": "null::bigint" if objects.project is None else _name(objects.project),
+            "path": exclusions.written(queue.model, objects.path),
+            "location": written,
+        }
+
+    @property
+    def excluded(self) -> pw.Node:
+        """The condition of the items that people exclude of the batch."""
+        return exclusions.excluded(self._batch, project=self._objects.project, name=self._objects.path)
+
+    def due(self, now: datetime) -> pw.ModelSelect[Any]:
+        """Select the items that are due, excluded ones too."""
+        queue = self._queue
+        return self._select(queue.due_at <= now, queue.attempts < queue.retry.attempts)
+
+    def not_excluded(self, now: datetime) -> pw.ModelSelect[Any]:
+        """Select the items that are due and that nobody excludes."""
+        return self.due(now).where(exclusions.but(self.excluded))
+
+    def later(self, now: datetime) -> pw.ModelSelect[Any]:
+        """Select the items that are not due yet."""
+        queue = self._queue
+        return self._select(queue.due_at > now, queue.attempts < queue.retry.attempts)
+
+    def given_up(self) -> pw.ModelSelect[Any]:
+        """Select the items that have failed for the last time, the oldest first."""
+        queue = self._queue
+        return self._select(queue.attempts >= queue.retry.attempts).order_by(queue.model._meta.primary_key)
+
+    def _select(self, *conditions: pw.Node) -> pw.ModelSelect[Any]:
+        query: pw.ModelSelect[Any] = self._queue.model.select().where(*conditions)
+        return query
+
+    def at(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> pw.ModelSelect[Any]:
+        """Return the items of *query* that are at one of these locations."""
+        return query.where(pw.SQL(f"({self._names['location']}) = any(%s)", [list(locations)]))
+
+    def elsewhere(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> tuple[int, str | None] | None:
+        """Return the key and the location of an item of *query* that is at none of these locations."""
+        where = pw.SQL(f"(({self._names['location']}) = any(%s)) is not true", [list(locations)])
+        key = self._queue.model._meta.primary_key
+        row: tuple[int, str | None] | None = (
+            query.where(where).select(key, pw.SQL(self._names["location"])).order_by(key).tuples().first()
+        )
+        return row
+
+    def claim(
+        self,
+        now: datetime,
+        *,
+        locations: Collection[str],
+        visibility: timedelta,
+        limit: int,
+        only: Sequence[int] | None = None,
+        without: Collection[int] = (),
+    ) -> list[QueueItem]:
+        """Claim up to *limit* due items; if we die, others find them due after *visibility*."""
+        values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
+        values |= {"locations": list(locations), "now": now, "limit": limit}
+        values |= {"max_attempts": self._queue.retry.attempts}
+        names = self._names | {
+            "excluded": exclusions.written(self._queue.model, self.excluded),
+            "chosen": chosen(self._names["key"], only=only, without=without),
+        }
+        return [QueueItem(*row) for row in database.execute_sql(CLAIM.format(**names), values).fetchall()]
+
+    def items(self, keys: Sequence[int]) -> list[QueueItem]:
+        """Return the items of these keys as they are, in the order in which they are due."""
+        names = self._names
+        statement = (
+            "select {key}, {path}, {location}, {project}, {due_at}, {created_at} from {table}"
+            " where {key} = any(%(ids)s) order by {due_at}, {key}"
+        )
+        rows = database.execute_sql(statement.format(**names), {"ids": list(keys)}).fetchall()
+        return [QueueItem(*row) for row in rows]
+
+    def lock_ours(self, items: Sequence[QueueItem]) -> set[int]:
+        """Return the keys of the items that are still claimed by us, and lock them until the transaction ends."""
+        return self._keys(STILL_OURS, _claims(items))
+
+    def find_ours(self, items: Sequence[QueueItem]) -> set[int]:
+        """Return the keys of the items that nobody else has claimed since; nothing is locked."""
+        return self._keys(STILL_CLAIMED, _claims(items))
+
+    def put_back(self, items: Sequence[QueueItem], now: datetime) -> None:
+        """Let the items that are still ours be due again as they were; no attempt is spent."""
+        database.execute_sql(PUT_BACK.format(**self._names), {**_claims(items), "now": now})
+
+    def fail(self, items: Sequence[QueueItem]) -> int:
+        """Spend an attempt on each item; return how many of them that was the last for."""
+        retry = self._queue.retry
+        values = {**_claims(items), "first": retry.first, "max_attempts": retry.attempts}
+        rows = database.execute_sql(FAIL.format(**self._names), values).fetchall()
+        return sum(is_last for (is_last,) in rows)
+
+    def remove(self, paths: Mapping[int, str]) -> set[int]:
+        """Remove the rows of these keys that have these paths; return the keys of those that were there."""
+        return self._keys(REMOVE, {"ids": list(paths), "paths": list(paths.values())})
+
+    def retry(self, keys: Sequence[int] | None) -> int:
+        """Let items that were given up be tried again, all of them if *keys* is None; return how many."""
+        return self._act(RETRY, keys)
+
+    def discard(self, keys: Sequence[int] | None) -> int:
+        """Remove items that were given up, all of them if *keys* is None; return how many.  Their objects stay."""
+        return self._act(DISCARD, keys)
+
+    def entries(self, limit: int) -> Iterator[Entry]:
+        """Yield up to *limit* items that were given up, the oldest first."""
+        key, attempts = self._queue.model._meta.primary_key, self._queue.attempts
+        found: dict[int, int] = dict(self.given_up().select(key, attempts).limit(limit).tuples())
+        for one in sorted(self.items(list(found))):
+            yield Entry(str(one.id), f"could not be deleted: {one.path}", found[one.id], one.created_at)
+
+    def _keys(self, statement: str, values: dict[str, Any]) -> set[int]:
+        return {key for (key,) in database.execute_sql(statement.format(**self._names), values).fetchall()}
+
+    def _act(self, statement: str, keys: Sequence[int] | None) -> int:
+        values = {"keys": None if keys is None else list(keys), "max_attempts": self._queue.retry.attempts}
+        return int(database.execute_sql(statement.format(**self._names), values).rowcount)
+
+
+def _name(field: pw.Field[Any]) -> str:
+    return str(quote_name(field.column_name))
+
+
+def _claims(items: Sequence[QueueItem]) -> dict[str, Any]:
+    return {"ids": [one.id for one in items], "claims": [one.claimed_until for one in items]}

@@ -1,0 +1,124 @@
+"""What has become of direct uploads, kept in PostgreSQL: the register in Redis may go back, this does not.
+
+*Reaped* is what a run has deleted or is about to delete; other rows have completed at a location whose objects no table
+names.  A transaction that settles an upload holds its lock until it ends: of a producer's row and a run's row the later
+one sees the earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.platform.database import Base, database, default
+from forgekeeper.platform.database.survey import Rows
+
+LOCKS = 0x6B656570
+"""The seed by which an upload's entry is hashed for its advisory lock: the letters ``keep``."""
+LOCK = "select pg_advisory_xact_lock(hashtextextended(%(location)s || ':' || %(path)s, %(seed)s))"
+# Whatever the role's default is: the statements that follow must see what the transaction before us has committed.
+LOCK_FREE = """
+    set transaction isolation level read committed;
+    select path from unnest(%(paths)s::text[]) as path
+    where pg_try_advisory_xact_lock(hashtextextended(%(location)s || ':' || path, %(seed)s))
+"""
+LOCKED = """
+    select path from unnest(%(paths)s::text[]) as path
+    where hashtextextended(%(location)s || ':' || path, %(seed)s) = any(array(
+        select (classid::bigint << 32) | objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1
+            and database = (select oid from pg_database where datname = current_database())
+    ))
+"""
+REAP = """
+    insert into settled_uploads (location, path, reaped, run)
+    select %(location)s, path, true, %(run)s from unnest(%(paths)s::text[]) as path
+    on conflict (location, path) do update set settled_at = excluded.settled_at, run = excluded.run
+        where settled_uploads.reaped
+"""
+NAMED = """
+    select path from settled_uploads
+    where location = %(location)s and path = any(%(paths)s::text[]) and coalesce(reaped = %(reaped)s::boolean, true)
+"""
+OLD = "settled_at < %(horizon)s"
+"""What runs remove, and previews count."""
+DELETE_OLD = f"""
+    delete from settled_uploads where (location, path) in (
+        select location, path from settled_uploads where {OLD} limit %(limit)s for update skip locked
+    )
+"""
+
+
+class NoTransaction(Exception):
+    """Ask within the transaction that inserts the row, in READ COMMITTED: an upload is settled when that ends."""
+
+
+class SettledUpload(Base):
+    """An upload that was reaped or has completed, and when."""
+
+    location = pw.TextField()
+    path = pw.TextField()
+    reaped = pw.BooleanField()
+    settled_at = DateTimeTZField(constraints=default("clock_timestamp()"), index=True)
+    run = pw.BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "settled_uploads"
+        primary_key = pw.CompositeKey("location", "path")
+
+    @classmethod
+    def lock(cls, location: str, path: str) -> None:
+        """Lock the upload until this transaction ends; raise `NoTransaction` where there is none."""
+        # The producer's transaction has begun before.
+        (isolation,) = database.execute_sql("select current_setting('transaction_isolation')").fetchone()
+        if not database.in_transaction() or isolation != "read committed":
+            raise NoTransaction(NoTransaction.__doc__)
+        database.execute_sql(LOCK, {"location": location, "path": path, "seed": LOCKS})
+
+    @classmethod
+    def lock_free(cls, location: str, paths: Sequence[str]) -> list[str]:
+        """Lock those that no other has locked, and return them; it has to be the first statement of its transaction."""
+        return _paths(LOCK_FREE, location, paths, seed=LOCKS)
+
+    @classmethod
+    def locked(cls, location: str, paths: Sequence[str]) -> set[str]:
+        """Return those that a transaction has locked; lock none."""
+        return set(_paths(LOCKED, location, paths, seed=LOCKS))
+
+    @classmethod
+    def named(cls, location: str, paths: Sequence[str], *, reaped: bool | None = None) -> set[str]:
+        """Return those of *paths* that were reaped, that have completed, or both where *reaped* is None."""
+        return set(_paths(NAMED, location, paths, reaped=reaped))
+
+    @classmethod
+    def reap(cls, location: str, paths: Sequence[str], run: int | None) -> None:
+        """Record, before their objects go, that the uploads were reaped; needs their locks."""
+        database.execute_sql(REAP, {"location": location, "paths": list(paths), "run": run})
+
+    @classmethod
+    def complete(cls, location: str, path: str) -> None:
+        """Record that an upload has completed which no table will name; needs its lock."""
+        cls.insert(location=location, path=path, reaped=False).on_conflict_ignore().execute()
+
+    @classmethod
+    def forget(cls, location: str, paths: Sequence[str]) -> int:
+        """Remove the records of reaped uploads whose objects stay after all; return how many there were."""
+        return int(cls.delete().where(cls.location == location, cls.path.in_(list(paths)), cls.reaped).execute())
+
+    @classmethod
+    def old(cls, horizon: datetime) -> Rows:
+        """Return what `delete_old` would delete."""
+        name = "location || ':' || path"
+        return Rows("settled_uploads", OLD, {"horizon": horizon}, due="settled_at", key=name, name="path")
+
+    @classmethod
+    def delete_old(cls, horizon: datetime, *, limit: int) -> int:
+        """Delete up to *limit* records from before *horizon*; return how many."""
+        return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit}).rowcount)
+
+
+def _paths(statement: str, location: str, paths: Sequence[str], **values: int | None) -> list[str]:
+    values_of_all = {"location": location, "paths": list(paths), **values}
+    return [path for (path,) in database.execute_sql(statement, values_of_all).fetchall()]

@@ -1,1 +1,0 @@
-"""The world outside database and Redis."""

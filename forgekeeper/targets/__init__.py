@@ -1,0 +1,1 @@
+"""Targets: object stores and git repositories."""

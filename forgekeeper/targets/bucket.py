@@ -1,0 +1,107 @@
+"""Inspect an object store: whether it deletes, and which bytes it keeps after a deletion by its own rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import obstore
+from obstore.store import AzureStore, LocalStore, S3Store
+
+from forgekeeper.targets.bulk_deletion import delete_in_bulk
+from forgekeeper.targets.opening import FAILURES, answer, open_store, reason
+from forgekeeper.targets.s3_requests import Element, S3Refused, S3Requests, parse_xml, requests_to
+from forgekeeper.targets.sentinel import NAME, PROBE, TIMEOUT
+
+ABORT_UPLOADS = "AbortIncompleteMultipartUpload"
+"""Action of a lifecycle rule: abort multipart uploads that are unfinished for some days."""
+EXPIRE_VERSIONS = "NoncurrentVersionExpiration"
+"""Action of a lifecycle rule: delete versions that are not the newest for some days."""
+NOT_FOUND_STATUS, FORBIDDEN_STATUS = 404, 403
+
+Found = TypeVar("Found")
+
+
+class BucketInspection:
+    """The store behind a URL; its methods raise one of `FAILURES` if it does not answer, unless they say otherwise.
+
+    Nothing there is changed.  Whether it deletes is asked by a name that no object has, in the first of *prefixes*.
+    """
+
+    def __init__(self, url: str, prefixes: Sequence[str]) -> None:
+        self._store = open_store(url, request_timeout=TIMEOUT, retries=1, retry_timeout=TIMEOUT)
+        self._requests = requests_to(self._store, url, timeout=TIMEOUT)
+        self._probe = f"{prefixes[0]}/{PROBE}" if prefixes else PROBE
+        self.is_folder = isinstance(self._store, LocalStore)
+        self.is_s3 = isinstance(self._store, S3Store)
+
+    @property
+    def is_signed_here(self) -> bool:
+        """Whether the keys are known here, so that requests can be signed."""
+        return self._requests is not None
+
+    def why_no_deletion(self) -> str | None:
+        """Return why an object cannot be deleted by a request of its own; None if it can."""
+        try:
+            with suppress(FileNotFoundError):
+                _finish(answer(obstore.delete_async, self._store, self._probe, within=None))
+        except FAILURES as error:
+            return reason(error)
+        return None
+
+    def why_no_bulk_deletion(self) -> str | None:
+        """Return why objects cannot be deleted in bulk; None if they can."""
+        try:
+            deleted = self._ask(lambda requests: delete_in_bulk(requests, [self._probe]))
+        except FAILURES as error:
+            return reason(error)
+        return None if deleted else "the answer names no object"
+
+    def keeps_versions(self) -> bool:
+        """Return whether a deleted object stays as a version."""
+        if self._requests is not None:
+            with suppress(*FAILURES):
+                found = self._ask(lambda requests: requests.send("GET", {"versioning": None}))
+                if parse_xml(found.body, "VersioningConfiguration").findtext("Status") is not None:
+                    return True
+        # A store of S3 says it of each object, too; Google's has a version of each, kept or not.
+        says_so = isinstance(self._store, (S3Store, AzureStore))
+        return says_so and obstore.head(self._store, NAME)["version"] is not None
+
+    def lifecycle_actions(self) -> set[str] | None:
+        """Return the actions of lifecycle rules that apply to the whole store; None if rules cannot be seen."""
+        try:
+            found = self._ask(lambda requests: requests.send("GET", {"lifecycle": None}))
+            rules = parse_xml(found.body, "LifecycleConfiguration").findall("Rule")
+        except FAILURES as error:
+            return set() if isinstance(error, S3Refused) and error.status == NOT_FOUND_STATUS else None
+        return {action.tag for rule in rules if self._is_in_force(rule) for action in rule}
+
+    def _is_in_force(self, rule: Element) -> bool:
+        """Return whether a lifecycle rule applies to every object and upload below the prefix of the store."""
+        prefix = rule.findtext("Filter/Prefix") or rule.findtext("Prefix") or ""
+        is_whole = all(rule.find(f"Filter/{condition}") is None for condition in ("And", "Tag"))
+        covers = self._requests is None or self._requests.prefix.startswith(prefix)
+        return rule.findtext("Status") == "Enabled" and is_whole and covers
+
+    def why_no_uploads(self) -> str | None:
+        """Return why unfinished uploads may not be listed; None if they may, or if the store does not know them."""
+        try:
+            self._ask(lambda requests: requests.send("GET", {"uploads": None, "max-uploads": "1"}))
+        except S3Refused as refused:
+            return reason(refused) if refused.status == FORBIDDEN_STATUS else None
+        return None
+
+    def _ask(self, ask: Callable[[S3Requests], Awaitable[Found]]) -> Found:
+        requests = self._requests
+        assert requests is not None, "the caller has asked `is_signed_here`"
+        return _finish(ask(requests))
+
+
+def _finish(work: Awaitable[Found]) -> Found:
+    async def finish() -> Found:
+        return await work
+
+    return asyncio.run(finish())

@@ -1,0 +1,387 @@
+"""Find a repository below the root, keep git inside it, and see what its refs are at.
+
+A repository is believed to be gone only while the sentinel can be read: the disk may not be mounted.
+
+Git follows a symbolic link in the path of a ref, of its log and of `packed-refs`, and `commondir` names the folder in
+which the refs are.  A bare repository of a forge has none of these.  What git only reads may lead elsewhere: `HEAD` as
+a link, as old gits made it, `objects` and its alternates, as pools of forks have them.  A loose ref that is itself a
+link is deleted as a link.  We look right before git does: a link that is put in place in between is followed, and a
+bind mount or a hard link looks like what it leads to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from grp import getgrgid
+from pathlib import Path
+from pwd import getpwuid
+from tempfile import TemporaryFile
+from typing import Literal
+
+from forgekeeper.targets.git_command import Git, GitError, legible
+from forgekeeper.targets.sentinel import NAME
+
+_NAME_MAX, _PATH_MAX = 255, 4_096
+"""Bytes, Linux's limits for a component of a path and, its end included, for all of it."""
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+LONGEST = 1_024
+"""Characters of a name, the limit of the column that names come from."""
+PATTERNS = 200
+"""Names in one look: git compares each ref that it finds with every one, and they fit on a command line."""
+OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
+
+# The rules of `git check-ref-format`, in its order: a component begins with a dot or ends with ".lock", two dots,
+# what is special to a shell, a revision or a pattern, an empty component, a dot at the end.
+# And halves of characters, which have no bytes.
+_UNFIT = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.\Z|@\{|[\ud800-\udfff]")
+_BROKEN = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (.+)$", re.MULTILINE)
+
+_WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
+"""What git writes for a deletion, beside the folders of refs and of their logs."""
+_REPLACED = "packed-refs", "reftable/tables.list", "."
+"""The files that git replaces for a deletion; if there are none, new files are to be like the folder."""
+# Git 2.53 and later can have the refs in a folder that is named there; includes do not count for it.
+_REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
+
+
+SERVED = (".gitaly-metadata", "+gitaly")
+"""What Gitaly, a Git server, keeps at the root of each of its storages."""
+REFUSED = (
+    "a Git server (Gitaly) keeps the repositories below {}, which has {}: its locks, write-ahead log and replicas would"
+    " not see what is deleted beside it; on a single server without transactions FORGEKEEPER_GIT_SERVER=bypass lets the"
+    " batch run, elsewhere leave the deletions to the forge"
+)
+
+
+def served(root: Path) -> str | None:
+    """Return why nothing is deleted below a *root* that a Git server keeps; None for a root of plain repositories."""
+    sign = next((name for name in SERVED if (root / name).exists()), None)
+    return sign and REFUSED.format(root, sign)
+
+
+class RootUnavailable(GitError):
+    """The sentinel cannot be read; nothing is believed to be gone."""
+
+
+class RepositoryMissing(GitError):
+    """The sentinel can be read, and there is nothing where the repository should be."""
+
+
+class RepositoryFailed(GitError):
+    """Git cannot work in this repository, or another process holds its lock; the message is a short sentence."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A directory below the root, as it was when it was opened."""
+
+    root: Path
+    git_dir: Path
+    identity: tuple[int, int]
+
+    def confirm(self) -> None:
+        """Raise, as `open_repository` does, unless root and repository are still those that were opened."""
+        _read_sentinel(self.root)
+        if _identity(self.git_dir, self.root) != self.identity:
+            raise RepositoryFailed("another directory has taken the repository's place")
+
+    def writer(self, until: float, grace: float = 5.0) -> Git:
+        """Return a git whose files keep the owner, group and mode that they have, so that the forge can read them.
+
+        A deletion replaces `packed-refs`.  As root, git runs as the file's owner; otherwise raises `RepositoryFailed`
+        if the file would get another owner or group.
+        """
+        folder = self.git_dir.stat()
+        name, file = ".", folder
+        for name in _REPLACED:
+            with suppress(OSError):
+                file = (self.git_dir / name).stat()
+                break
+        group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
+        # Where a file may be read, a folder may be entered; git has to write to both.
+        umask = 0o077 & ~(file.st_mode | (file.st_mode & 0o444) >> 2)
+        if os.geteuid() == 0:
+            return Git(self.git_dir, until, grace, umask, user=(file.st_uid, file.st_gid))
+        if (file.st_uid, file.st_gid) != (os.geteuid(), group):
+            owner, ours = _account(file.st_uid, file.st_gid), _account(os.geteuid(), group)
+            raise RepositoryFailed(
+                f"{name} belongs to {owner}, and a git of {ours} would replace it by a file that the forge may"
+                f" not be able to read: run the worker of the queue git as {owner}"
+            )
+        return Git(self.git_dir, until, grace, umask)
+
+    def enclose(self, names: Iterable[bytes] = ()) -> None:
+        """Raise `RepositoryFailed` where git, deleting refs of these names, would leave the repository's own folder."""
+        try:
+            said = self._way_out(names)
+        except OSError as error:
+            said = f"what git would write cannot be looked at: {error.strerror}"
+        if said is not None:
+            raise RepositoryFailed(said)
+
+    def _way_out(self, names: Iterable[bytes]) -> str | None:
+        if self._kind(b"commondir") is not None:
+            return "commondir sends git to another folder: remove it, or correct disk_path"
+        with suppress(FileNotFoundError, NotADirectoryError), (self.git_dir / "config").open("rb") as config:
+            if _REFS_ELSEWHERE.search(config.read(1_000_000)):
+                return "extensions.refStorage in its config names another folder: git must keep the refs here"
+        written = set(_WRITTEN)
+        for name in names:
+            folder = name.rpartition(b"/")[0]
+            while folder and folder not in written:
+                written |= {folder, b"logs/" + folder}
+                folder = folder.rpartition(b"/")[0]
+        for path in sorted(written):
+            if self._kind(path) == stat.S_IFLNK:
+                shown = path.decode(errors="backslashreplace")
+                return f"{shown} is a symbolic link, and git would delete where it leads: put the real thing there"
+        return None
+
+    def can_lock(self, name: bytes) -> bool:
+        """Return whether there can be a lock for the ref; where refs are no files there always can."""
+        lock = self._path(name) + b".lock"
+        fits = len(lock) < _PATH_MAX and all(len(component) <= _NAME_MAX for component in lock.split(b"/"))
+        return fits or self.has_reftable()
+
+    def has_reftable(self) -> bool:
+        """Return whether refs are kept in tables, not in files."""
+        return (self.git_dir / "reftable").is_dir()
+
+    def has_file(self, name: bytes) -> bool:
+        """Return whether something lies where a loose ref of that name would; may raise OSError."""
+        return self._kind(name) not in (None, stat.S_IFDIR)
+
+    def in_the_way(self, name: bytes) -> bytes | None:
+        """Return the file that lies where a folder of the ref's name would; git can make no lock behind it."""
+        with suppress(OSError):
+            try:
+                os.lstat(self._path(name))
+            except NotADirectoryError:
+                parts = name.split(b"/")
+                return next(filter(self.has_file, (b"/".join(parts[:end]) for end in range(1, len(parts)))), None)
+        return None
+
+    def loose(self, name: bytes) -> bytes:
+        """Return how the file of a loose ref begins; nothing where there is none that can be read."""
+        with suppress(OSError):
+            handle = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return os.read(handle, _PATH_MAX)
+            finally:
+                os.close(handle)
+        return b""
+
+    def links_from(self, git: Git, name: bytes) -> set[bytes]:
+        """Return every name to which the symbolic ref *name* leads, hop by hop, whether it exists or not."""
+        found = set[bytes]()
+        while (target := self._link_of(git, name)) and target not in found:
+            found.add(target)
+            name = target
+        return found
+
+    def _link_of(self, git: Git, name: bytes) -> bytes:
+        if self.has_reftable() or self._kind(name) == stat.S_IFLNK:
+            # Git up to 2.38 does not know the option.
+            answer = git.run("symbolic-ref", "--quiet", "--no-recurse", name)
+            return answer.out.strip() if answer.code == 0 else b""
+        content = self.loose(name)
+        return content.removeprefix(b"ref:").strip() if content.startswith(b"ref:") else b""
+
+    def packed_lines(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the lines of the file `packed-refs` that are of these names; may raise OSError.
+
+        Git finds a name by a binary search, and so misses names in a file whose order or line ends are damaged.
+        """
+        wanted = set(names)
+        if wanted:
+            with suppress(FileNotFoundError), (self.git_dir / "packed-refs").open("rb") as lines:
+                return {name: line for line in lines if (name := line.rstrip().partition(b" ")[2]) in wanted}
+        return {}
+
+    def locked(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return those of *names* whose locks exist now."""
+        return [name for name in names if os.path.lexists(self._path(name) + b".lock")]
+
+    def age(self, path: str) -> timedelta | None:
+        """Return how old a file is by the clock of its file system; None when it is gone or cannot be looked at."""
+        with suppress(OSError):
+            written = (self.git_dir / path).lstat().st_mtime  # first: where there is none nothing is made
+            with TemporaryFile(dir=self.git_dir) as new:
+                return timedelta(seconds=max(0, round(os.fstat(new.fileno()).st_mtime - written)))
+        return None
+
+    def _kind(self, path: bytes) -> int | None:
+        """Return what lies at *path*, by the name of `stat`; None where nothing can."""
+        try:
+            return stat.S_IFMT(os.lstat(self._path(path)).st_mode)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            raise
+
+    def _path(self, name: bytes) -> bytes:
+        return os.fsencode(self.git_dir) + b"/" + name
+
+
+def open_repository(root: Path, disk_path: str) -> Repository:
+    """Return the repository at *disk_path*, relative to *root*.
+
+    Raises `RootUnavailable`, `RepositoryMissing`, and `RepositoryFailed` for a path that leads out or to no directory.
+    """
+    _read_sentinel(root)
+    if disk_path.startswith("/") or "\0" in disk_path or ".." in disk_path.split("/"):
+        raise RepositoryFailed("the path of the repository is not a plain relative path")
+    try:
+        git_dir = (root / disk_path).resolve()
+        if root.resolve() not in git_dir.parents:
+            raise RepositoryFailed("the path of the repository does not lead below the root")
+        if (root / disk_path).is_symlink() and not git_dir.exists():
+            raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
+    except (OSError, RuntimeError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise RepositoryFailed(f"the path of the repository cannot be followed: {why}") from None
+    return Repository(root, git_dir, _identity(git_dir, root))
+
+
+def _account(user: int, group: int) -> str:
+    """Name a user and group as people do, by numbers if the machine does not know them."""
+    names = [str(user), str(group)]
+    with suppress(KeyError):
+        names[0] = getpwuid(user).pw_name
+    with suppress(KeyError):
+        names[1] = getgrgid(group).gr_name
+    return ":".join(names)
+
+
+def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
+    try:
+        found = git_dir.stat()
+    except OSError as error:
+        _read_sentinel(root)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise RepositoryMissing("there is nothing at the path of the repository") from None
+        raise RepositoryFailed(f"the repository cannot be looked at: {error.strerror}") from None
+    # A file would send git to wherever it says.
+    if not stat.S_ISDIR(found.st_mode):
+        raise RepositoryFailed("the path of the repository leads to a file")
+    return found.st_dev, found.st_ino
+
+
+def _read_sentinel(root: Path) -> None:
+    try:
+        with (root / NAME).open("rb") as sentinel:
+            sentinel.read(1)
+    except OSError as error:
+        raise RootUnavailable(f"{root / NAME} cannot be read: {error.strerror}") from None
+
+
+def refusal(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
+    """Return why git must not see *name*; None if it may.
+
+    `HEAD` and its like are not under `refs/`: git would delete the file, and with it the repository.
+    """
+    if not name.startswith("refs/"):
+        return "not_under_refs"
+    if len(name) > LONGEST:
+        return "too_long"
+    return "invalid_name" if _UNFIT.search(name) else None
+
+
+@dataclass
+class Values:
+    """The oids of the refs that exist, where the symbolic ones of them lead, and those that are broken."""
+
+    oids: dict[bytes, bytes] = field(default_factory=dict)
+    links: dict[bytes, bytes] = field(default_factory=dict)
+    broken: set[bytes] = field(default_factory=set)
+
+    def shown(self, name: bytes, repository: Repository) -> str:
+        """Return what the ref is at: an oid, `ref: NAME` of a symbolic one, "" where nothing can say it."""
+        value = b"ref: " + self.links[name] if name in self.links else self.oids.get(name)
+        if value is None:
+            # No listing of git's shows a symbolic ref that leads nowhere.
+            content = repository.loose(name)
+            value = content if content.startswith(b"ref: ") else b""
+        return value.strip().replace(b"\0", b"").decode(errors="backslashreplace")
+
+
+def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
+    """Look at the refs of these names.  Raises `RepositoryFailed`, or what has become of the repository."""
+    values, all_names = Values(), names
+    if len(names) > PATTERNS:
+        # Each look reads all files beside those of its refs: of ten thousand in one folder half a million.
+        values.oids = _plain_oids(git, repository, names)
+        names = [name for name in names if name not in values.oids]
+    for start in range(0, len(names), PATTERNS):
+        wanted = set(names[start : start + PATTERNS])
+        form = "--format=%(objectname) %(refname) %(symref)"
+        answer = git.run("for-each-ref", form, *sorted(wanted), keep=partial(_names_one, wanted))
+        if answer.code != 0:
+            repository.confirm()
+            raise RepositoryFailed(legible(answer.complaint()))
+        for line in answer.out.splitlines():
+            oid, name, target = line.split(b" ", 2)
+            values.oids[name] = oid
+            if target:
+                values.links[name] = target
+        values.broken.update(_BROKEN.findall(answer.err))
+    try:
+        values.broken |= repository.packed_lines(name for name in all_names if name not in values.oids).keys()
+    except OSError as error:
+        raise RepositoryFailed(f"packed-refs cannot be read: {error.strerror}") from None
+    return values
+
+
+def _names_one(wanted: set[bytes], line: bytes) -> bool:
+    """Say whether a line is of a ref that is *wanted*: where a name is a directory, all that it contains is listed."""
+    return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
+
+
+def _plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
+    """Return the oids that files of loose refs, or else `packed-refs`, state plainly; all others are for git to judge.
+
+    Git verifies each before it deletes the ref.
+    """
+    length = OID_LENGTHS.get(git.run("rev-parse", "--show-object-format").out.strip())
+    if length is None or repository.has_reftable():
+        # A git too old to say it, one that fails, or a format that is none of these.
+        return {}
+    loose = {name: repository.loose(name) for name in names}
+    oids = _matching(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
+    with suppress(OSError):
+        packed = repository.packed_lines(name for name in names if not loose[name] and not repository.has_file(name))
+        oids |= _matching(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, packed)
+    return oids
+
+
+def _matching(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    plain = re.compile(pattern)
+    found = ((name, plain.fullmatch(line)) for name, line in lines.items())
+    return {name: oid[1] for name, oid in found if oid}
+
+
+def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -> dict[str, str]:
+    """Return those of *refs* that exist, with what they are at; "" where nothing can say it.
+
+    Git is ended at *until*, an instant of the monotonic clock.  Raises `GitError`.
+    """
+    repository = open_repository(root, disk_path)
+    names = sorted({ref.encode() for ref in refs if refusal(ref) is None})
+    values = look(Git(repository.git_dir, until), repository, names)
+    try:
+        seen = values.oids.keys() | values.broken
+        there = {name for name in names if name in seen or repository.has_file(name)}
+    except OSError as error:
+        raise RepositoryFailed(f"a ref cannot be looked at: {error.strerror}") from None
+    # Only now is it certain that what was not there had not merely gone out of sight.
+    repository.confirm()
+    return {name.decode(): values.shown(name, repository) for name in there}

@@ -1,0 +1,242 @@
+"""The objects at one location: delete them, look whether they are there, list them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+
+import obstore
+import structlog
+from obstore.store import LocalStore
+
+from forgekeeper.platform.database.sessions import insist
+from forgekeeper.platform.settings.addresses import NO
+from forgekeeper.targets.bulk_deletion import delete_in_bulk
+from forgekeeper.targets.deletion import FindLost, ObjectDeletion, finish_until
+from forgekeeper.targets.opening import FAILURES, Answer, answer, check_process, open_store, reason, split_url
+from forgekeeper.targets.outcomes import OUTSIDE, ObjectOutcome, StoreUnavailable
+from forgekeeper.targets.s3_requests import is_refusal, requests_to
+from forgekeeper.targets.sentinel import NAME, PROBE, objection, owner
+from forgekeeper.targets.unfinished_uploads import UnfinishedUploads
+
+MAX_CONCURRENT_LOOKS = 50
+"""Limit of looks at single objects at a time."""
+SUSPENSION_SECONDS = 3_600.0
+"""How long requests of a kind are left out after the store has refused one; a new process asks again."""
+SHORT_SUSPENSION_SECONDS = 60.0
+"""How long requests of a kind are left out after one had no answer, while others had."""
+ABORT_LIMIT_SECONDS = 20.0
+"""Time limit for aborting the unfinished uploads of a chunk: the deletion of its objects comes next."""
+RETRIES = 2
+RETRY_TIMEOUT = timedelta(seconds=10)
+"""After that long no request is repeated."""
+LONGEST = 1_024
+"""Bytes, S3's limit for a key."""
+
+# Control characters, halves of characters, two that XML does not have, and the ending
+# that a local store keeps for files it has not finished writing.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]|#[0-9]+\Z")
+
+log = structlog.get_logger(__name__)
+
+
+def is_normal(path: str) -> bool:
+    """Return whether every store takes *path* as it stands, and whether it may name an object at all.
+
+    What is not normal would be refused or mean another object; nothing may name the sentinel.
+    """
+    forbidden = {"", ".", "..", NAME, PROBE}
+    return not _UNFIT.search(path) and len(path.encode()) <= LONGEST and forbidden.isdisjoint(path.split("/"))
+
+
+def is_below(prefixes: Sequence[str], path: str) -> bool:
+    """Return whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
+    return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
+
+
+class ObjectStore:
+    """The objects at one location, which has to be *installation*'s.
+
+    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable` when the URL is wrong or the
+    folder is not there.  A request without an answer within *request_timeout* has failed.  Where there are *prefixes*,
+    folders, nothing is deleted that lies in none of them.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        url: str,
+        *,
+        installation: str,
+        prefixes: Sequence[str] = (),
+        request_timeout: timedelta = timedelta(seconds=30),
+    ) -> None:
+        self.location = location
+        self.installation = installation
+        self.prefixes = tuple(prefixes)
+        with self._answering():
+            self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
+            self._requests = requests_to(self.store, url, timeout=request_timeout)
+        self._timeout = request_timeout.total_seconds() if isinstance(self.store, LocalStore) else None
+        self._uploads = None if self._requests is None else UnfinishedUploads(self._requests)
+        self._no_aborts_until = 0.0
+        self._no_bulk_until = 0.0 if split_url(url)[1].get("disable_bulk_delete", "").lower() in NO else math.inf
+
+    def delete(
+        self,
+        paths: Sequence[str],
+        *,
+        until: float | None = None,
+        find_lost: FindLost = lambda _paths: (),
+        unless_changed_since: Mapping[str, datetime] | None = None,
+        uploads_begun_before: Mapping[str, datetime] | None = None,
+    ) -> dict[str, ObjectOutcome]:
+        """Delete the objects at *paths*; return the outcome of each.
+
+        Before each request that deletes, *find_lost* is called with its paths.  Those that it returns stay, because
+        another worker has claimed them; so does a file of a local store that is written again after that call.  Paths
+        in *unless_changed_since* are looked at just before they are deleted.  Unfinished uploads to the paths in
+        *uploads_begun_before* are aborted if they were begun before an instant of each and the store can; if it cannot,
+        that is logged and nothing else changes.
+
+        Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
+        confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports
+        missing objects as deleted.  Raises `StoreUnavailable` once the sentinel cannot be read or is not this
+        installation's, or nothing at all may be deleted, and RuntimeError in a forked child.
+        """
+        insist(f"at the store {self.location}")
+        check_process()
+        deletion = ObjectDeletion(self, until, find_lost, unless_changed_since or {}, uploads_begun_before or {})
+        for path in paths:
+            if not is_normal(path):
+                deletion.known[path] = ObjectOutcome("failed", "invalid path")
+            elif not self.may_delete(path):
+                deletion.known[path] = ObjectOutcome("failed", OUTSIDE)
+        if allowed := [path for path in dict.fromkeys(paths) if path not in deletion.known]:
+            asyncio.run(deletion.run(allowed))
+        return deletion.known
+
+    def present(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, bool]:
+        """Return of *paths*, normal ones, whether there are objects; an answer counts as in `delete`.
+
+        Stops at *until*, an instant of the monotonic clock: of a path that is then not in the answer nothing is known.
+        Raises `StoreUnavailable`.
+        """
+        check_process()
+        known: dict[str, bool] = {}
+        asyncio.run(finish_until(until, self._look(list(dict.fromkeys(paths)), known)))
+        return known
+
+    def may_delete(self, path: str) -> bool:
+        """Return whether *path*, a normal one, lies where objects may be deleted."""
+        return is_below(self.prefixes, path)
+
+    def listed(self, prefix: str, *, before: datetime) -> list[str]:
+        """Return the path of every object under *prefix* last changed earlier than *before*.
+
+        Raises `StoreUnavailable`, also for a name that the store cannot spell out.
+        """
+        with self._answering():
+            found = (one for page in obstore.list(self.store, prefix or None) for one in page)
+            paths = [one["path"] for one in found if one["last_modified"] < before]
+            return [path for path in paths if path.rpartition("/")[2] != NAME]
+
+    def written(self, path: str) -> datetime | None:
+        """Return when the object of exactly that name was last changed, None where there is none."""
+        with self._answering(), suppress(FileNotFoundError):
+            return asyncio.run(self.asked("head", obstore.head_async, path))["last_modified"]
+        return None
+
+    async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
+        async for found in self.last_modified(paths):
+            await self.confirm({})
+            known |= {path: changed is not None for path, changed in found.items() if not isinstance(changed, str)}
+
+    async def last_modified(self, paths: Sequence[str]) -> AsyncIterator[dict[str, datetime | str | None]]:
+        """Yield when some objects were written, None where there is none, or why that is unknown."""
+        for start in range(0, len(paths), MAX_CONCURRENT_LOOKS):
+            some = paths[start : start + MAX_CONCURRENT_LOOKS]
+            yield dict(zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True))
+
+    async def _last_modified(self, path: str) -> datetime | str | None:
+        try:
+            return (await self.asked("head", obstore.head_async, path))["last_modified"]
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            return reason(error)
+
+    def can_delete_in_bulk(self) -> bool:
+        """Return whether the store is asked for bulk deletions at the moment."""
+        return self._requests is not None and time.monotonic() >= self._no_bulk_until
+
+    async def delete_in_bulk(self, paths: Sequence[str]) -> set[str]:
+        """Ask for a bulk deletion; return the paths that the answer names as deleted, or raise one of `FAILURES`."""
+        requests = self._requests
+        assert requests is not None, "the caller has asked `can_delete_in_bulk`"
+        return await self.asked("delete_many", lambda _store: delete_in_bulk(requests, paths))
+
+    def suspend_bulk_deletion(self, error: Exception) -> None:
+        """Ask for no bulk deletion for a while: the store has deleted objects singly and not in bulk."""
+        seconds = _suspension_after(error)
+        self._no_bulk_until = time.monotonic() + seconds
+        said = "bulk deletion refused, objects are deleted one by one"
+        log.warning(said, location=self.location, reason=reason(error), seconds=seconds)
+
+    async def abort_uploads(self, begun_before: Mapping[str, datetime]) -> None:
+        """Abort the unfinished uploads to these paths; if the store cannot, log that and leave them for a while."""
+        uploads = self._uploads
+        if uploads is None or not begun_before or time.monotonic() < self._no_aborts_until:
+            return
+        try:
+            async with asyncio.timeout(ABORT_LIMIT_SECONDS):
+                aborted = await self.asked("abort_uploads", lambda _store: uploads.abort(begun_before))
+        except FAILURES as error:
+            seconds = _suspension_after(error)
+            self._no_aborts_until = time.monotonic() + seconds
+            log.warning("unfinished uploads stay", location=self.location, reason=reason(error), seconds=seconds)
+        else:
+            if aborted:
+                log.info("unfinished uploads aborted", location=self.location, uploads=aborted)
+
+    async def confirm(self, known: dict[str, ObjectOutcome]) -> None:
+        """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""
+        try:
+            found = await self.asked("get", owner)
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self.location}: cannot read {NAME}: {reason(error)}", known) from None
+        if said := objection(self.location, found, self.installation):
+            raise StoreUnavailable(said, known)
+
+    async def asked(self, operation: str, ask: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:
+        """Count the request, however it ends; that there is no such object is an answer like others."""
+        began, failures = time.monotonic(), 0
+        try:
+            return await answer(ask, self.store, *arguments, within=self._timeout)
+        except FAILURES as error:
+            failures = int(not isinstance(error, FileNotFoundError))
+            raise
+        finally:
+            from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it
+
+            with suppress(OSError, ValueError):  # of the files in which we count
+                seconds = time.monotonic() - began
+                WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
+                WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failures)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        check_process()
+        try:
+            yield
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
+
+
+def _suspension_after(error: Exception) -> float:
+    return SUSPENSION_SECONDS if is_refusal(error) else SHORT_SUSPENSION_SECONDS

@@ -1,0 +1,202 @@
+"""Items outside the database, of a batch from outside the project: limited, audited, settled whatever ends the run."""
+
+from datetime import timedelta
+
+import pytest
+from peewee import TextField
+from structlog.testing import capture_logs
+
+from forgekeeper import Items, Kept, Table, batch
+from forgekeeper.api.answers import Mistake
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.api.items import Deleted, Item
+from forgekeeper.delivery.broker import broker, load_batches
+from forgekeeper.ledger.quarantine import Quarantined
+from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.platform.database import database as db
+from forgekeeper.platform.failpoints import FailpointReached
+from tests.harness.audited import lines, unclosed
+from tests.harness.excluding import exclude
+from tests.harness.performing import recorded
+from tests.harness.settings import settings_with
+
+FILES = 25
+CHUNK = 10
+
+
+class Leaf(Table):
+    """A file of an operator's own, by its name."""
+
+    name = TextField()
+
+
+class Leaves(Items[Leaf]):
+    """The files that the table names; those called kept stay, those called failed fail, lost ones are another's by then."""
+
+    record = "leaf"
+    name = "name"
+    chunk = CHUNK
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def due_of(self, keys):
+        return {leaf.id for leaf in Leaf.select().where(Leaf.id.in_(list(keys)))}
+
+    def key(self, one):
+        return one.id
+
+    def next(self, page):
+        return [leaf.id for leaf in self.claim(page)]
+
+    def claim(self, page):
+        found = Leaf.select().where(Leaf.id > page.after).order_by(Leaf.id).limit(page.limit)
+        found = found.where(Leaf.id.not_in(list(page.without))) if page.without else found
+        return list(found.where(Leaf.id.in_(list(page.only))) if page.only is not None else found)
+
+    def look(self, items):
+        return {leaf: Kept("it says so") for leaf in items if leaf.name.startswith("kept")}
+
+    def mark(self, items, kept):
+        ours = [leaf for leaf in items if not leaf.name.startswith("lost")]
+        return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
+
+    def delete(self, items, fence):  # noqa: ARG002
+        states = {}
+        for leaf in items:
+            if leaf.name.startswith("failed"):
+                states[leaf] = Kept("no", "failed")
+            else:
+                (self._folder / leaf.name).unlink(missing_ok=True)
+                states[leaf] = Kept(None, "deleted")
+        return Deleted(states)
+
+    def settle(self, states):
+        settled = [leaf.id for leaf, became in states.items() if became.state != "failed"]
+        Leaf.delete().where(Leaf.id.in_(settled)).execute()
+        return {state: sum(one.state == state for one in states.values()) for state in ("deleted", "failed")}
+
+    def became(self, _scope, _until, rows):
+        return ["kept" if (self._folder / row["name"]).exists() else "deleted" for row in rows]
+
+
+@pytest.fixture
+def folder(database, tmp_path):
+    database.create_tables([Leaf])
+    for number in range(FILES):
+        (tmp_path / f"leaf-{number}").touch()
+        Leaf.create(name=f"leaf-{number}")
+    yield tmp_path
+    database.drop_tables([Leaf])
+    if BATCHES.pop("sweep_leaves", None):
+        broker.actors.pop("sweep_leaves", None)
+
+
+@pytest.fixture
+def leaves(folder):
+    """A batch that answers with the files."""
+
+    def sweep_leaves(_now):
+        """Sweep leaves."""
+        return Leaves(folder)
+
+    return batch(cron="off", budget=timedelta(minutes=1))(sweep_leaves)
+
+
+def left(folder):
+    return len(list(folder.iterdir()))
+
+
+def run(leaves, **options):
+    load_batches()
+    return recorded(leaves, settings_with(**options)).result
+
+
+def test_what_is_due_goes_and_each_is_in_the_audit(leaves, folder):
+    result = run(leaves)
+
+    assert (result["deleted"], result["stopped"], left(folder), Leaf.select().count()) == (FILES, "drained", 0, 0)
+    assert sorted(line["name"] for line in lines("leaf")) == sorted(f"leaf-{number}" for number in range(FILES))
+
+
+@pytest.mark.parametrize("limit", [1, CHUNK, CHUNK + 3])
+def test_a_limit_is_exact(leaves, folder, limit):
+    result = run(leaves, max_per_run_sweep_leaves=limit)
+
+    assert (result["deleted"], FILES - left(folder), FILES - Leaf.select().count()) == (limit, limit, limit)
+
+
+def test_what_stays_is_settled_and_uses_no_limit(leaves, folder):
+    Leaf.update(name="kept").where(Leaf.id <= Leaf.select(Leaf.id).order_by(Leaf.id).limit(1)).execute()
+
+    result = run(leaves, max_per_run_sweep_leaves=FILES - 1)
+
+    assert (result["deleted"], left(folder), Leaf.select().count()) == (FILES - 1, 1, 0)
+
+
+def test_what_fails_counts_as_gone_until_somebody_knows_better(leaves):
+    first = Leaf.select().order_by(Leaf.id).get()
+    Leaf.update(name="failed").where(Leaf.id == first.id).execute()
+
+    result = run(leaves, max_per_run_sweep_leaves=5)
+
+    total = RunTotal.get(RunTotal.batch == "sweep_leaves")
+    assert (result["deleted"], result["failed"], total.records, total.reserved) == (4, 1, 4, 1)
+
+
+def test_what_is_another_s_by_then_stays_and_uses_no_limit(leaves, folder):
+    first = Leaf.select().order_by(Leaf.id).get()
+    Leaf.update(name="lost").where(Leaf.id == first.id).execute()
+
+    result = run(leaves, max_per_run_sweep_leaves=FILES)
+
+    total = RunTotal.get(RunTotal.batch == "sweep_leaves")
+    assert (result["deleted"], total.records, total.reserved) == (FILES - 1, FILES - 1, 0)
+    assert (left(folder), Leaf.select().count()) == (1, 1)
+
+
+def test_an_attempt_that_died_in_between_has_used_its_chunk_and_the_next_closes_its_lines(leaves, folder):
+    with pytest.raises(FailpointReached):
+        run(leaves, max_per_day_sweep_leaves=CHUNK + 2, failpoints="sweep_leaves.deleted=raise")
+    assert (left(folder), unclosed()) == (FILES - CHUNK, 1)
+
+    result = run(leaves, max_per_day_sweep_leaves=CHUNK + 2)
+
+    assert (result["deleted"], unclosed()) == (2, 0)
+    assert left(folder) >= FILES - CHUNK - 2
+
+
+def test_a_row_that_cannot_be_settled_is_passed_over_and_stops_no_other(leaves):
+    bad = Leaf.select().order_by(Leaf.id).offset(3).get()
+    db.execute_sql("create table pinned (leaf bigint references leaf)")
+    db.execute_sql("insert into pinned values (%s)", (bad.id,))
+    try:
+        with capture_logs():
+            result = run(leaves)
+    finally:
+        db.execute_sql("drop table pinned")
+
+    assert (result["deleted"], [one.key for one in Quarantined.select()]) == (FILES - 1, [str(bad.id)])
+
+
+def test_what_people_exclude_by_its_name_is_left_as_it_is(leaves, folder):
+    exclude("pattern:leaf-1*")
+
+    result = run(leaves)
+
+    kept = {"leaf-1", *(f"leaf-{number}" for number in range(10, 20))}
+    assert (result["deleted"], {file.name for file in folder.iterdir()}) == (FILES - len(kept), kept)
+    assert {leaf.name for leaf in Leaf.select()} == kept
+
+
+def test_items_that_lack_what_people_exclude_them_by_end_the_run_while_anything_is_excluded(
+    leaves, folder, monkeypatch
+):
+    monkeypatch.setattr(Leaves, "called", "path")
+    exclude("pattern:leaf-1*")
+
+    with pytest.raises(
+        Mistake, match="Leaves has items that nobody can exclude: 'Leaf' object has no attribute 'path'"
+    ):
+        run(leaves)
+    assert left(folder) == FILES

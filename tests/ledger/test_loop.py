@@ -1,0 +1,155 @@
+"""The loop of a batch in a scheduler: it turns, whatever a turn comes to, and the heartbeat says if it does not."""
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from apscheduler.schedulers.blocking import BlockingScheduler
+from pydantic import SecretStr
+
+import scheduler
+from forgekeeper.ledger.reconcile import COUNT
+from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.database import database
+from scheduler import Loop, _keep_heartbeat
+from tests.harness.thorough import whole_only
+from tests.harness.ticks import BATCH, HOUR, LIMIT, NOON, clock_is, ledger, rows
+from tests.harness.waiting import wait_until
+from tests.system.proxy import postgres_through
+
+__all__ = ["ledger"]
+
+BROKEN_STOPPER = """
+from apscheduler.schedulers.blocking import BlockingScheduler
+from forgekeeper.platform.shutdown import requests
+from metrics import logs
+from scheduler import Stopper
+
+logs.configure("json")
+asked = requests()
+stopper = Stopper(asked, BlockingScheduler())  # a clock that was never started cannot be shut down
+stopper.running.set()
+stopper.start()
+asked.put(None)
+stopper.join()
+print("asked to end:", asked.get(timeout=60))
+"""
+
+
+@pytest.fixture
+def patient(ledger):
+    """Settings under which a loop turns when it is woken, and not within the test without."""
+    return ledger.model_copy(update={"poll_interval": HOUR})
+
+
+@pytest.fixture
+def loops():
+    """Make loops that are stopped in the end."""
+    made = []
+
+    def make(batch, settings):
+        made.append(Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.stop()
+        if loop.ident:
+            loop.join()
+
+
+def test_a_loop_reconciles_when_it_is_woken(loops, patient, monkeypatch):
+    turned, in_order = threading.Event(), scheduler.reconcile
+
+    def turn(*arguments, **facts):
+        in_order(*arguments, **facts)
+        turned.set()
+
+    monkeypatch.setattr(scheduler, "reconcile", turn)
+    loop = loops(BATCH, patient)
+    loop.start()
+    # Its first turn is through: until then it might see noon without being woken.
+    assert turned.wait(LIMIT)
+    clock_is(NOON)
+
+    loop.wake()
+
+    assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
+
+
+def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patient, monkeypatch):
+    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
+    errors, in_order = iter([MemoryError, RuntimeError]), scheduler.reconcile
+
+    def spoilt(*arguments, **facts):
+        for error in errors:
+            raise error
+        in_order(*arguments, **facts)
+
+    monkeypatch.setattr(scheduler, "reconcile", spoilt)
+    loop = loops(BATCH, patient)
+    clock_is(NOON)
+
+    loop.start()
+
+    assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
+    assert not loop._broken.is_set()
+
+
+def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
+    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
+
+    def broken(*_arguments, **_facts):
+        raise TypeError
+
+    monkeypatch.setattr(scheduler, "reconcile", broken)
+    loop = loops(BATCH, patient)
+
+    loop.start()
+    loop.join(LIMIT)
+
+    assert not loop._asked.empty()
+    assert loop._broken.is_set()
+
+
+@whole_only
+@pytest.mark.usefixtures("_migrated")
+def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls, settings):
+    proxy, url = postgres_through(urls.database)
+    with proxy:
+        own = settings.model_copy(update={"database_url": SecretStr(url), "scheduler_timeout": timedelta(seconds=1)})
+        connect(own, Limits.of_scheduler(own), name="tests", connections=None)
+        loop = Loop(BATCH, own, broken=threading.Event(), asked=SimpleQueue())
+        clock = BlockingScheduler(timezone="UTC")
+        _keep_heartbeat(clock, [loop])
+
+        def age():
+            clock.get_job("heartbeat").func()
+            return time.time() - COUNT.registry.get_sample_value("forgekeeper_scheduler_heartbeat_timestamp_seconds")
+
+        loop.turn()
+        assert loop.stands_still == 0
+        database.close()
+        proxy.black_hole()
+        loop.turn()
+        assert loop.stands_still >= 1
+        assert age() >= 1
+        proxy.passing()
+        loop.turn()
+        assert loop.stands_still == 0
+        database.close()
+
+
+@whole_only
+def test_a_scheduler_whose_stopper_has_died_ends():
+    command, root = [sys.executable, "-c", BROKEN_STOPPER], Path(__file__).parents[2]
+
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+    assert ended.stdout == "asked to end: None\n"
+    assert "its thread 'stopper' has ended" in ended.stderr

@@ -120,7 +120,8 @@ def require_success(command: ShellCommand, timeout_seconds: float) -> None:
 
 def require_console(command: ShellCommand) -> None:
     """Open the address of the console that the command prints; fail unless the page names every batch."""
-    assert command.wait_for_output("console started"), command.read_output()
+    # It is printed once the console listens.
+    assert command.wait_for_output("the console is at "), command.read_output()
     (address,) = re.findall(r"^the console is at (http://\S+)$", command.read_output(), re.MULTILINE)
     require_batches(address, timeout=PAGE_TIMEOUT_SECONDS)
 

@@ -17,6 +17,7 @@ from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import release
 from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.queue import QueueTable
 from forgekeeper.targets import stores
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.bulk_imports import entity
@@ -94,10 +95,10 @@ def objects(folder):
 def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_are_forgotten(
     folder, objects, monkeypatch
 ):
-    def lost(_claimed):
+    def lost(_queue, _paths):
         db.execute_sql("select pg_terminate_backend(pg_backend_pid())")
 
-    monkeypatch.setattr(DeletedObject, "forget", lost)
+    monkeypatch.setattr(QueueTable, "remove", lost)
     attempt(lambda: recorded(OBJECTS, objects))
 
     assert (len(folder.keys()), used(OBJECTS)) == (600, 300)

@@ -31,8 +31,8 @@ class Queue(Generic[Row]):
     """Rows of *model*, each of which is work that is due at *due_at*.
 
     A claim moves *due_at* ahead: if the worker dies, another one finds the row due then.  A failure moves it ahead by
-    *retry* and counts in *attempts*; after the last attempt the row waits in quarantine for a person.  *created_at* is
-    what the audit says since when an item was due.  With an index on *due_at* and the key a claim is one index scan.
+    *retry* and counts in *attempts*; after the last attempt the row waits in quarantine for a person.  The audit
+    stores *created_at* as the item's due time.  With an index on *due_at* and the key a claim is one index scan.
 
     Raises `Mistake` for columns of another type or table.
     """
@@ -67,7 +67,7 @@ class Locations(NamedTuple):
 
 
 class Owner(Protocol):
-    """A table whose rows name objects at *locations*; *sentence* is the reason why one that it names stays."""
+    """A table with rows that name objects at *locations*; *sentence* is the reason for keeping such an object."""
 
     locations: Sequence[str]
     sentence: str
@@ -98,8 +98,8 @@ class Objects(Answer, Generic[Row]):
     removed.  The audit records the intent before and the outcome after: if the process dies in between, the next run
     asks the store.  If one store does not answer, the objects of the others are deleted, and then the run fails.
 
-    *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* is the kind of
-    what lies in quarantine, and *record* the name of an object in metrics and audit: the model's name.
+    *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* names
+    an object in quarantine, *record* in metrics and audit; the default of both is the model's name.
 
     Raises `Mistake` for a location, path or project that is not a column of the queue's table.
     """

@@ -11,6 +11,7 @@ import peewee as pw
 import structlog
 
 from forgekeeper.api.answers import Backlog
+from forgekeeper.api.batches import batch_of
 from forgekeeper.api.items import Deleted, Ended, Fence, Item, Items, Kept, Page, State
 from forgekeeper.api.objects import Objects, Owner
 from forgekeeper.api.shown import BUSY, PASSED_OVER, Look, Part, Refused, numbers
@@ -207,7 +208,7 @@ def refused_objects(objects: Objects[Any], batch: str) -> Refused:
 
 def preview_objects(objects: Objects[Any], look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the queue alone: the stores are not asked."""
-    table, due_at = QueueTable(objects, look.batch), objects.source.due_at
+    table, due_at = QueueTable(objects, batch_of(look.batch)), objects.source.due_at
     part, bad, position = look.part(objects.record), look.passed_over(objects.record), START
     query = table.not_excluded(look.now)
     due = selected(query, due_at)

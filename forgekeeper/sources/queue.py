@@ -17,6 +17,7 @@ from forgekeeper.api.shown import Entry
 from forgekeeper.platform.database import database, exclusions
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import chosen
+from forgekeeper.platform.database.survey import literal
 
 OURS = "({key}, {due_at}) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
 CLAIM = """
@@ -79,10 +80,10 @@ class QueueTable:
         queue, objects = self._queue, self._objects
         location = objects.location
         if isinstance(location, Locations):
-            whens = " ".join(f"when {value:d} then '{name}'" for value, name in location.names.items())
+            whens = " ".join(literal("when %s then %s", pair) for pair in location.names.items())
             written = f"case {_name(location.column)} {whens} end"
         else:
-            written = f"'{location}'::text"
+            written = literal("%s::text", [location])
         return {
             "table": relation_name(queue.model),
             "key": _name(queue.model._meta.primary_key),

@@ -71,6 +71,14 @@ def test_a_run_deletes_the_objects_that_are_due_and_their_rows(parcels):
     assert (parcels.keys(), left()) == ({"p/3"}, {"p/3"})
 
 
+def test_the_name_of_a_location_is_a_value_in_every_statement(parcels):
+    name = "it's 100% {of}"
+
+    outcome = perform(declared(location=name), settings=settings_with(object_stores={name: parcels.url}))
+
+    assert (outcome.deleted, left()) == (3, {"p/3"})
+
+
 def test_the_audit_has_each_object_with_its_project(parcels):
     recorded(declared(), settings(parcels))
 

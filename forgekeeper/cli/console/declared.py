@@ -43,7 +43,7 @@ def flags(_asked: Asked) -> dict[str, Any]:
 def settings(asked: Asked) -> dict[str, Any]:
     """Show the settings of this process, secrets masked, and where each comes from.
 
-    With ``find`` those whose name or description has that text, with ``given`` those that are not the default.
+    ``find`` selects settings by a text in their name or description, ``given`` settings that are not the default.
     """
     text = asked.query.get("find", "").casefold()
     found = [

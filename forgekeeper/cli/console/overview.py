@@ -25,7 +25,7 @@ FIRST_STEPS = {
     "blocked": ("Data", "every batch finds its tables"),
     "unserved": ("Processes", "a scheduler lives, and each queue has a worker"),
 }
-"""What a new installation needs, by the state of the problems that show what is missing."""
+"""First steps of a new installation: title and aim, by the state of the problems that they solve."""
 
 Facts = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""What can be undone: the last runs that have deleted something, and how much of that can come back now."""
+"""The page *Undo*: the last runs that deleted something, and the number of their records that can come back now."""
 
 from __future__ import annotations
 

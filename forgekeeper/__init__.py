@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Total as Total
     from forgekeeper.api.batches import Record as Record
     from forgekeeper.api.batches import Threshold as Threshold
+    from forgekeeper.api.housekeeping import Housekeeping as Housekeeping
     from forgekeeper.api.items import Items as Items
     from forgekeeper.api.items import Kept as Kept
     from forgekeeper.api.objects import Locations as Locations
@@ -50,6 +51,7 @@ _NAMES = {
         "Subject",
         "Total",
     ],
+    "forgekeeper.api.housekeeping": ["Housekeeping"],
     "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
     "forgekeeper.engine.decorators": ["batch", "child"],

@@ -17,21 +17,18 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper import Changes, Record, Rows, Subject, batch
-from forgekeeper.ledger.notices import Notice
+from forgekeeper import Changes, Record, Subject, batch
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, is_unfinished
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
-KEEP_NOTICES = timedelta(days=30)
 UNTOUCHED = "nothing had touched it for a day"
 UNDONE = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
 
 UNFINISHED = "status in (0, 1, 3)"
 """Which trackers go with an entity."""
 
-# A forge mails the user of an import when it ends; nobody here can: who sends the mail finds a notice.
-# As the forge does, an import has failures where one of its entities has any; those are asked for once a page.
+# An import has failures if one of its entities has any, as in the forge.  One query asks for those of the whole page.
 TIME_OUT_IMPORTS = """
     with changed as (
         update bulk_imports set status = 3, updated_at = %(now)s,
@@ -45,15 +42,11 @@ TIME_OUT_IMPORTS = """
             for update skip locked
         )) and {due}
         returning id, user_id
-    ), noticed as (
-        insert into notices (batch, record, key, detail)
-        select 'stale_imports', 'bulk_import', id::text, jsonb_build_object('user_id', user_id) from changed
     ){recorded}
     select id from changed
 """
-# The trackers are locked in the order of their ids before any is changed: an importer that changes several would
-# otherwise meet us half-way.  Nothing is half: it is one statement.  They are counted for all entities at once: for
-# each, those of the whole page would be read again.
+# The trackers are locked in the order of their ids before any is changed, to avoid a deadlock with an importer that
+# changes several.  They are counted for all entities at once: a count for each would read those of the whole page.
 TIME_OUT_ENTITIES = f"""
     with claimed as materialized (
         select id from bulk_import_entities
@@ -135,6 +128,8 @@ def imports() -> Changes[BulkImport]:
         counted="imports",
         statement=TIME_OUT_IMPORTS,
         each=_import_stale,
+        # The forge mails the user of an import when it ends: its mailer reads the notices.
+        notice={"user_id": "user_id"},
         called=Subject(
             "import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED, undone=UNDONE
         ),
@@ -167,7 +162,7 @@ def entities() -> Changes[BulkImportEntity]:
     time_limit=timedelta(minutes=12),
     team="log-monitoring",
     outcome=Outcome,
-    tables=[BulkImportTracker, Notice],
+    tables=[BulkImportTracker],
     more_records=[
         Record(
             "bulk_import_or_entity",
@@ -182,9 +177,3 @@ def entities() -> Changes[BulkImportEntity]:
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
     return [imports(), entities()]
-
-
-@stale_imports.old_records
-def unread(now: datetime) -> Rows[Notice]:
-    """Return the notices that nobody has read for long."""
-    return Rows(Notice, since=Notice.at, older_than=KEEP_NOTICES, counted="notices")

@@ -292,13 +292,15 @@ class Changes(Rows[Row]):
 
     *each* is called with each row of ``changed`` after the commit: it may log it, and returns what it counts.  The
     audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
-    moved on, and bad ones.
+    moved on, and bad ones.  With *notice*, names with expressions of SQL over ``changed``, each changed row leaves a
+    row with this detail in the table ``notices``, which the forge's own programs read and delete.
     """
 
     _: KW_ONLY
     statement: str
     each: Callable[[tuple[Any, ...]], Mapping[str, int]]
     verb: str = "changed"
+    notice: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def grants(self) -> str:
@@ -363,19 +365,6 @@ class Note(Answer):
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
-
-
-@dataclass(frozen=True)
-class Removal(Answer):
-    """What *remove* removes, up to so many at a time: it returns how many went.  For forgekeeper's own records alone.
-
-    Each chunk is a transaction with what the audit says of it: how many, by the name *record*, if it has one.
-    *counted* is the field of the result.
-    """
-
-    record: str | None
-    remove: Callable[[int], int]
-    counted: str | None = None
 
 
 class Backlog(NamedTuple):

@@ -25,12 +25,16 @@ from forgekeeper.api.answers import (
     stake_of,
 )
 from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
 from forgekeeper.engine.rows import parts_of
 from forgekeeper.engine.work import work
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.notices import Notice
 from forgekeeper.platform.database import Base
 from forgekeeper.platform.settings import Place
 from metrics.catalogue import Counter
@@ -152,6 +156,8 @@ def _declared(
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     objects = [one for one in answers if isinstance(one, Objects)]
+    if any(isinstance(one, Housekeeping) for one in answers):
+        facts = {"outcome": HousekeepingOutcome, "more_records": RECORDS, "tables": [JobRun], **facts}
     declared = kind(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
@@ -166,7 +172,8 @@ def _declared(
         **more,
     )
     if isinstance(declared, BatchSpec):
-        declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
+        noticed = [Notice] if any(isinstance(one, Changes) and one.notice for one in rows) else []
+        declared.tables = tuple(dict.fromkeys((*declared.tables, *noticed, *(one.model for one in rows))))
         declared.walks = {one.model: one.since.column_name for one in rows}
         _name_tables(declared, objects)
         followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
@@ -178,6 +185,9 @@ def _declared(
             one.model.grants = one.grants
     for answer in objects:
         _derive_from_objects(declared, answer)
+    for keep in answers:
+        if isinstance(keep, Housekeeping):
+            declared.preview(partial(preview_old_records, keep))
     if rows:
         _derive(declared, rows, due or function)
     return declared

@@ -377,8 +377,10 @@ def execute_change(
     """
     due, named = condition(changes.model, changes.due)
     audited = run.audit.clause(changes.record, "changed", id="id", **changes.audit)
-    recorded = append_tables([*audited, *run.brakes.settled("changed", part=of is not None)])
+    settled = run.brakes.settled("changed", part=of is not None)
+    recorded = append_tables([*_notice(changes), *audited, *settled])
     values = {"ids": list(ids), "now": run.now} | named | run.brakes.values(of) | run.audit.values
+    values |= {"noticed_batch": run.declared.batch.name, "noticed_record": changes.record}
     text = write_first() + changes.statement.format(due=due, recorded=recorded)
     with writing():
         rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
@@ -387,6 +389,17 @@ def execute_change(
         if target.instead and len(left := among(changes.select(), ids)) > len(ids) - len(rows):
             raise _not_done(target, left, done="changed", still="due")
     return rows
+
+
+def _notice(changes: Changes[Any]) -> Iterator[CommonTable]:
+    """Yield the table that leaves a notice of each changed row, if the answer asks for it."""
+    if changes.notice:
+        detail = ", ".join(f"'{name}', {value}" for name, value in changes.notice.items())
+        query = f"""
+        insert into notices (batch, record, key, detail)
+        select %(noticed_batch)s, %(noticed_record)s, id::text, jsonb_build_object({detail}) from changed
+    """
+        yield CommonTable("noticed", query)
 
 
 def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""A run asks its batch what goes, and does it: children and removals here, rows and items in loops of their own."""
+"""A run asks its batch what goes, and does it: it sends children, and calls the loop of each other answer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from forgekeeper.api.answers import (
     Keyed,
     Mistake,
     Note,
-    Removal,
     Rows,
     Skip,
     rows_of,
 )
+from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.engine import items, rows
+from forgekeeper.engine.housekeeping import remove_old_records
 from forgekeeper.engine.queued_objects import bind_objects
 from forgekeeper.engine.run import Run
 from forgekeeper.platform.connections import client, identity
 from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.platform.database import database, exclusions
-from forgekeeper.platform.database.sessions import engine, writing
+from forgekeeper.platform.database.sessions import engine
 from forgekeeper.platform.settings import Settings
 
 PAGE = 100
 """So many children are sent at a time."""
-CHUNK = 1_000
-"""So many of forgekeeper's own records are removed at a time."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
 
 
@@ -77,22 +76,6 @@ def send(run: Run[Any], children: Children) -> str | None:
 def _not_excluded(run: Run[Any], page: Sequence[Keyed]) -> list[Keyed]:
     excluded = exclusions.among(run.declared.batch.name, lambda: [(arguments[0], None) for _, arguments in page])
     return [one for place, one in enumerate(page) if place not in excluded]
-
-
-def remove(run: Run[Any], removal: Removal) -> str | None:
-    """Remove them, one chunk at least; return why it ended before all were gone, None where none is left."""
-    count = CHUNK
-    while count == CHUNK:
-        with writing():
-            count = removal.remove(CHUNK)
-            if count and removal.record is not None:
-                run.audit.done(removal.record, ids=(), count=count)
-        if removal.counted is not None:
-            run.add(removal.counted, count)
-        run.step("removed")
-        if run.deadline.passed(count) and count == CHUNK:
-            return "deadline"
-    return None
 
 
 def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
@@ -160,8 +143,8 @@ def _one(run: Run[Any], answer: object) -> str | None:
             return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
         case Items() | Objects():
             return items.delete(run, bind_objects(answer, run) if isinstance(answer, Objects) else answer)
-        case Removal():
-            return remove(run, answer)
+        case Housekeeping():
+            return remove_old_records(run, answer)
         case Children():
             return send(run, answer)
         case Skip():

@@ -19,8 +19,10 @@ from forgekeeper.platform.database.exclusions import Exclusion
 from models import GitRefDeletion
 from tests.harness.excluding import exclude
 from tests.harness.performing import perform
-from workers.prune import CHUNK, MAX_RUNTIME, Outcome, prune
+from workers.prune import MAX_RUNTIME, prune
 
+CHUNK = 1_000
+Outcome = prune.outcome
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 PROCESS_MANY = """

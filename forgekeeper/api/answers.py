@@ -179,7 +179,7 @@ class Rows(Answer, Generic[Row]):
 
     def __post_init__(self) -> None:
         """Refuse what could not be deleted in chunks."""
-        name, key = self.model.__name__, self.model._meta.primary_key
+        name, key = require_table(self.model, "Rows"), self.model._meta.primary_key
         if not isinstance(key, WHOLE_NUMBERS):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
         if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
@@ -418,6 +418,13 @@ def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
     for one in rows:
         found += sum(one.count(bound - found).values()) if found < bound else 0
     return found
+
+
+def require_table(model: Any, answer: str) -> str:
+    """Return the name of a *model*; raise `Mistake` unless it is a class that inherits from `Table`."""
+    if not (isinstance(model, type) and issubclass(model, Base)):
+        raise Mistake(f"{answer} of {model!r}: it takes a class that inherits from forgekeeper.Table")
+    return model.__name__
 
 
 def record_of(model: type[Base]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.api.answers import AN_HOUR, WHOLE_NUMBERS, Answer, Mistake, record_of
+from forgekeeper.api.answers import AN_HOUR, WHOLE_NUMBERS, Answer, Mistake, record_of, require_table
 from forgekeeper.platform.database import Base
 
 Row = TypeVar("Row", bound=Base)
@@ -46,7 +46,7 @@ class Queue(Generic[Row]):
 
     def __post_init__(self) -> None:
         """Refuse columns that allow no claim."""
-        name = self.model.__name__
+        name = require_table(self.model, "Queue")
         for option in ("due_at", "created_at", "attempts"):
             column, is_time = getattr(self, option), option != "attempts"
             kind = DateTimeTZField if is_time else pw.IntegerField
@@ -99,7 +99,8 @@ class Objects(Answer, Generic[Row]):
     asks the store.  If one store does not answer, the objects of the others are deleted, and then the run fails.
 
     *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* names
-    an object in quarantine, *record* in metrics and audit; the default of both is the model's name.
+    an object in quarantine, *record* in metrics and audit; the default of both is the model's name.  *share* is the
+    condition of a child's part of the rows.
 
     Raises `Mistake` for a location, path or project that is not a column of the queue's table.
     """
@@ -114,6 +115,7 @@ class Objects(Answer, Generic[Row]):
     objective: timedelta = AN_HOUR
     called: str = ""
     record: str = ""
+    share: pw.Node | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns of another table."""
@@ -123,6 +125,12 @@ class Objects(Answer, Generic[Row]):
         for option, column in columns.items():
             if isinstance(column, pw.Field) and column.model is not model:
                 raise Mistake(f"Objects of {model.__name__}: {option} has to be a column of {model.__name__}")
+        if self.project is not None and not isinstance(self.project, WHOLE_NUMBERS):
+            raise Mistake(f"Objects of {model.__name__}: project has to be a column with the ids of projects")
+        if not self.location:
+            raise Mistake(f"Objects of {model.__name__}: location has to name a place in FORGEKEEPER_OBJECT_STORES")
+        if self.unless is not None and not isinstance(self.unless, NamedBy):
+            raise Mistake(f"Objects of {model.__name__}: unless has to be NamedBy(MODEL)")
         if not isinstance(self.path, pw.Node):
             raise Mistake(f"Objects of {model.__name__}: path has to be a column or an expression of columns")
         if self.chunk < 1:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
+import peewee as pw
+
 from forgekeeper.api.answers import (
     Answer,
     Changes,
@@ -29,6 +31,8 @@ from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.declaration import require_declarable
+from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
 from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
 from forgekeeper.engine.rows import parts_of
@@ -104,7 +108,9 @@ class OfChild(Options, total=False):
     lease: bool
 
 
-def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable[[Asked], BatchSpec]:
+def batch(
+    *, cron: str, budget: timedelta, child_per: pw.Field[Any] | None = None, **facts: Unpack[OfBatch]
+) -> Callable[[Asked], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
     It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  From the answer follow
@@ -121,6 +127,10 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
     imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 
+    With *child_per*, a column, the run deletes nothing itself: it sends a child to *queue* for each value of the column
+    in the rows that are due, the oldest first, and each child deletes the rows with its value.  Preview, backlog,
+    breaker and limits remain those of the whole answer.
+
     What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
     is a dataclass for the result, *records* say which of its fields count what: both follow from `Rows` and `Items`.
     *more_records* come after those.  A function with *records* of its own is not asked before a run.  *thresholds* are
@@ -129,7 +139,9 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
 
     Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
     """
-    return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
+    if child_per is None:
+        return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
+    return lambda function: _declare_divided(function, child_per, cron, budget, facts)
 
 
 def child(
@@ -145,13 +157,29 @@ def child(
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
 
 
+def _declare_divided(
+    function: Asked, column: pw.Field[Any], cron: str, budget: timedelta, facts: Mapping[str, Any]
+) -> BatchSpec:
+    """Declare a batch whose rows the *column* divides, and its child."""
+    name, child = function.__name__, f"{function.__name__}_child"
+    require_declarable(function, {"cron": cron, "budget": budget, **facts}, OfBatch.__annotations__)
+    require_divisible(name, _shape_of(name, function), column, facts)
+    of_run = {key: value for key, value in facts.items() if key != "queue"} | {"outcome": FanOutOutcome, "records": ()}
+    spec = _declared(BatchSpec, make_fan_out(function, column, child), budget, of_run, cron=cron)
+    of_child = {key: facts[key] for key in ("time_limit", "collector") if key in facts} | {"due": function}
+    parent = {"of": spec, "document": spec.document, "team": spec.team}
+    _declared(ChildSpec, make_share(function, column, child), budget, of_child, queue=facts["queue"], **parent)
+    return spec
+
+
 def _declared(
     kind: type[Spec], function: Callable[..., Any], budget: timedelta, facts: Mapping[str, Any], **more: Any
 ) -> Spec:
     """Make the declaration, and derive from what the function answers with what its facts do not say."""
+    options = OfBatch.__annotations__ if kind is BatchSpec else OfChild.__annotations__
+    timetable: dict[str, Any] = {name: more[name] for name in ("cron", "queue") if name in more}
+    require_declarable(function, {"budget": budget, **facts, **timetable}, options)
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
-    if due is not None and kind is BatchSpec:
-        raise Mistake(f"{name}: due= is for children; what a batch returns is what its preview and breaker see")
     asked = due is not None or (records is None and facts.get("writes") is None)
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
@@ -171,13 +199,7 @@ def _declared(
         **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
     )
-    if isinstance(declared, BatchSpec):
-        noticed = [Notice] if any(isinstance(one, Changes) and one.notice for one in rows) else []
-        declared.tables = tuple(dict.fromkeys((*declared.tables, *noticed, *(one.model for one in rows))))
-        declared.walks = {one.model: one.since.column_name for one in rows}
-        _name_tables(declared, objects)
-        followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
-        declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
+    _name_tables(declared.batch, rows, objects)
     register(declared)
     for one in rows:
         # A model that two batches answer with says itself what both need.
@@ -206,13 +228,17 @@ def _shape_of(name: str, due: Due) -> list[Answer]:
         ) from error
 
 
-def _name_tables(declared: BatchSpec, objects: Sequence[Objects[Any]]) -> None:
-    """Name the tables and the places that the batch's objects are in, and the tables that keep some."""
-    for one in objects:
-        keepers = [model for model in one.unless or () if model is not None]
-        declared.tables = tuple(dict.fromkeys((*declared.tables, one.source.model)))
-        declared.reads = tuple(dict.fromkeys((*keepers, *declared.reads)))
-        declared.deletes_from = declared.deletes_from or "stores"
+def _name_tables(spec: BatchSpec, rows: Sequence[Rows[Any]], objects: Sequence[Objects[Any]]) -> None:
+    """Name the tables of a batch, or of its child, and the places that its objects are in."""
+    noticed: list[type[Base]] = [Notice] if any(isinstance(one, Changes) and one.notice for one in rows) else []
+    models: list[type[Base]] = [*noticed, *(one.model for one in rows), *(one.source.model for one in objects)]
+    spec.tables = tuple(dict.fromkeys((*spec.tables, *models)))
+    spec.walks |= {one.model: one.since.column_name for one in rows}
+    keepers = [model for one in objects for model in one.unless or () if model is not None]
+    followers = [model for one in rows for model in one.cascades_to if model not in spec.tables]
+    spec.reads = tuple(dict.fromkeys((*keepers, *spec.reads, *followers)))
+    if objects:
+        spec.deletes_from = spec.deletes_from or "stores"
 
 
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
@@ -224,6 +250,7 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.batch.at_stake(partial(stake_of_objects, objects, batch))
     declared.preview(partial(preview_objects, objects))
     declared.quarantines(refused_objects(objects, batch))
+    declared.batch.audited(Subject(objects.called, "ID", objects.record, because="it was due at {due}"))
 
 
 def _outcome(

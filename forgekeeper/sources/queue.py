@@ -25,7 +25,7 @@ CLAIM = """
     where {key} = any(array(
         select {key} from {table}
         where {due_at} <= %(now)s and {attempts} < %(max_attempts)s and {location} = any(%(locations)s)
-          and ({excluded}) is not true{chosen}
+          and ({excluded}) is not true and {share}{chosen}
         order by {due_at}, {key}
         limit %(limit)s
         for update skip locked
@@ -119,8 +119,12 @@ class QueueTable:
         queue = self._queue
         return self._select(queue.attempts >= queue.retry.attempts).order_by(queue.model._meta.primary_key)
 
+    @property
+    def _share(self) -> pw.Node:
+        return pw.SQL("true") if self._objects.share is None else self._objects.share
+
     def _select(self, *conditions: pw.Node) -> pw.ModelSelect[Any]:
-        query: pw.ModelSelect[Any] = self._queue.model.select().where(*conditions)
+        query: pw.ModelSelect[Any] = self._queue.model.select().where(self._share, *conditions)
         return query
 
     def at(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> pw.ModelSelect[Any]:
@@ -152,6 +156,7 @@ class QueueTable:
         values |= {"max_attempts": self._queue.retry.attempts}
         names = self._names | {
             "excluded": exclusions.written(self._queue.model, self.excluded),
+            "share": exclusions.written(self._queue.model, self._share),
             "chosen": chosen(self._names["key"], only=only, without=without),
         }
         return [QueueItem(*row) for row in database.execute_sql(CLAIM.format(**names), values).fetchall()]

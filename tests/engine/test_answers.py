@@ -200,7 +200,7 @@ def test_several_answers_are_worked_off_one_after_another_and_may_bring_facts():
 def test_a_batch_cannot_say_of_less_that_it_is_due_than_it_returns():
     some = lambda _now: Rows(Weed, Weed.garden == 1, since=Weed.grown_at)  # noqa: E731
 
-    with pytest.raises(Mistake, match=r"^pull_weeds: due= is for children; what a batch returns is what its preview"):
+    with pytest.raises(Mistake, match=r"^pull_weeds: there is no option due="):
         declared(due=some)
 
 

@@ -1,0 +1,64 @@
+"""Checks of a declaration: each mistake is an error at import, with a sentence that says what to write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any
+
+from forgekeeper.api.answers import Mistake
+from forgekeeper.platform.settings.cron import BadCron, parse
+
+NAME = re.compile("[a-z][a-z0-9_]{0,62}")
+"""Names of batches are names of settings and labels of metrics; PostgreSQL's names have 63 bytes."""
+QUEUE = re.compile("[a-zA-Z_][a-zA-Z0-9._-]*")
+"""Names of queues, as Dramatiq accepts them."""
+
+
+def require_declarable(function: Callable[..., Any], facts: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raise `Mistake` if nothing can be declared by the *function* and the *facts*, each of which is in *options*."""
+    name = function.__name__
+    _require_function(name, function)
+    _require_options(name, facts, options)
+    _require_times(name, facts["budget"], facts.get("time_limit"))
+    if "cron" in facts:
+        _require_schedule(name, facts["cron"])
+    if "queue" in facts and not (isinstance(facts["queue"], str) and QUEUE.fullmatch(facts["queue"])):
+        raise Mistake(f"{name}: queue= has to be a name of letters, digits, `.`, `_` and `-`, not {facts['queue']!r}")
+
+
+def _require_function(name: str, function: Callable[..., Any]) -> None:
+    if not NAME.fullmatch(name):
+        raise Mistake(f"{name}: settings and metrics take this name; use small letters, digits and `_`, 63 at most")
+    if not (function.__doc__ or "").strip():
+        raise Mistake(f"{name}: its docstring is missing; the first sentence tells operators about the batch")
+    if not signature(function).parameters:
+        raise Mistake(f"{name}: the engine calls it with the time; write def {name}(now)")
+
+
+def _require_options(name: str, facts: Mapping[str, Any], options: Iterable[str]) -> None:
+    known = sorted({*options, "cron", "budget", "queue"})
+    for option in facts:
+        if option not in known:
+            close = get_close_matches(option, known, n=1)
+            meant = f"{close[0]}= is" if close else f"the options are {', '.join(known)}"
+            raise Mistake(f"{name}: there is no option {option}=; {meant}")
+
+
+def _require_times(name: str, budget: object, time_limit: object) -> None:
+    if not isinstance(budget, timedelta) or budget <= timedelta(0):
+        raise Mistake(f"{name}: budget= has to be a positive timedelta, as timedelta(minutes=1) is, not {budget!r}")
+    if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit >= budget):
+        raise Mistake(f"{name}: time_limit= has to be a timedelta of at least the budget, not {time_limit!r}")
+
+
+def _require_schedule(name: str, cron: object) -> None:
+    if not isinstance(cron, str):
+        raise Mistake(f"{name}: cron= has to be text, as '*/10 * * * *' is, not {cron!r}")
+    try:
+        parse(cron)
+    except BadCron as error:
+        raise Mistake(f"{name}: cron= is wrong: {error}") from None

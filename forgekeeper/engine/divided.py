@@ -1,0 +1,91 @@
+"""A batch with a child for each value of a column: the run sends the children, and each child deletes its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import wraps
+from typing import Any, Literal, TypeAlias
+
+import peewee as pw
+
+from forgekeeper.api.answers import Answer, Children, Mistake, Rows
+from forgekeeper.api.batches import CHILDREN
+from forgekeeper.api.objects import Objects
+from forgekeeper.sources.queue import QueueTable
+
+MAX_CHILDREN_PER_RUN = 10_000
+COLUMN_TYPES = (pw.IntegerField, pw.TextField, pw.CharField)
+"""Types of columns whose values a message can hold."""
+DERIVED = ("outcome", "records", "more_records", "counters")
+"""Options that follow from the answer if a batch has a child for each value of a column."""
+
+Divisible: TypeAlias = "Rows[Any] | Objects[Any]"
+Due: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+
+
+@dataclass
+class FanOutOutcome:
+    """Numbers of children that a run has sent, and of children that were on their way already."""
+
+    children_enqueued: int = 0
+    deduplicated: int = 0
+    stopped: Literal["drained", "max_children", "queue_full", "deadline"] = "drained"
+
+
+def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any], options: Iterable[str]) -> None:
+    """Raise `Mistake` unless the *column* divides the only answer of the batch *name*, and its *options* allow that."""
+    if len(answers) != 1 or not isinstance(answers[0], Rows | Objects):
+        raise Mistake(f"{name}: child_per= divides one answer; return one Rows or one Objects")
+    model = answers[0].model if isinstance(answers[0], Rows) else answers[0].source.model
+    if not isinstance(column, COLUMN_TYPES) or column.model is not model:
+        raise Mistake(f"{name}: child_per= has to be a column of {model.__name__} with whole numbers or text")
+    if "queue" not in options:
+        raise Mistake(f"{name}: child_per= needs queue=, a queue for the children: runs of all batches use `cron`")
+    for option in DERIVED:
+        if option in options:
+            raise Mistake(f"{name}: {option}= follows from the answer if child_per= divides it; leave it out")
+
+
+def make_fan_out(due: Due, column: pw.Field[Any], child: str) -> Callable[[datetime], Generator[Children, None, str]]:
+    """Return the function of a run: it sends a *child* for each value of the *column* in the rows that are due.
+
+    The values of the oldest rows come first, `MAX_CHILDREN_PER_RUN` at most.
+    """
+
+    @wraps(due)
+    def send_children(now: datetime) -> Generator[Children, None, str]:
+        answer, spec = _ask(due, now), CHILDREN[child]
+        values = find_values(answer, column, spec.batch.name, now)
+        yield Children(spec, [(value,) for value in values], by_project=answer.project is column)
+        return "max_children" if len(values) == MAX_CHILDREN_PER_RUN else "drained"
+
+    return send_children
+
+
+def make_share(due: Due, column: pw.Field[Any], child: str) -> Callable[[datetime, Any], Divisible]:
+    """Return the function of the *child*: the rows whose *column* has its value, None for rows without a value."""
+
+    def find_share(now: datetime, value: Any) -> Divisible:
+        return replace(_ask(due, now), share=column.is_null() if value is None else column == value)
+
+    find_share.__name__, find_share.__module__, find_share.__doc__ = child, due.__module__, due.__doc__
+    return find_share
+
+
+def find_values(answer: Divisible, column: pw.Field[Any], batch: str, now: datetime) -> list[Any]:
+    """Return the values of the *column* in the rows that are due, the values of the oldest rows first."""
+    if isinstance(answer, Rows):
+        query, by = answer.bind(batch, now).select(column), answer.since
+    else:
+        query, by = QueueTable(answer, batch).not_excluded(now).select(column), answer.source.due_at
+    oldest_first = query.group_by(column).order_by(pw.fn.min(by), column).limit(MAX_CHILDREN_PER_RUN)
+    return [value for (value,) in oldest_first.tuples()]
+
+
+def _ask(due: Due, now: datetime) -> Divisible:
+    answer = due(now)
+    (one,) = [answer] if isinstance(answer, Answer) else answer
+    assert isinstance(one, Rows | Objects), "the declaration has checked it"
+    return one

@@ -24,8 +24,8 @@ from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.targets import sentinel
+from models import GitRefDeletion
 from workers.git_ref_cleanup import MAX_DELETES, clean_project_refs
-from workers.git_ref_cleanup.deletions import waiting_projects
 
 REFS, MILLION = 200_000, 1_000_000
 BY_HUNDREDS = 10
@@ -57,7 +57,7 @@ class World:
         with self._repository() as (root, names, oid), self._forge(root) as settings:
             _ask_for(names, oid if self.expected else None)
             seconds = _sent(settings, root) if worker else _called(settings)
-            assert not waiting_projects(after=0, limit=1), "rows are pending"
+            assert not GitRefDeletion.pending().exists(), "rows are pending"
             self._check(root, len(names))
         return len(names) / seconds
 
@@ -155,7 +155,7 @@ def _sent(settings: Settings, root: Path) -> float:
     with processes.workers(options):
         began = monotonic()
         processes.run("git_ref_cleanup")
-        processes.until(lambda: not waiting_projects(after=0, limit=1))
+        processes.until(lambda: not GitRefDeletion.pending().exists())
         return monotonic() - began
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,9 +23,7 @@ from forgekeeper.platform.database import database, now
 from forgekeeper.platform.settings import Settings
 from forgekeeper.targets import stores
 from forgekeeper.targets.git_command import Git, legible
-from models import STALE_AFTER, BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_unfinished
-from workers.git_ref_cleanup.deletions import LAST, waiting_projects
-from workers.git_ref_cleanup.repositories import paths
+from models import STALE_AFTER, BulkImport, GitRefDeletion, JobArtifact, Project, UserStatus, is_unfinished
 from workers.stale_direct_uploads import keys, register
 
 PROJECTS, REFS = 10, 100
@@ -180,10 +179,11 @@ def _add_refs(scale: int, settings: Settings, *, clean: bool) -> None:
 def _refs(root: Path | None) -> Sample:
     if root is None:
         return Sample("git refs", 0, 0)
-    due = 0
-    for number, path in paths(waiting_projects(after=0, limit=LAST)).items():
-        pending = {row.ref for row in GitRefDeletion.pending().where(GitRefDeletion.project_id == number)}
-        due += len(refs_of(root / path) & pending - {*REFUSED})
+    pending = defaultdict[int, set[str]](set)
+    for row in GitRefDeletion.pending():
+        pending[row.project_id].add(row.ref)
+    projects = Project.select().where(Project.id.in_(list(pending)))
+    due = sum(len(refs_of(root / one.disk_path) & pending[one.id] - {*REFUSED}) for one in projects)
     return Sample("git refs", count_refs(root), due)
 
 

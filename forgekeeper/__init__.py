@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from forgekeeper.api.objects import Objects as Objects
     from forgekeeper.api.objects import Queue as Queue
     from forgekeeper.api.objects import Retry as Retry
+    from forgekeeper.api.refs import ChildPerRepository as ChildPerRepository
+    from forgekeeper.api.refs import Refs as Refs
+    from forgekeeper.api.refs import StatusQueue as StatusQueue
     from forgekeeper.engine.decorators import batch as batch
     from forgekeeper.engine.decorators import child as child
     from forgekeeper.guards.preconditions import Blocked as Blocked
@@ -54,6 +57,7 @@ _NAMES = {
     "forgekeeper.api.housekeeping": ["Housekeeping"],
     "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
+    "forgekeeper.api.refs": ["ChildPerRepository", "Refs", "StatusQueue"],
     "forgekeeper.engine.decorators": ["batch", "child"],
     "forgekeeper.guards.preconditions": ["Blocked"],
     "metrics.catalogue": ["Counter"],

@@ -17,6 +17,7 @@ from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.answers import Backlog, Due, Mistake, Rows, Subject
+from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Shown
 from forgekeeper.platform.database import Base, database, default
 from forgekeeper.platform.database.looking import as_look
@@ -231,6 +232,7 @@ class ChildSpec(Declared):
     of: BatchSpec
     enqueued_as: str = "children_enqueued"
     continues: Sequence[str] = ("deadline",)
+    refs: Refs[Any] | None = None
 
 
 # A schema that the role may not use is no part of its search_path.

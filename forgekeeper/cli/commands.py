@@ -27,6 +27,7 @@ from forgekeeper.cli import (
     migrate,
     process_list,
     quarantine,
+    refs,
     running,
     serving,
     status,
@@ -37,6 +38,7 @@ from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.streams import OutputLost
 from forgekeeper.cli.terminal import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.delivery.broker import load_batches
+from forgekeeper.engine.ref_restoring import children_with_refs
 from forgekeeper.ledger.processes import version
 from forgekeeper.platform.settings import SettingsError
 from metrics.endpoint import PortTaken
@@ -114,6 +116,8 @@ def application(*, demo: bool = True) -> typer.Typer:
                 _add(app, panel, command)
             elif demo or command not in DEMO:
                 _add(app, panel, getattr(import_module(ABOVE[command]), command))
+    if children_with_refs():
+        _add(app, "Look", refs.refs)
     for batch in BATCHES.values():
         if batch.commands:
             for name, command in import_module(batch.commands).COMMANDS.items():

@@ -30,8 +30,17 @@ from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Thre
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
+from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.declaration import require_declarable
+from forgekeeper.engine.declared_refs import (
+    SOME_PROJECT,
+    derive_from_refs,
+    records_of_refs,
+    refuse_other_arguments,
+    refuse_refs,
+    result_of_refs,
+)
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
 from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
@@ -152,6 +161,7 @@ def child(
     It answers as a batch does.  *due* says what is due to all children together: only what is among that goes.  It
     starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
     result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
+    From `Refs` all of this follows.
     """
     parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
@@ -181,11 +191,12 @@ def _declared(
     require_declarable(function, {"budget": budget, **facts, **timetable}, options)
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
     asked = due is not None or (records is None and facts.get("writes") is None)
-    answers = _shape_of(name, due or function) if asked else []
+    answers = _ask_shape(kind, name, function, due) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     objects = [one for one in answers if isinstance(one, Objects)]
     if any(isinstance(one, Housekeeping) for one in answers):
         facts = {"outcome": HousekeepingOutcome, "more_records": RECORDS, "tables": [JobRun], **facts}
+    derived = (*_records(rows, items, objects), *records_of_refs(answers))
     declared = kind(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
@@ -193,8 +204,8 @@ def _declared(
         work=partial(work, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
-        outcome=facts.get("outcome") or _outcome(name, rows, items, objects),
-        records=(*(_records(rows, items, objects) if records is None else records), *facts.get("more_records", ())),
+        outcome=facts.get("outcome") or result_of_refs(name, answers) or _outcome(name, rows, items, objects),
+        records=(*(derived if records is None else records), *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
         **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
@@ -210,6 +221,7 @@ def _declared(
     for keep in answers:
         if isinstance(keep, Housekeeping):
             declared.preview(partial(preview_old_records, keep))
+    derive_from_refs(declared, answers)
     if rows:
         _derive(declared, rows, due or function)
     return declared
@@ -239,6 +251,26 @@ def _name_tables(spec: BatchSpec, rows: Sequence[Rows[Any]], objects: Sequence[O
     spec.reads = tuple(dict.fromkeys((*keepers, *spec.reads, *followers)))
     if objects:
         spec.deletes_from = spec.deletes_from or "stores"
+
+
+def _ask_shape(kind: type[Declared], name: str, function: Callable[..., Any], due: Due | None) -> list[Answer]:
+    """Ask a batch, or a child, for the shape of its answer."""
+    if kind is ChildSpec and due is None:
+        return _shape_of_child(name, function)
+    answers = _shape_of(name, due or function)
+    refuse_refs(name, answers, of_child=kind is ChildSpec)
+    return answers
+
+
+def _shape_of_child(name: str, function: Callable[..., Any]) -> list[Answer]:
+    """Ask a child without due= about some project, for the shape of its `Refs`: these are the same for each."""
+    answers = _shape_of(name, lambda now: function(now, SOME_PROJECT))
+    refuse_refs(name, answers, of_child=True)
+    for answer in answers:
+        if not isinstance(answer, Refs):
+            raise Mistake(f"{name} has no due=: it says what is due to all children together")
+        refuse_other_arguments(name, answer, partial(function, ANY_INSTANT, SOME_PROJECT, True))
+    return answers
 
 
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:

@@ -25,9 +25,12 @@ from forgekeeper.api.answers import (
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
+from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine import items, rows
 from forgekeeper.engine.housekeeping import remove_old_records
 from forgekeeper.engine.queued_objects import bind_objects
+from forgekeeper.engine.queued_refs import bind_refs
+from forgekeeper.engine.repository_children import children_per_repository
 from forgekeeper.engine.run import Run
 from forgekeeper.platform.connections import client, identity
 from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, lease
@@ -141,12 +144,12 @@ def _one(run: Run[Any], answer: object) -> str | None:
             return rows.change(run, answer.bind(run.declared.batch.name, run.now))
         case Rows():
             return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
-        case Items() | Objects():
-            return items.delete(run, bind_objects(answer, run) if isinstance(answer, Objects) else answer)
+        case Items() | Objects() | Refs():
+            return items.delete(run, _bind_items(run, answer))
         case Housekeeping():
             return remove_old_records(run, answer)
-        case Children():
-            return send(run, answer)
+        case Children() | ChildPerRepository():
+            return send(run, answer) if isinstance(answer, Children) else _send_per_repository(run, answer)
         case Skip():
             run.skipped = answer.reason
         case Note():
@@ -154,6 +157,23 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case _:
             raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Items, Children or Skip")
     return None
+
+
+def _bind_items(run: Run[Any], answer: Items[Any] | Objects[Any] | Refs[Any]) -> Items[Any]:
+    """Return the answer as items of this run."""
+    match answer:
+        case Objects():
+            return bind_objects(answer, run)
+        case Refs():
+            return bind_refs(answer, run)
+        case _:
+            return answer
+
+
+def _send_per_repository(run: Run[Any], answer: ChildPerRepository) -> str | None:
+    """Send a child for each repository; return why the run has to end, None if all are sent."""
+    with closing(children_per_repository(run, answer)) as answers:
+        return _all(run, answers)
 
 
 def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:

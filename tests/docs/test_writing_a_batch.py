@@ -18,7 +18,7 @@ from tests.harness.toys import declaring
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
-WHOLE, OBJECTS, DECORATOR = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+WHOLE, OBJECTS, DECORATOR, REFS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 DIVIDED = re.sub(r"@batch.*\n", DECORATOR, OBJECTS)
 NAMES = "from peewee import Model\nfrom forgekeeper import Retry\n"
 """Names that a mistake uses and the page does not."""
@@ -46,6 +46,9 @@ def said(tmp_path_factory):
     (folder / "whole.py").write_text(WHOLE)
     (folder / "objects.py").write_text(OBJECTS)
     (folder / "divided.py").write_text(DIVIDED)
+    (folder / "refs.py").write_text(REFS)
+    (folder / "wrong_ref.py").write_text(REFS.replace("ref=Branch.ref", "ref=Branch.name"))
+    (folder / "no_repository.py").write_text(REFS.replace("        repository=Repository.path,\n", ""))
     (folder / "wrong_path.py").write_text(OBJECTS.replace("path=Parcel.path", "path=Parcel.paths"))
     (folder / "no_location.py").write_text(OBJECTS.replace('location="parcels", ', ""))
     for number, (right, wrong) in enumerate(MISTAKES.values()):
@@ -144,6 +147,7 @@ def test_the_page_has_twenty_mistakes_or_more():
 
 @whole_only
 @pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py"])
+@pytest.mark.parametrize("file", ["whole.py", "objects.py", "refs.py"])
 def test_the_batches_that_the_page_shows_are_typed(said, file):
     assert file not in said
 
@@ -151,9 +155,14 @@ def test_the_batches_that_the_page_shows_are_typed(said, file):
 @whole_only
 @pytest.mark.parametrize(
     ("file", "error"),
-    [("wrong_path.py", '"type[Parcel]" has no attribute "paths"'), ("no_location.py", 'named argument "location"')],
+    [
+        ("wrong_path.py", '"type[Parcel]" has no attribute "paths"'),
+        ("no_location.py", 'named argument "location"'),
+        ("wrong_ref.py", '"type[Branch]" has no attribute "name"'),
+        ("no_repository.py", 'named argument "repository"'),
+    ],
 )
-def test_a_mistake_in_a_batch_of_objects_is_found(said, file, error):
+def test_a_mistake_in_a_batch_of_objects_or_refs_is_found(said, file, error):
     assert any(error in line for line in said.splitlines() if file in line)
 
 

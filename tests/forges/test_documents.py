@@ -12,7 +12,7 @@ from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import DeletedObject
 from forges import adoption
 from forges.gitlab.adoption import KIND
-from models import JobArtifact, UserStatus
+from models import GitRefDeletion, JobArtifact, UserStatus
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS
 from tests.harness.git_samples import Bare, put_root
@@ -20,7 +20,7 @@ from tests.harness.gitlab_tables import ids, rows
 from tests.harness.performing import as_child, perform
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, buckets
-from workers.git_ref_cleanup import clean_project_refs, deletions
+from workers.git_ref_cleanup import clean_project_refs
 from workers.user_status_cleanup import user_status_cleanup
 
 NUMBER = 3
@@ -111,7 +111,7 @@ def test_refs_that_a_project_wants_deleted_go_from_its_repository(gitlab, settin
 
     assert child.outcome.total_deletes == len(wanted) > 0
     assert wanted.isdisjoint(repository.refs())
-    assert NUMBER not in deletions.waiting_projects(after=0, limit=100)
+    assert NUMBER not in {row.project_id for row in GitRefDeletion.pending()}
 
 
 def test_both_flags_are_the_forge_s(gitlab):

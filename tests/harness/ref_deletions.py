@@ -16,6 +16,7 @@ from workers import git_ref_cleanup
 from workers.git_ref_cleanup import LOCK_TIMEOUT, clean_project_refs
 
 BATCH = git_ref_cleanup.git_ref_cleanup
+Outcome, ProjectOutcome = BATCH.outcome, clean_project_refs.outcome
 NAME = "git_ref_cleanup"
 QUEUE = f"{broker.namespace}:git"
 PROJECT = 7

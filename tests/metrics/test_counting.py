@@ -18,11 +18,11 @@ from forgekeeper.platform.coordination.leases import LeaseLost
 from forgekeeper.platform.database import now
 from forgekeeper.targets import git_refs, git_repository, objects
 from metrics.counting import WORKER
+from tests.harness import ref_deletions
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.performing import start_run
 from workers import expired_job_artifacts as artifacts
-from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
 
@@ -179,7 +179,7 @@ def test_a_run_that_stops_at_its_budget_is_a_timeout_unless_its_worker_drains(da
 
 
 def test_what_a_batch_alone_counts_is_counted(counted):
-    end("git_ref_cleanup", outcome=git_ref_cleanup.Outcome(10, 8, 2, "max_projects"))
+    end("git_ref_cleanup", outcome=ref_deletions.Outcome(10, 8, 2, "max_projects"))
     end("expired_job_artifacts", outcome=artifacts.Outcome(5, 2, 1, 1, 2, 3))
 
     assert counted("children_enqueued_total", "git_ref_cleanup", "clean_project_refs") == 8
@@ -206,7 +206,7 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
     ids=["taken", "held by another", "lost", "nobody knows"],
 )
 def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expected):
-    outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
+    outcome = stopped and ref_deletions.ProjectOutcome(stopped=stopped)
 
     ended(DECLARED["clean_project_refs"], 1.0, outcome, error, state=None, skipped=None)
 

@@ -14,9 +14,8 @@ from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.git_samples import Bare, stand_in
-from tests.harness.ref_deletions import PROJECT, counted, lock, pending, row, rows, statuses
+from tests.harness.ref_deletions import PROJECT, ProjectOutcome, counted, lock, pending, row, rows, statuses
 from tests.harness.tables import before_each
-from workers.git_ref_cleanup import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 ELSEWHERE = "1" * 40

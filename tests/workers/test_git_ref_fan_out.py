@@ -12,10 +12,10 @@ from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.ref_deletions import NAME, QUEUE, on_their_way, pending, projects, row
+from tests.harness.ref_deletions import NAME, QUEUE, Outcome, on_their_way, pending, projects, row
 from tests.harness.thorough import whole_only
 from workers import git_ref_cleanup
-from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
+from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 NO_REPOSITORIES = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"

@@ -8,11 +8,21 @@ from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
 from forgekeeper.targets import sentinel
 from forgekeeper.targets.git_repository import RootUnavailable
+from forgekeeper.targets.missing_repositories import RepositoriesMissing
 from models import Project
 from tests.harness.git_samples import stand_in
-from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows
-from workers.git_ref_cleanup import ProjectOutcome
-from workers.git_ref_cleanup.repositories import RepositoriesMissing
+from tests.harness.ref_deletions import (
+    NAME,
+    PROJECT,
+    QUEUE,
+    ProjectOutcome,
+    counted,
+    on_their_way,
+    pending,
+    projects,
+    row,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("database")
 

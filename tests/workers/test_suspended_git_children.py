@@ -7,8 +7,7 @@ from forgekeeper.platform.coordination.leases import LeaseLost, break_lease
 from forgekeeper.platform.database import database as db
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.git_samples import while_git_waits
-from tests.harness.ref_deletions import PROJECT, pending, row, rows, statuses
-from workers.git_ref_cleanup import ProjectOutcome
+from tests.harness.ref_deletions import PROJECT, ProjectOutcome, pending, row, rows, statuses
 
 pytestmark = pytest.mark.usefixtures("database")
 LEASE = f"clean_project_refs:{PROJECT}"

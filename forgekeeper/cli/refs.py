@@ -1,0 +1,86 @@
+"""`refs`: restores git refs that were deleted wrongly, at the values that the audit has of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from shlex import join
+from typing import Annotated, Any
+
+import typer
+
+from forgekeeper.api.batches import ChildSpec
+from forgekeeper.cli.connection import connected
+from forgekeeper.cli.terminal import FAILED, Json, Problem, emit, visible, write, wrong_use
+from forgekeeper.engine.ref_restoring import DeletedRef, children_with_refs, find_deleted, restore_refs
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets.git_repository import RootUnavailable
+from forgekeeper.targets.git_restore import POSSIBLE, RESTORED, Restored
+
+refs = typer.Typer(name="refs", help="Git refs that were deleted wrongly.")
+
+
+@refs.command("restore")
+def refs_restore(
+    which: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[ID]...", min=1, max=2**63 - 1, help="Deletions, by the ids that `audit` shows."),
+    ] = None,
+    run: Annotated[int | None, typer.Option(metavar="N", help="All refs that the run has deleted.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what could be restored, and make nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Restore deleted refs, at what the audit says that they were.
+
+    That is possible while git still has their objects: until its next `gc` that prunes them, by default two weeks.
+    A ref that is there again is left as it is.  Exit status 0 only if every one was restored.
+    """
+    if not which and run is None:
+        wrong_use("name deletions by their ids, or say --run N")
+    entries = list[dict[str, Any]]()
+    with connected("refs") as settings:
+        found = [(child, find_deleted(child, which or (), run)) for child in children_with_refs()]
+        _require_known(found, which or ())
+        try:
+            for one, outcome in _restore(found, settings, dry_run=dry_run):
+                entries.append(one._asdict() | vars(outcome))
+                if not json:
+                    _write_outcome(one, outcome)
+        except RootUnavailable as error:
+            raise Problem(str(error)) from None
+    done = sum(entry["state"] in (RESTORED.state, POSSIBLE.state) for entry in entries)
+    if json:
+        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries})
+    else:
+        write(f"{done} of {len(entries)} {'could be' if dry_run else 'were'} restored")
+    if done < len(entries):
+        raise typer.Exit(FAILED)
+
+
+def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids: Sequence[int]) -> None:
+    """Raise `Problem` if the audit has no deletion for one of *ids*, or deletions of several batches."""
+    batches = Counter(number for _child, deleted in found for number in {one.id for one in deleted})
+    if not batches or (unknown := {*ids} - batches.keys()):
+        of = ", ".join(map(str, sorted(unknown))) if batches else "that"
+        raise Problem(f"the audit knows of no ref that was deleted for {of}; `forgekeeper audit` shows which")
+    if several := [number for number in ids if batches[number] > 1]:
+        raise Problem(f"several batches have deleted a ref for {several[0]}; name its run with --run")
+
+
+def _restore(
+    found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], settings: Settings, *, dry_run: bool
+) -> Iterator[tuple[DeletedRef, Restored]]:
+    """Restore the refs of each child; yield the outcome of each."""
+    for child, deleted in found:
+        if deleted:
+            yield from restore_refs(child, deleted, settings, dry_run=dry_run)
+
+
+def _write_outcome(one: DeletedRef, outcome: Restored) -> None:
+    """Write the outcome of a ref, in lines that no terminal cuts."""
+    write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {outcome.state}")
+    if outcome.reason:
+        write(f"    {visible(outcome.reason)}")
+    if outcome.command:
+        command = join(outcome.command)
+        write(f"    {command if command.isprintable() else 'its name cannot be printed: --json has the command'}")

@@ -1,0 +1,186 @@
+"""The declarations that follow from `Refs` and `ChildPerRepository`: results, records, backlog, preview, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import field, make_dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from forgekeeper.api.answers import Answer, Mistake, Subject
+from forgekeeper.api.batches import ChildSpec, Declared, Record
+from forgekeeper.api.refs import ChildPerRepository, Refs
+from forgekeeper.engine.preview_of_refs import preview_refs
+from forgekeeper.engine.queued_refs import (
+    STOPPED_AT_MOST,
+    count_pending_refs,
+    pending_rows,
+    processed_rows,
+    rejected_refs,
+    stake_of_refs,
+)
+from forgekeeper.engine.ref_restoring import children_with_refs, count_recoverable_refs
+from forgekeeper.engine.repository_children import ENQUEUED, TOTAL
+from forgekeeper.platform.database import Base, now
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.status_queue import RefQueue
+from forgekeeper.targets.git_repository import RootUnavailable
+from forgekeeper.targets.stale_locks import count_stale_locks
+from metrics.catalogue import Counter, Gauge, Reading
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SOME_PROJECT = 1
+"""The project of which a child is asked for the shape of its answer."""
+MAX_LOCKS_LOOKED_AT = 200
+"""Repositories of a batch that are looked at for stale locks: the first of those with pending rows."""
+STALE_LOCK_AGE = timedelta(minutes=20)
+"""A lock this old was left behind by a killed git, and no ref can be deleted: a deletion ends after ten minutes."""
+STALE_LOCKS = Gauge(
+    "git_stale_locks",
+    "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
+)
+COUNTERS = (
+    Counter("fanout_limit_reached", "Fan-outs cut off at their limit (MAX_PROJECTS).", stopped="max_projects"),
+    Counter(
+        "missing_repositories",
+        "Projects with pending deletions that were found without a repository; each run counts them again.",
+        ("missing_repositories",),
+    ),
+)
+FAN_OUT_FIELDS = (TOTAL, ENQUEUED, "deduplicated"), ("missing_repositories",)
+"""Fields of a batch's result before and after `stopped`.  TOTAL are the projects with a child on its way."""
+CHILD_FIELDS = ("total_deletes", "rejected"), ("gone",)
+"""The same of its child: rows whose refs are deleted, rejected rows, rows closed without a repository."""
+
+
+def refuse_refs(name: str, answers: Sequence[Answer], *, of_child: bool) -> None:
+    """Raise `Mistake` for a batch that answers with `Refs`, and a child that answers with `ChildPerRepository`."""
+    if of_child and any(isinstance(answer, ChildPerRepository) for answer in answers):
+        raise Mistake(f"{name} answers with ChildPerRepository: that is the answer of its batch")
+    if not of_child and any(isinstance(answer, Refs) for answer in answers):
+        raise Mistake(
+            f"{name} answers with Refs, which are of one project: return ChildPerRepository, and return Refs from a"
+            f" function with @child({name}, …)"
+        )
+
+
+def refuse_other_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[], object]) -> None:
+    """Raise `Mistake` unless a child's *refs* are of its first argument, and missing if its second one says so.
+
+    *ask_missing* asks the child for the same project, of which the batch has found no repository.
+    """
+    told = None
+    with suppress(TypeError):
+        told = ask_missing()
+    if (refs.of, refs.missing) != (SOME_PROJECT, False) or not isinstance(told, Refs) or not told.missing:
+        raise Mistake(
+            f"{name} answers with Refs, so its arguments have to be now, project_id: int, missing: bool = False;"
+            " return Refs(…, of=project_id, missing=missing)"
+        )
+
+
+def result_of_refs(name: str, answers: Sequence[Answer]) -> type[DataclassInstance] | None:
+    """Return the dataclass for the result of a batch or child that answers with refs; None for any other."""
+    for answer in answers:
+        if isinstance(answer, (Refs, ChildPerRepository)):
+            before, after = CHILD_FIELDS if isinstance(answer, Refs) else FAN_OUT_FIELDS
+            fields: list[tuple[str, type, Any]] = [(one, int, field(default=0)) for one in before]
+            fields.append(("stopped", str, field(default="drained")))
+            fields += [(one, int, field(default=0)) for one in after]
+            return make_dataclass("RefResult", fields, namespace={"__doc__": f"Of {name}."})
+    return None
+
+
+def records_of_refs(answers: Sequence[Answer]) -> Iterator[Record]:
+    """Yield how the fields of that result are counted."""
+    for answer in answers:
+        if isinstance(answer, ChildPerRepository):
+            yield Record("project", examined=(TOTAL,))
+        elif isinstance(answer, Refs):
+            yield Record(
+                answer.record,
+                examined=("total_deletes", "rejected", "gone"),
+                processed=("total_deletes",),
+                errors={"database": (), "gitaly": ("rejected",)},
+                objective=answer.objective,
+                excluded_by=("project", "pattern"),
+            )
+            yield Record(answer.record_without_repository, processed=("gone",))
+            yield Record(answer.rejected_record, refused=True)
+
+
+def derive_from_refs(declared: Declared, answers: Sequence[Answer]) -> None:
+    """Complete the declaration of a batch that fans out to repositories, or of its child and with it the batch."""
+    for answer in answers:
+        if isinstance(answer, ChildPerRepository):
+            declared.counters = (*COUNTERS, *declared.counters)
+        elif isinstance(answer, Refs) and isinstance(declared, ChildSpec):
+            _complete_child(declared, answer)
+            _complete_batch(declared, answer)
+
+
+def _complete_child(child: ChildSpec, refs: Refs[Any]) -> None:
+    """Let everybody who asks about the refs be answered by the queue that the child reads."""
+    batch = child.batch.name
+    child.refs, child.lease, child.enqueued_as = refs, True, ENQUEUED
+    # At the deadline it leaves no successor: the next run of the batch sends it again.
+    child.continues = (STOPPED_AT_MOST,)
+    child.backlog(refs.record)(partial(count_pending_refs, refs, batch))
+    child.quarantines(rejected_refs(refs, batch))
+    child.shows_rows(partial(pending_rows, refs))
+    child.preview(partial(preview_refs, refs))
+
+
+def _complete_batch(child: ChildSpec, refs: Refs[Any]) -> None:
+    """Let the batch name the tables, the place and the undo of its child's refs."""
+    batch, queue = child.batch, refs.source
+    batch.tables = tuple(dict.fromkeys((queue.model, refs.projects, *batch.tables)))
+    batch.deletes_from = batch.deletes_from or "repositories"
+    _grant(refs)
+    batch.at_stake(partial(stake_of_refs, refs, batch.name))
+    batch.collector("git_locks", gauges=[STALE_LOCKS])(read_stale_locks)
+    batch.repositories(RefQueue(refs, batch.name).sample_paths)
+    batch.audited(_subject(child, refs))
+    if queue.keep_processed is not None:
+        batch.old_records(partial(processed_rows, refs))
+
+
+def _grant(refs: Refs[Any]) -> None:
+    """Let the models say which rights the statements need, unless they say so themselves."""
+    queue = refs.source
+    changed = (queue.status, queue.reason, refs.expected, queue.updated_at, queue.processed_at)
+    names = ", ".join(column.column_name for column in changed)
+    if queue.model.grants == Base.grants:
+        queue.model.grants = f"worker: select, update ({names}), delete; exporter: select"
+    if refs.projects.grants == Base.grants:
+        refs.projects.grants = "worker: select; exporter: select"
+
+
+def _subject(child: ChildSpec, refs: Refs[Any]) -> Subject:
+    return Subject(
+        refs.called,
+        "PROJECT:REF",
+        refs.record,
+        name="ref",
+        within="project_id",
+        because="its project asked for that at {due}",
+        restore="forgekeeper refs restore {id}",
+        restore_run="forgekeeper refs restore --run {run}",
+        undone="refs come back until `git gc` prunes their objects, two weeks by default",
+        count_recoverable=partial(count_recoverable_refs, child),
+    )
+
+
+def read_stale_locks(settings: Settings) -> Iterator[Reading]:
+    """Yield the number of stale locks in repositories of all batches; nothing if the root cannot be read."""
+    root, before, paths = settings.repositories_root, now() - STALE_LOCK_AGE, list[str]()
+    for child in children_with_refs() if root else ():
+        assert child.refs is not None, "it was found by that"
+        queue = RefQueue(child.refs, child.batch.name)
+        paths += queue.paths(queue.waiting_projects(after=0, limit=MAX_LOCKS_LOOKED_AT)).values()
+    with suppress(RootUnavailable):
+        yield Reading("git_stale_locks", 0 if root is None else count_stale_locks(root, paths, before=before))

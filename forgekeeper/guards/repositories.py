@@ -1,0 +1,16 @@
+"""Preconditions of batches that delete refs: plain repositories are configured, and no Git server keeps them."""
+
+from __future__ import annotations
+
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets.git_repository import served
+
+
+def require_repositories(settings: Settings) -> None:
+    """Raise `Blocked` if there is no root of repositories, or if a Git server keeps it."""
+    root = settings.repositories_root
+    if root is None:
+        raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+    if settings.git_server == "refuse" and (objection := served(root)):
+        raise Blocked("git_server", objection)

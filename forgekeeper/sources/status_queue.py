@@ -1,0 +1,212 @@
+"""Pending refs in a table: find projects, read a project's rows, close them as processed or rejected.
+
+No row is claimed: a child's lease is the claim of all rows of its project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.api.items import Page
+from forgekeeper.api.refs import Refs
+from forgekeeper.api.shown import Entry
+from forgekeeper.platform.database import database, exclusions, survey
+from forgekeeper.platform.database.naming import quote_name, relation_name
+
+MAX_PROJECT_ID = 2**63 - 1
+
+# One look into the index for each project, however many rows it has.
+PROJECTS_WITH_PENDING = """
+    with recursive waiting (project_id) as (
+        (select {project} from {table}
+         where {status} = {pending} and {project} > %(after)s and {project} <= %(until)s
+         order by {project} limit 1)
+        union all
+        select (select next.{project} from {table} as next
+                where next.{status} = {pending} and next.{project} > waiting.project_id
+                  and next.{project} <= %(until)s
+                order by next.{project} limit 1)
+        from waiting where waiting.project_id is not null
+    )
+    select project_id from waiting where project_id is not null limit %(limit)s
+"""
+# By project and ref as well: in a database that came back older another's row may have the id.
+SETTLE = """
+    update {table} as deletion
+    set {status} = case when reasons.reason is null then {processed} else {rejected} end, {reason} = reasons.reason,
+        {updated_at} = clock_timestamp(),
+        {processed_at} = case when reasons.reason is null then clock_timestamp() end
+    from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
+    where deletion.{key} = reasons.id and deletion.{project} = %(project)s and deletion.{ref} = reasons.ref
+      and deletion.{status} = {pending}
+    returning deletion.{status}
+"""
+# A row that others have locked is not waited for: its ref is deleted at the value of this look all the same.
+RECORD_FIRST_LOOK = """
+    with seen as materialized (
+        select deletion.{key} as id, oid
+        from unnest(%(ids)s::bigint[], %(oids)s::text[]) as looked (id, oid)
+            join {table} as deletion on deletion.{key} = looked.id
+        where deletion.{project} = %(project)s and deletion.{status} = {pending} and deletion.{expected} is null
+        for no key update of deletion skip locked
+    )
+    update {table} as deletion set {expected} = seen.oid
+    from seen where deletion.{key} = seen.id and deletion.{status} = {pending}
+"""
+OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+"""The value of a ref that is not symbolic."""
+
+
+class PendingRef(NamedTuple):
+    """A pending row; a page of ten thousand models takes twice the time and the memory."""
+
+    id: int
+    project_id: int
+    ref: str
+    expected_oid: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class RefQueue:
+    """The rows of *refs*, for its *batch*; each call is a statement in the caller's transaction."""
+
+    def __init__(self, refs: Refs[Any], batch: str) -> None:
+        self._refs, self._queue, self._batch = refs, refs.source, batch
+        self._key: pw.Field[Any] = refs.source.model._meta.primary_key
+
+    @cached_property
+    def _names(self) -> dict[str, str | int]:
+        """The names and states in the statements."""
+        queue, refs = self._queue, self._refs
+        columns = {"key": self._key, "project": refs.project, "ref": refs.ref, "expected": refs.expected}
+        columns |= {name: getattr(queue, name) for name in ("status", "reason", "updated_at", "processed_at")}
+        states = {name: int(getattr(queue, name)) for name in ("pending", "processed", "rejected")}
+        names = {name: quote_name(column.column_name) for name, column in columns.items()}
+        return {"table": relation_name(queue.model), **names, **states}
+
+    def waiting_projects(self, *, after: int, until: int = MAX_PROJECT_ID, limit: int) -> list[int]:
+        """Return up to *limit* ids of projects with pending rows, above *after* and not above *until*."""
+        values = {"after": after, "until": until, "limit": limit}
+        return [project for (project,) in self._execute(PROJECTS_WITH_PENDING, values)]
+
+    def paths(self, projects: Sequence[int]) -> dict[int, str]:
+        """Return the paths of the repositories of those of *projects* that exist, below the root."""
+        model = self._refs.projects
+        key: Any = model._meta.primary_key
+        query = model.select(key, self._refs.repository).where(key.in_(list(projects)))
+        return dict(iter(database.execute(query)))
+
+    def sample_paths(self) -> list[str]:
+        """Return the paths of some projects' repositories."""
+        column = self._refs.repository
+        key, path = (quote_name(one.column_name) for one in (column.model._meta.primary_key, column))
+        return survey.sample(relation_name(column.model), key, path)
+
+    def pending(self) -> pw.ModelSelect[Any]:
+        """Select the pending rows."""
+        return self._select(self._queue.pending)
+
+    def rejected(self) -> pw.ModelSelect[Any]:
+        """Select the rejected rows, with their reasons."""
+        return self._select(self._queue.rejected).order_by(self._key)
+
+    def not_excluded(self) -> pw.ModelSelect[Any]:
+        """Select the pending rows that nobody excludes of the batch."""
+        return self.pending().where(exclusions.but(self._excluded))
+
+    def excluded(self) -> pw.ModelSelect[Any]:
+        """Select the pending rows that people exclude of the batch."""
+        return self.pending().where(self._excluded)
+
+    def remove_excluded(self, page: Sequence[PendingRef]) -> list[PendingRef]:
+        """Return the rows of a page that nobody excludes of the batch."""
+        kept = exclusions.among(self._batch, lambda: [(row.project_id, row.ref) for row in page])
+        return [row for place, row in enumerate(page) if place not in kept]
+
+    def read_page(self, project: int, page: Page) -> list[PendingRef]:
+        """Return a page of the project's pending rows, in the order of their ids."""
+        queue, refs = self._queue, self._refs
+        columns = self._key, refs.project, refs.ref, refs.expected, queue.created_at, queue.updated_at
+        # Peewee's own rows, tuples too, take three times as long as the cursor's.
+        return [PendingRef(*row) for row in database.execute(self._page(project, page).select(*columns))]
+
+    def read_keys(self, project: int, page: Page) -> list[int]:
+        """Return the ids of the rows that `read_page` would return."""
+        return [key for (key,) in database.execute(self._page(project, page).select(self._key))]
+
+    def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are pending rows of the project; nothing is locked."""
+        query = self.pending().where(self._refs.project == project, self._key.in_(list(ids)))
+        return {key for (key,) in database.execute(query.select(self._key))}
+
+    def record_first_look(self, project: int, values: Mapping[PendingRef, str]) -> None:
+        """Record the value of each ref as the object id that its row expects, unless the row expects one already.
+
+        From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
+        the ref moved.  Rows that are closed or locked stay as they are.
+        """
+        seen = {row.id: oid for row, oid in values.items() if row.expected_oid is None and OID.fullmatch(oid)}
+        if seen:
+            parameters = {"project": project, "ids": list(seen), "oids": list(seen.values())}
+            database.execute_sql(RECORD_FIRST_LOOK.format(**self._names), parameters)
+
+    def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
+        """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
+
+        Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
+        counted.
+        """
+        ids, refs = [row.id for row in reasons], [row.ref for row in reasons]
+        values = {"project": project, "ids": ids, "refs": refs, "reasons": list(reasons.values())}
+        states = [state for (state,) in self._execute(SETTLE, values)]
+        return states.count(self._queue.processed), states.count(self._queue.rejected)
+
+    def retry(self, ids: Sequence[int] | None) -> int:
+        """Make rejected rows pending again, all of them if *ids* is None; return how many."""
+        queue = self._queue
+        values = {queue.status: queue.pending, queue.reason: None, queue.updated_at: pw.fn.clock_timestamp()}
+        return int(queue.model.update(values).where(self._is_rejected(ids)).execute())
+
+    def discard(self, ids: Sequence[int] | None) -> int:
+        """Delete rejected rows, all of them if *ids* is None; return how many.  Their refs stay."""
+        return int(self._queue.model.delete().where(self._is_rejected(ids)).execute())
+
+    def entries(self, limit: int) -> Iterator[Entry]:
+        """Yield up to *limit* rejected rows, the oldest first."""
+        queue, refs = self._queue, self._refs
+        columns = self._key, queue.reason, refs.ref, refs.project, refs.expected, queue.updated_at
+        query = self.rejected().select(*columns).limit(limit)
+        for key, reason, ref, project, expected, since in database.execute(query):
+            sentence = f"{reason}: {ref} of project {project}"
+            yield Entry(str(key), f"{sentence} at {expected}" if expected else sentence, 1, since)
+
+    @property
+    def _excluded(self) -> pw.Node:
+        return exclusions.excluded(self._batch, project=self._refs.project, name=self._refs.ref)
+
+    def _select(self, state: int) -> pw.ModelSelect[Any]:
+        query: pw.ModelSelect[Any] = self._queue.model.select().where(self._queue.status == state)
+        return query
+
+    def _is_rejected(self, ids: Sequence[int] | None) -> pw.Expression:
+        is_rejected: pw.Expression = self._queue.status == self._queue.rejected
+        return is_rejected if ids is None else is_rejected & self._key.in_(list(ids))
+
+    def _page(self, project: int, page: Page) -> pw.ModelSelect[Any]:
+        query = self.pending().where(self._refs.project == project, self._key > page.after)
+        if page.only is not None:
+            query = query.where(self._key.in_(list(page.only)))
+        if page.without:
+            query = query.where(self._key.not_in(list(page.without)))
+        return query.order_by(self._refs.project, self._key).limit(page.limit)
+
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = database.execute_sql(statement.format(**self._names), values).fetchall()
+        return rows

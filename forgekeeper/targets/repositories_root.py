@@ -1,0 +1,26 @@
+"""The root of all repositories: proof that its disk is mounted and belongs to this installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forgekeeper.platform.installation import Installation
+from forgekeeper.platform.settings import Settings
+from forgekeeper.targets import sentinel
+from forgekeeper.targets.git_repository import RootUnavailable
+
+
+def prove_root(settings: Settings) -> Path:
+    """Return the repositories' root; raise `RootUnavailable` unless it can be read and is this installation's."""
+    root = settings.repositories_root
+    if root is None:
+        raise RootUnavailable("FORGEKEEPER_REPOSITORIES_ROOT is not set")
+    try:
+        found = sentinel.Folder(root).sentinel()
+    except sentinel.Unreadable as error:
+        raise RootUnavailable(str(error)) from None
+    if found is None:
+        raise RootUnavailable(f"{root} has no {sentinel.NAME}; `forgekeeper check` says what to do")
+    if objection := sentinel.objection(root, found, Installation.ensure()):
+        raise RootUnavailable(objection)
+    return root

@@ -1,7 +1,7 @@
-"""Delete refs in bulk: ten thousand in one transaction, and one that cannot go keeps no other.
+"""Delete refs in bulk: ten thousand in one transaction; a ref that cannot be deleted keeps back no other.
 
-Each transaction that touches packed refs rewrites their file, so all go in one.  Git refuses a transaction as a whole:
-what it would refuse is looked for and left out first, and what it refuses then is left out too before the next try.
+Each transaction that touches packed refs rewrites their file, so all are deleted in one.  Git refuses a transaction as
+a whole: refs that it would refuse are found and left out first.  If it refuses another, the next try leaves that out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgekeeper.targets.git_repository import Repository, RepositoryFailed, Val
 MAX_TRANSACTIONS = 64
 """Transactions per call: git has refused each but the last."""
 NO_VALUE = b""
-"""In a transaction: delete the ref whatever its value.  Git verifies no value of a symbolic ref without a target."""
+"""In a transaction: delete the ref at any value.  Git verifies no value of a symbolic ref without a target."""
 
 
 class Doomed(NamedTuple):
@@ -31,7 +31,7 @@ class Doomed(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one ref; one that is locked is still there and may go another time."""
+    """The outcome of one ref; a locked ref still exists and may be deleted another time."""
 
     state: Literal["deleted", "gone", "moved", "rejected", "locked"]
     reason: str | None = None
@@ -73,8 +73,8 @@ def delete(
     expectation, and one that agrees is enough to delete it.
 
     Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.  Raises `GitError`;
-    some refs may then have been deleted, and deleting them again is harmless.  Raises what *announce* and *find_lost*
-    raise; then no ref of that transaction is deleted.
+    some refs may then have been deleted, and deleting them again is harmless.  Errors of *announce* and *find_lost*
+    are raised; then no ref of that transaction is deleted.
     """
     insist("by git")
     deletion = _Deletion(doomed)
@@ -86,7 +86,7 @@ def delete(
 def preview(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
-    """Return what `delete` would now, by the same looks; nothing is locked or written.  Raises `GitError`."""
+    """Return the outcomes that `delete` would have now; nothing is locked or written.  Raises `GitError`."""
     deletion = _Deletion(doomed)
     if deletion.rows:
         deletion.begin(root, disk_path, until, grace, writes=False).only_look()
@@ -105,7 +105,7 @@ class _Deletion:
         self._values = Values()
         self._announced: dict[bytes, str] = {}
         for row in doomed:
-            # Git must not see what is refused.
+            # Git must not see a refused name.
             if reason := refusal(row.ref):
                 self.outcomes[row] = Outcome("rejected", reason)
             else:
@@ -114,7 +114,7 @@ class _Deletion:
     def begin(self, root: Path, disk_path: str, until: float, grace: float, *, writes: bool) -> _Deletion:
         self._repository = open_repository(root, disk_path)
         self._git = self._repository.writer(until, grace) if writes else Git(self._repository.git_dir, until, grace)
-        # What lies elsewhere says nothing of what is gone.
+        # Refs in another folder prove nothing about missing ones.
         self._repository.enclose(self.rows)
         return self
 
@@ -131,7 +131,7 @@ class _Deletion:
             elif left := self._still_open(standing):
                 parts.append(left)
             if not parts:
-                # Only now is it certain that what was not there had not merely gone out of sight.
+                # Only now it is certain that missing refs were not merely on a disk out of sight.
                 self._repository.confirm()
                 return
         raise self._failure(complaint)
@@ -148,7 +148,7 @@ class _Deletion:
         self._repository.confirm()
 
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Settle what need not go to git; return the others with the value that git shall verify of each."""
+        """Settle the refs that git need not see; return the others with the value that git shall verify of each."""
         protected = self._protected_branches()
         self._values = look(self._git, self._repository, names)
         standing = {}
@@ -164,7 +164,7 @@ class _Deletion:
         return standing
 
     def _without_git(self, name: bytes, value: bytes | None, protected: set[bytes]) -> Outcome | None:
-        """Return what becomes of a ref that is not git's to delete."""
+        """Return the outcome of a ref that git must not delete, None of any other."""
         if name in protected:
             return DEFAULT_BRANCH
         if name in self._values.broken:
@@ -178,7 +178,7 @@ class _Deletion:
     def _agreeing(self, name: bytes, value: bytes | None) -> bool:
         """Settle the rows that expect another value; return whether there are any that do not.
 
-        A ref without a value, as a symbolic one without a target, is not what anybody expects.
+        A ref without a value, as a symbolic one without a target, meets no expectation.
         """
         agreeing = []
         for row in self.rows[name]:
@@ -190,7 +190,7 @@ class _Deletion:
         return bool(agreeing)
 
     def _unlockable(self, name: bytes) -> Outcome | None:
-        """Return what becomes of a ref that git cannot lock."""
+        """Return the outcome of a ref that git cannot lock, None of any other."""
         if not self._repository.can_lock(name):
             return TOO_LONG_TO_LOCK
         if not (other := self._repository.in_the_way(name)):
@@ -247,7 +247,7 @@ class _Deletion:
                 rows.remove(row)
 
     def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
-        """Settle what git complains about; return what to try again, in parts if that is not clear."""
+        """Settle the ref of git's complaint; return the refs to try again, in parts if the ref is not clear."""
         complaint = understand(said, self._repository.git_dir)
         if complaint.lock is not None:
             self._leave_locked(complaint.lock, standing)
@@ -283,6 +283,6 @@ class _Deletion:
             self.rows[name] = []
 
     def _failure(self, complaint: bytes) -> RepositoryFailed:
-        """Return what git complains about, unless root or repository have gone."""
+        """Return git's complaint as an error; raise another one if root or repository are missing."""
         self._repository.confirm()
         return RepositoryFailed(legible(complaint))

@@ -17,12 +17,12 @@ _LINK = re.compile(r"ref: (?P<target>\S+)\Z")
 
 @dataclass(frozen=True)
 class Restored:
-    """What became of one ref; unless it was restored, or would be, *reason* says why in a sentence."""
+    """The outcome of one ref; unless it was restored, or would be, *reason* says why in a sentence."""
 
     state: Literal["restored", "would be restored", "exists", "pruned", "symbolic", "refused"]
     reason: str = ""
     command: tuple[str, ...] = ()
-    """What a person can run in the repository to restore it."""
+    """A command that restores it, for a person in the repository."""
 
 
 RESTORED = Restored("restored")
@@ -31,7 +31,7 @@ EXISTS = Restored("exists", "it is there again")
 PRUNED = Restored("pruned", "git has removed its object: it cannot be restored from here")
 UNKNOWN = Restored("refused", "what it was at was not recorded")
 BECAUSE = {b"reference already exists": EXISTS, b"with nonexistent object": PRUNED}
-"""What a ref became, by what git has against it."""
+"""Outcomes by git's objections."""
 
 
 def restore(
@@ -43,13 +43,13 @@ def restore(
     dry_run: bool = False,
     before: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> dict[str, Restored]:
-    """Restore the refs of the repository at *disk_path*, each at what it was; return what became of each.
+    """Restore the refs of the repository at *disk_path*, each at its last value; return the outcomes.
 
-    A ref that exists stays as it is, whatever it is at.  A symbolic ref is not restored: its command is returned.
+    A ref that exists stays as it is.  A symbolic ref is not restored: its command is returned.
     In a *dry_run* git only reads.  Git is ended at *until*, an instant of the monotonic clock.
-    *before* is called with what git is about to be asked for; what it raises keeps git from being asked.
+    *before* is called with the refs that git is about to restore; if it raises, git is not asked.
 
-    Raises `GitError`, also if the forge could not read what git writes.
+    Raises `GitError`, also if the forge could not read git's files.
     """
     repository = open_repository(root, disk_path)
     git = Git(repository.git_dir, until) if dry_run else repository.writer(until)
@@ -64,7 +64,7 @@ def restore(
 
 
 def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
-    """Return what speaks against restoring the ref before git is asked."""
+    """Return the objection to restoring the ref that is known before git is asked."""
     if reason := refusal(ref):
         return Restored("refused", reason)
     repository.enclose([ref.encode()])
@@ -81,7 +81,7 @@ def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
 
 
 def _foresee(repository: Repository, git: Git, wanted: Mapping[str, str]) -> dict[str, Restored]:
-    """Return what would become of the refs; git's own try would lock each for a moment and leave empty folders."""
+    """Return the outcomes that refs would have; git's own try would lock each for a moment and leave empty folders."""
     there = look(git, repository, [ref.encode() for ref in wanted]).oids
     # Git answers "OID missing" for an object that it does not have.
     asked = "".join(f"{was}\n" for was in wanted.values()).encode()

@@ -78,8 +78,8 @@ class Refs(Answer, Generic[Row]):
     All refs are deleted in one git transaction, then their rows are closed: a crash in between repeats a harmless
     deletion.  The child holds a lease of the project, which is the claim of all its rows.  After *most* rows it ends,
     and starts a successor if more are pending.  A ref that is not under ``refs/``, that has moved, or that is the
-    default branch stays, and its row is rejected.  People exclude refs by project and by name.  With an index on the
-    project and the key, of the pending rows alone, a claim is one index scan.
+    default branch stays, and its row is rejected.  People exclude refs by project and by name.  `check` asks for an
+    index on the project and the key, of the pending rows alone: with it a page of rows is one index scan.
 
     A row may wait for *objective*.  *called* names a ref in quarantine and in `audit`, *record* in metrics and audit;
     the default of both is the model's name.

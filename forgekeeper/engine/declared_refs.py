@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forgekeeper.api.answers import Answer, Mistake, Subject
+from forgekeeper.api.answers import Answer, Mistake, Subject, record_of
 from forgekeeper.api.batches import ChildSpec, Declared, Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine.preview_of_refs import preview_refs
@@ -24,6 +24,8 @@ from forgekeeper.engine.queued_refs import (
 from forgekeeper.engine.ref_restoring import children_with_refs, count_recoverable_refs
 from forgekeeper.engine.repository_children import ENQUEUED, TOTAL
 from forgekeeper.platform.database import Base, now
+from forgekeeper.platform.database.naming import quote_name, relation_name
+from forgekeeper.platform.database.relations import ORDERED, index_statements
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.status_queue import RefQueue
 from forgekeeper.targets.git_repository import RootUnavailable
@@ -141,6 +143,7 @@ def _complete_batch(child: ChildSpec, refs: Refs[Any]) -> None:
     batch.tables = tuple(dict.fromkeys((queue.model, refs.projects, *batch.tables)))
     batch.deletes_from = batch.deletes_from or "repositories"
     _grant(refs)
+    _expect_index(refs)
     batch.at_stake(partial(stake_of_refs, refs, batch.name))
     batch.collector("git_locks", gauges=[STALE_LOCKS])(read_stale_locks)
     batch.repositories(RefQueue(refs, batch.name).sample_paths)
@@ -158,6 +161,18 @@ def _grant(refs: Refs[Any]) -> None:
         queue.model.grants = f"worker: select, update ({names}), delete; exporter: select"
     if refs.projects.grants == Base.grants:
         refs.projects.grants = "worker: select; exporter: select"
+
+
+def _expect_index(refs: Refs[Any]) -> None:
+    """Let the model expect an index by which a page of a project's pending rows is one scan, unless it has one."""
+    model, queue = refs.source.model, refs.source
+    columns = (found[1].replace('"', "") for found in map(ORDERED.fullmatch, index_statements(model)) if found)
+    if not any(names.split(", ")[0] == refs.project.column_name for names in columns):
+        project, key, status = (
+            quote_name(one.column_name) for one in (refs.project, model._meta.primary_key, queue.status)
+        )
+        on = f"{relation_name(model)} ({project}, {key}) where {status} = {int(queue.pending)}"
+        model.indexed(f"{record_of(model)}_pending on {on}")
 
 
 def _subject(child: ChildSpec, refs: Refs[Any]) -> Subject:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from demo.sample_data import count_refs, create_repository
+from forgekeeper.api.batches import CHILDREN
 from forgekeeper.audit.acts import Act
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
@@ -230,6 +231,15 @@ def test_refs_are_restored_by_the_ids_of_their_deletions_as_an_act_of_a_person(m
     assert (repository.refs()["refs/a"], repository.refs()["refs/b"]) == (repository.one, repository.two)
     assert (act.act, act.what, act.batch) == ("refs restore", "project:7", "git_ref_cleanup")
     assert act.after == {"refs": {"refs/a": repository.one, "refs/b": repository.two}}
+
+
+def test_an_id_by_which_two_batches_have_deleted_refs_restores_none(main, repository, monkeypatch):
+    monkeypatch.setitem(CHILDREN, "another", clean_project_refs)
+
+    result = main("refs", "restore", numbers()[0])
+
+    assert (result.status, "several batches have deleted a ref" in result.stderr) == (1, True)
+    assert "refs/a" not in repository.refs()
 
 
 def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):

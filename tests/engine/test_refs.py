@@ -144,6 +144,7 @@ def test_what_everybody_asks_about_it_follows_from_the_answer(page, world):
     assert sorted(spec.known_repositories[0]()) == ["gone.git", world.disk_path]
     branches, repositories = spec.relations
     assert branches.needs("exporter") == repositories.needs("worker") == ["select"]
+    assert [(one.columns, one.where) for one in branches.indexes] == [("repository_id, id", '"state" = 0')]
     assert "update (state, reason, expected, updated_at, deleted_at)" in branches.needs("worker")
 
 

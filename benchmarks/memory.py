@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
+from benchmarks.uploads import UPLOAD_KEYS
 from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses, create_repository
 from demo.servers import Servers
 from forgekeeper.api.batches import FeatureFlag
@@ -27,7 +28,6 @@ from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
 from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
-from workers.stale_direct_uploads import keys
 
 SMALLER = 100
 """So many times smaller the small case is."""
@@ -82,7 +82,7 @@ def _sql(statement: str) -> Callable[[int, Path], object]:
 
 
 def _uploads(count: int, _folder: Path) -> None:
-    client.eval(ADD_UPLOADS, 1, keys.PENDING, count, UPLOADED)
+    client.eval(ADD_UPLOADS, 1, UPLOAD_KEYS.pending, count, UPLOADED)
 
 
 CASES = {

@@ -11,8 +11,10 @@ from demo.servers import Servers
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.sources.outbox import DeletedObject
-from workers.stale_direct_uploads import CHUNK, keys
+from forgekeeper.sources.register.keys import RegisterKeys
+from workers.stale_direct_uploads import CHUNK, UPLOADS
 
+UPLOAD_KEYS = RegisterKeys.of(UPLOADS.name)
 STALE = 20_000
 REGISTERED = 200_000
 OLD = 4 * 3600
@@ -50,12 +52,12 @@ class Uploads(World):
         ages = [(f"{DeletedObject.location}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
         ages += [(f"{DeletedObject.location}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
         for start in range(0, len(ages), CHUNK):
-            client.zadd(keys.PENDING, dict(ages[start : start + CHUNK]))
+            client.zadd(UPLOAD_KEYS.pending, dict(ages[start : start + CHUNK]))
 
     def check(self) -> None:
         """Raise unless the fresh ones are registered, and the others remembered."""
         (reaped,) = database.execute_sql("select count(*) from settled_uploads where reaped").fetchone()
-        left = client.zcard(keys.PENDING), client.zcard(keys.DELETING), reaped
+        left = client.zcard(UPLOAD_KEYS.pending), client.zcard(UPLOAD_KEYS.deleting), reaped
         assert left == (self._fresh, 0, self.delete), f"{left} are pending, being deleted, and reaped"
 
     def check_result(self, result: dict[str, object]) -> None:

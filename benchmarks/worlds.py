@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from benchmarks.uploads import UPLOAD_KEYS
 from forgekeeper.api.answers import Enqueued
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.engine.attempt import Runner
@@ -20,7 +21,6 @@ from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
-from workers.stale_direct_uploads import keys
 
 CHUNK = 100_000
 """So many entries a script registers at once: Redis answers nobody else meanwhile."""
@@ -133,10 +133,10 @@ def _work_artifacts(settings: Settings) -> tuple[int, float]:
 
 def _fill_uploads(count: int) -> None:
     _settle("kept/", count)
-    known: int = client.zcard(keys.PENDING)
+    known: int = client.zcard(UPLOAD_KEYS.pending)
     last = known + count
     for first in range(known + 1, last + 1, CHUNK):
-        client.eval(REGISTER, 1, keys.PENDING, first, min(first + CHUNK - 1, last), 0, "fresh")
+        client.eval(REGISTER, 1, UPLOAD_KEYS.pending, first, min(first + CHUNK - 1, last), 0, "fresh")
 
 
 def _settle(kind: str, count: int) -> None:
@@ -230,7 +230,7 @@ def worlds(projects: int) -> tuple[World, ...]:
             "upload",
             ("settled_uploads",),
             fill=_fill_uploads,
-            add=lambda count: client.eval(REGISTER, 1, keys.PENDING, 1, count, YESTERDAY, "due"),
+            add=lambda count: client.eval(REGISTER, 1, UPLOAD_KEYS.pending, 1, count, YESTERDAY, "due"),
             churn=_churn_uploads,
             work=_work_uploads,
             after=lambda: database.execute_sql("delete from settled_uploads where path like 'due/%%'"),

@@ -21,14 +21,16 @@ from forgekeeper.platform import migrations
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.register.redis_register import RedisRegister
 from forgekeeper.targets import stores
 from forgekeeper.targets.git_command import Git, legible
 from models import STALE_AFTER, BulkImport, GitRefDeletion, JobArtifact, Project, UserStatus, is_unfinished
-from workers.stale_direct_uploads import keys, register
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, UPLOADS
 
 PROJECTS, REFS = 10, 100
 REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
 """Refs that may not be deleted this way: they end as rejected, and stop no other."""
+REGISTER = RedisRegister(UPLOADS)
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """Entries of the register that only a bug could write: they end as failed, and stop no other."""
 GIT_TIMEOUT = 60.0
@@ -213,17 +215,17 @@ def _add_uploads(scale: int, settings: Settings, *, clean: bool) -> None:
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
     malformed = () if clean else MALFORMED
-    age = keys.MAX_UPLOAD_DURATION + timedelta(minutes=1) if clean else timedelta(days=1)
+    age = MAX_UPLOAD_DURATION + timedelta(minutes=1) if clean else timedelta(days=1)
     began = client.time()[0] - age.total_seconds()
-    client.zadd(keys.PENDING, dict.fromkeys([*(f"{location}:{name}" for name in stale), *malformed], began))
+    client.zadd(REGISTER.keys.pending, dict.fromkeys([*(f"{location}:{name}" for name in stale), *malformed], began))
     for name in fresh:
-        register.prepare(client, location, name)
+        REGISTER.prepare(client, location, name)
     _put_all_but_one(names, settings)
 
 
 def _uploads() -> Sample:
-    due = int(client.zcount(keys.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
-    return Sample("direct uploads", register.count(client), due)
+    due = int(client.zcount(REGISTER.keys.pending, "-inf", int(client.time()[0]) - 3 * 3600))
+    return Sample("direct uploads", REGISTER.count(client), due)
 
 
 def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:

@@ -11,9 +11,10 @@ from demo.sample_data import add_ref_deletions, create_refs
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.register.keys import RegisterKeys
 from forgekeeper.targets import stores
 from models import JobArtifact
-from workers.stale_direct_uploads import keys
+from workers.stale_direct_uploads import UPLOADS
 
 INTERVAL_SECONDS = 60.0
 """Seconds between two calls of `add_traffic`."""
@@ -53,7 +54,10 @@ def add_traffic(settings: Settings) -> None:
         for path in (*paths, *uploads):
             obstore.put(store.store, path, b"a sample\n")
     began = client.time()[0] - STALE_SECONDS
-    client.zadd(keys.PENDING, dict.fromkeys((f"{JobArtifact.location}:{name}" for name in uploads), began))
+    client.zadd(
+        RegisterKeys.of(UPLOADS.name).pending,
+        dict.fromkeys((f"{JobArtifact.location}:{name}" for name in uploads), began),
+    )
     if settings.repositories_root is not None:
         _ask_for_ref_deletions(settings.repositories_root)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.objects import NamedBy as NamedBy
     from forgekeeper.api.objects import Objects as Objects
     from forgekeeper.api.objects import Queue as Queue
+    from forgekeeper.api.objects import Register as Register
     from forgekeeper.api.objects import Retry as Retry
     from forgekeeper.api.refs import ChildPerRepository as ChildPerRepository
     from forgekeeper.api.refs import Refs as Refs
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forgekeeper.engine.decorators import child as child
     from forgekeeper.guards.preconditions import Blocked as Blocked
     from forgekeeper.platform.database import Base
+    from forgekeeper.sources.register.producer import Producer as Producer
     from metrics.catalogue import Counter as Counter
 
     Table = Base
@@ -56,10 +58,11 @@ _NAMES = {
     ],
     "forgekeeper.api.housekeeping": ["Housekeeping"],
     "forgekeeper.api.items": ["Items", "Kept"],
-    "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
+    "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Register", "Retry"],
     "forgekeeper.api.refs": ["ChildPerRepository", "Refs", "StatusQueue"],
     "forgekeeper.engine.decorators": ["batch", "child"],
     "forgekeeper.guards.preconditions": ["Blocked"],
+    "forgekeeper.sources.register.producer": ["Producer"],
     "metrics.catalogue": ["Counter"],
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

@@ -17,6 +17,7 @@ from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.answers import Backlog, Due, Mistake, Rows, Subject
+from forgekeeper.api.objects import Objects
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Shown
 from forgekeeper.platform.database import Base, database, default
@@ -161,6 +162,7 @@ class BatchSpec(Declared):
     known_repositories: list[Repositories] = field(default_factory=list)
     known_objects: list[KnownObjects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)
+    registered: Objects[Any] | None = None
 
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
         """Send a run by hand, through the ledger, or again the one that is open; return its message.

@@ -1,11 +1,15 @@
-"""`Objects`: the objects in a store that rows of a queue name.  The engine deletes them, and then the rows."""
+"""`Objects`: objects in stores, named by the rows of a queue or the entries of a register.
+
+The engine deletes the objects, and then the rows or entries.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, overload
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -14,6 +18,13 @@ from forgekeeper.api.answers import AN_HOUR, WHOLE_NUMBERS, Answer, Mistake, rec
 from forgekeeper.platform.database import Base
 
 Row = TypeVar("Row", bound=Base)
+Source = TypeVar("Source", bound="Base | Register")
+TAG = re.compile("[a-z][a-z0-9_]*")
+"""The name of a register, which is the hash tag of its keys."""
+NOWHERE: Final = pw.SQL("null")
+"""The path of objects if the entries of a register name them."""
+REGISTER_RESULT = {"pending": "pending", "deleted": "deleted", "timed_out": "timed_out", "failed": "failed"}
+"""Facts that a run on a register counts, each with the default name of its field in the result."""
 
 
 class Retry(NamedTuple):
@@ -24,6 +35,8 @@ class Retry(NamedTuple):
 
 
 DEFAULT_RETRY = Retry()
+UPLOAD_RETRY = Retry(first=timedelta(minutes=6), attempts=5)
+ONE_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,35 @@ class Queue(Generic[Row]):
             raise Mistake(f"Queue of {name}: an item has one attempt at least, not {self.retry.attempts}")
 
 
+@dataclass(frozen=True)
+class Register:
+    """Uploads that have begun and not completed, in Redis: an entry ``<location>:<path>`` for each.
+
+    A producer prepares an entry, uploads the object, and completes the entry.  An entry is due if it was prepared more
+    than *older_than* ago by Redis's clock.  A failed deletion is tried again as *retry* says; after the last attempt
+    the entry waits in quarantine for a person.  The keys begin with ``{name}:``.  With the setting
+    ``FORGEKEEPER_UPLOADS_REGISTER=hash`` a hash of that *name*, in which the forge itself registers uploads, is read
+    as well.
+
+    Raises `Mistake` for a name that is no hash tag, and for a time that is not in whole seconds.
+    """
+
+    name: str
+    _: KW_ONLY
+    older_than: timedelta
+    retry: Retry = UPLOAD_RETRY
+
+    def __post_init__(self) -> None:
+        """Refuse a register that Redis cannot keep."""
+        said = f"Register {self.name!r}"
+        if not TAG.fullmatch(self.name):
+            raise Mistake(f"{said}: the keys begin with its name; write small letters, digits and _, as in new_uploads")
+        if self.older_than < ONE_SECOND or self.older_than % ONE_SECOND:
+            raise Mistake(f"{said}: older_than has to be whole seconds, one at least, not {self.older_than}")
+        if self.retry.attempts < 1:
+            raise Mistake(f"{said}: an entry has one attempt at least, not {self.retry.attempts}")
+
+
 class Locations(NamedTuple):
     """The location of each object by the value of a *column*."""
 
@@ -87,28 +129,30 @@ class NamedBy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Objects(Answer, Generic[Row]):
-    """Objects in stores, one for each due row of the queue *source*.
+class Objects(Answer, Generic[Source]):
+    """Objects in stores, one for each due row of a queue, or for each due entry of a register: the *source*.
 
     *location* names the object's place in ``FORGEKEEPER_OBJECT_STORES``, or is the column that does, and *path* is the
-    object's place in it.  An object that rows of another table name is kept (*unless*).  People exclude objects by
-    *project*, the column with its id, and by their paths.
+    object's place in it.  People exclude objects by *project*, the column with its id, and by their paths.  An entry of
+    a register has its location and path in itself, so these three are for a queue.  An object that rows of another
+    table name is kept (*unless*).
 
-    An object counts as deleted once its store has said so and its sentinel was read afterwards; then its row is
-    removed.  The audit records the intent before and the outcome after: if the process dies in between, the next run
+    An object counts as deleted once its store has said so and its sentinel was read afterwards; then its row or entry
+    is removed.  The audit records the intent before and the outcome after: if the process dies in between, the next run
     asks the store.  If one store does not answer, the objects of the others are deleted, and then the run fails.
 
     *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* names
-    an object in quarantine, *record* in metrics and audit; the default of both is the model's name.  *share* is the
-    condition of a child's part of the rows.
+    an object in quarantine, *record* in metrics and audit; the default of both is the model's name, of a register
+    ``upload`` and ``stale_upload``.  For a register *counted* maps ``pending``, ``deleted``, ``timed_out`` and
+    ``failed`` to the names of these fields in the result, if those are others.  *share* is the condition of a child's part of the rows.
 
-    Raises `Mistake` for a location, path or project that is not a column of the queue's table.
+    Raises `Mistake` for an option that the source does not allow, or that is not a column of the queue's table.
     """
 
-    source: Queue[Row]
+    source: Queue[Any] | Register
     _: KW_ONLY
-    location: str | Locations
-    path: pw.Node
+    location: str | Locations = ""
+    path: pw.Node = field(default_factory=lambda: NOWHERE)
     project: pw.Field[Any] | None = None
     unless: NamedBy | None = None
     chunk: int = 1_000
@@ -116,30 +160,105 @@ class Objects(Answer, Generic[Row]):
     called: str = ""
     record: str = ""
     share: pw.Node | None = None
+    counted: Mapping[str, str] = field(default_factory=dict)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Objects[Row],
+            source: Queue[Row],
+            *,
+            location: str | Locations,
+            path: pw.Node,
+            project: pw.Field[Any] | None = None,
+            unless: NamedBy | None = None,
+            chunk: int = 1_000,
+            objective: timedelta = AN_HOUR,
+            called: str = "",
+            record: str = "",
+            share: pw.Node | None = None,
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Objects[Register],
+            source: Register,
+            *,
+            unless: NamedBy | None = None,
+            chunk: int = 1_000,
+            objective: timedelta = AN_HOUR,
+            called: str = "",
+            record: str = "",
+            counted: Mapping[str, str] = ...,
+        ) -> None: ...
+
+        def __init__(self, source: Any, **facts: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        """Refuse columns of another table."""
-        model = self.source.model
+        """Refuse options that the source does not allow, and columns of another table."""
+        if self.unless is not None and not isinstance(self.unless, NamedBy):
+            raise Mistake(f"{self._shown}: unless has to be NamedBy(MODEL)")
+        if isinstance(self.source, Register):
+            self._require_no_columns()
+        else:
+            self._require_columns(self.source.model)
+        if self.chunk < 1:
+            raise Mistake(f"{self._shown}: a chunk has one object at least, not {self.chunk}")
+        in_register = isinstance(self.source, Register)
+        called = self.called or ("upload" if in_register else self.record or record_of(self.queue.model))
+        record = self.record or (f"stale_{called}" if in_register else record_of(self.queue.model))
+        object.__setattr__(self, "record", record)
+        object.__setattr__(self, "called", called)
+
+    def _require_no_columns(self) -> None:
+        given = {"location": self.location != "", "path": self.path is not NOWHERE, "project": self.project is not None}
+        if columns := [f"{option}=" for option, is_given in given.items() if is_given]:
+            raise Mistake(
+                f"{self._shown}: an entry has its location and path in itself; leave out {', '.join(columns)}"
+            )
+        if self.unless is not None and self.unless.unsure is not None:
+            raise Mistake(f"{self._shown}: unsure= keeps rows of a queue; leave it out")
+        if unknown := sorted(self.counted.keys() - REGISTER_RESULT.keys()):
+            raise Mistake(f"{self._shown}: counted= has no {unknown[0]!r}, but {', '.join(REGISTER_RESULT)}")
+
+    def _require_columns(self, model: type[Base]) -> None:
+        if not self.location or self.path is NOWHERE:
+            raise Mistake(f"{self._shown}: say with location= and path= where the object of a row is")
+        if self.counted:
+            raise Mistake(f"{self._shown}: counted= is for a register; leave it out")
         columns = {"path": self.path, "project": self.project}
         columns |= {"location": self.location.column} if isinstance(self.location, Locations) else {}
         for option, column in columns.items():
             if isinstance(column, pw.Field) and column.model is not model:
-                raise Mistake(f"Objects of {model.__name__}: {option} has to be a column of {model.__name__}")
+                raise Mistake(f"{self._shown}: {option} has to be a column of {model.__name__}")
         if self.project is not None and not isinstance(self.project, WHOLE_NUMBERS):
-            raise Mistake(f"Objects of {model.__name__}: project has to be a column with the ids of projects")
-        if not self.location:
-            raise Mistake(f"Objects of {model.__name__}: location has to name a place in FORGEKEEPER_OBJECT_STORES")
-        if self.unless is not None and not isinstance(self.unless, NamedBy):
-            raise Mistake(f"Objects of {model.__name__}: unless has to be NamedBy(MODEL)")
+            raise Mistake(f"{self._shown}: project has to be a column with the ids of projects")
         if not isinstance(self.path, pw.Node):
-            raise Mistake(f"Objects of {model.__name__}: path has to be a column or an expression of columns")
-        if self.chunk < 1:
-            raise Mistake(f"Objects of {model.__name__}: a chunk has one object at least, not {self.chunk}")
-        record = self.record or record_of(model)
-        object.__setattr__(self, "record", record)
-        object.__setattr__(self, "called", self.called or record)
+            raise Mistake(f"{self._shown}: path has to be a column or an expression of columns")
+
+    @property
+    def _shown(self) -> str:
+        return f"Objects of {self.source.name if isinstance(self.source, Register) else self.source.model.__name__}"
+
+    @property
+    def queue(self) -> Queue[Any]:
+        """The source, if it is a queue."""
+        assert isinstance(self.source, Queue), "the caller has a queue"
+        return self.source
+
+    @property
+    def register(self) -> Register:
+        """The source, if it is a register."""
+        assert isinstance(self.source, Register), "the caller has a register"
+        return self.source
 
     @property
     def locations(self) -> list[str]:
-        """The names of all places where its objects may be."""
+        """The names of all places where the objects of a queue may be."""
         return [self.location] if isinstance(self.location, str) else list(self.location.names.values())
+
+    @property
+    def result(self) -> dict[str, str]:
+        """The names of the result's fields, by the facts of `REGISTER_RESULT`."""
+        return REGISTER_RESULT | dict(self.counted)

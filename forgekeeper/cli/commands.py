@@ -33,6 +33,7 @@ from forgekeeper.cli import (
     status,
     streams,
     ticks,
+    uploads,
 )
 from forgekeeper.cli.connection import sentence
 from forgekeeper.cli.streams import OutputLost
@@ -122,6 +123,8 @@ def application(*, demo: bool = True) -> typer.Typer:
         if batch.commands:
             for name, command in import_module(batch.commands).COMMANDS.items():
                 _add(app, "Look", command, name)
+    if uploads.find_holders():
+        _add(app, "Look", uploads.uploads)
     return app
 
 

@@ -6,7 +6,7 @@ Declaring does nothing: `forgekeeper.delivery.broker` makes actors of what has b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
@@ -26,10 +26,10 @@ from forgekeeper.api.answers import (
     rows_of,
     stake_of,
 )
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.batches import BATCHES, BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
-from forgekeeper.api.objects import Objects
+from forgekeeper.api.objects import REGISTER_RESULT, Objects, Register
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.declaration import require_declarable
@@ -44,12 +44,15 @@ from forgekeeper.engine.declared_refs import (
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
 from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
+from forgekeeper.engine.registered_looks import show_register
 from forgekeeper.engine.rows import parts_of
 from forgekeeper.engine.work import work
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.notices import Notice
 from forgekeeper.platform.database import Base
 from forgekeeper.platform.settings import Place
+from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.settled import SettledUpload
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ OBJECT_FIELDS: list[tuple[str, type, Any]] = [
     ("kept", int, field(default=0)),
 ]
 """The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
+REGISTER_TABLES: tuple[type[Base], ...] = (DeletedObject, SettledUpload)
+"""Tables of forgekeeper's own that decide about the objects of a register."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
 
@@ -102,8 +107,6 @@ class OfBatch(Options, total=False):
     reads: Sequence[type[Base]]
     deletes_from: Place
     released_with: str
-    epoch_key: str
-    misreadings: Callable[[], Sequence[str]]
     logged_as: str
     commands: str
 
@@ -129,10 +132,9 @@ def batch(
 
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
     may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
-    whether they are as their models say, and whether its statements would misread them; *misreadings* may say more.
+    whether they are as their models say, and whether its statements would misread them.
     *released_with* names the batch that creates its records: in a new installation the release of that batch releases
-    this one too.  *epoch_key* is a key in Redis beside the register of a batch whose records lie there: if it is lost,
-    the batch is blocked.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
+    this one too.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
     imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 
@@ -210,6 +212,8 @@ def _declared(
         **{key: value for key, value in facts.items() if key not in DERIVED},
         **more,
     )
+    for answer in (one for one in objects if isinstance(one.source, Register)):
+        _require_register(declared, answer, answers)
     _name_tables(declared.batch, rows, objects)
     register(declared)
     for one in rows:
@@ -243,7 +247,11 @@ def _shape_of(name: str, due: Due) -> list[Answer]:
 def _name_tables(spec: BatchSpec, rows: Sequence[Rows[Any]], objects: Sequence[Objects[Any]]) -> None:
     """Name the tables of a batch, or of its child, and the places that its objects are in."""
     noticed: list[type[Base]] = [Notice] if any(isinstance(one, Changes) and one.notice for one in rows) else []
-    models: list[type[Base]] = [*noticed, *(one.model for one in rows), *(one.source.model for one in objects)]
+    models: list[type[Base]] = [
+        *noticed,
+        *(one.model for one in rows),
+        *(table for one in objects for table in _tables_of(one)),
+    ]
     spec.tables = tuple(dict.fromkeys((*spec.tables, *models)))
     spec.walks |= {one.model: one.since.column_name for one in rows}
     keepers = [model for one in objects for model in one.unless or () if model is not None]
@@ -251,6 +259,10 @@ def _name_tables(spec: BatchSpec, rows: Sequence[Rows[Any]], objects: Sequence[O
     spec.reads = tuple(dict.fromkeys((*keepers, *spec.reads, *followers)))
     if objects:
         spec.deletes_from = spec.deletes_from or "stores"
+
+
+def _tables_of(objects: Objects[Any]) -> tuple[type[Base], ...]:
+    return REGISTER_TABLES if isinstance(objects.source, Register) else (objects.source.model,)
 
 
 def _ask_shape(kind: type[Declared], name: str, function: Callable[..., Any], due: Due | None) -> list[Answer]:
@@ -273,8 +285,24 @@ def _shape_of_child(name: str, function: Callable[..., Any]) -> list[Answer]:
     return answers
 
 
+def _require_register(declared: Declared, objects: Objects[Any], answers: Sequence[Answer]) -> None:
+    """Raise `Mistake` unless the register is the batch's alone, and its result has all fields."""
+    name, register = declared.name, objects.register.name
+    if len(answers) > 1:
+        raise Mistake(f"{name} answers with a Register and something else: declare a batch for each")
+    for other in (one for one in BATCHES.values() if one.registered and one.registered.register.name == register):
+        raise Mistake(f"{name}: {other.name} deletes the objects of the register {register!r}; name another")
+    known = {one.name for one in fields(declared.outcome)}
+    for fact, counted in objects.result.items():
+        if counted not in known:
+            raise Mistake(f"{name}: its outcome has no field {counted!r}; name one with counted={{{fact!r}: ...}}")
+
+
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
-    """Let everybody who asks about the objects be answered by the queue that the run claims from."""
+    """Let everybody who asks about the objects be answered by the source that the run claims from."""
+    if isinstance(objects.source, Register):
+        show_register(declared, objects)
+        return
     batch = declared.batch.name
     if objects.source.model.grants == Base.grants:
         objects.source.model.grants = "worker: select, update, delete; exporter: select"
@@ -290,7 +318,8 @@ def _outcome(
 ) -> type[DataclassInstance]:
     """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
     if objects:
-        return make_dataclass("Outcome", OBJECT_FIELDS, namespace={"__doc__": f"Of {name}."})
+        found = _register_fields(objects[0]) if isinstance(objects[0].source, Register) else OBJECT_FIELDS
+        return make_dataclass("Outcome", found, namespace={"__doc__": f"Of {name}."})
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
     fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
@@ -300,12 +329,21 @@ def _outcome(
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
 
 
+def _register_fields(objects: Objects[Any]) -> list[tuple[str, type, Any]]:
+    """Return the fields of the result of a run on a register."""
+    kinds = {"timed_out": bool}
+    counted = [
+        (name, kinds.get(fact, int), field(default=kinds.get(fact, int)())) for fact, name in objects.result.items()
+    ]
+    return [*counted, ("stopped", str, field(default="drained"))]
+
+
 def _records(
     rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
 ) -> tuple[Record, ...]:
     """Say how all that the batch deletes is counted."""
     followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
-    of_objects = (record for one in objects for record in _object_records(one))
+    of_objects = [record for one in objects for record in _object_records(one)]
     return (*map(_record, rows), *followers, *map(_items, items), *of_objects)
 
 
@@ -325,12 +363,23 @@ def _items(items: Items[Any]) -> Record:
     return Record(items.record, examined, items.processed, errors, objective=items.objective, excluded_by=by)
 
 
-def _object_records(objects: Objects[Any]) -> tuple[Record, Record]:
+def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
     """Say how objects are counted, and those that were given up."""
+    if isinstance(objects.source, Register):
+        return _register_records(objects)
     done, by = ("deleted", "missing"), _excluded_by(project=objects.project, pattern=objects.path)
     errors = {"database": (), "object_storage": ("failed",)}
     counted = Record(objects.record, (*done, "failed"), done, errors, objective=objects.objective, excluded_by=by)
     return counted, Record(f"dead_{objects.called}", refused=True)
+
+
+def _register_records(objects: Objects[Any]) -> tuple[Record, ...]:
+    """Return the records of a register: pending, due and failed entries."""
+    pending, deleted, _timed_out, failed = ((objects.result[fact],) for fact in REGISTER_RESULT)
+    errors, by = {"object_storage": failed}, ("pattern",)
+    due = Record(objects.record, (), deleted, errors, objective=objects.objective, excluded_by=by)
+    called = objects.called
+    return Record(f"pending_{called}", pending, backlog=True), due, Record(f"failed_{called}", refused=True)
 
 
 def _excluded_by(**found: object) -> tuple[str, ...]:

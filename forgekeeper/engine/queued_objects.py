@@ -16,6 +16,7 @@ from forgekeeper.api.items import Deleted, Ended, Fence, Item, Items, Kept, Page
 from forgekeeper.api.objects import Objects, Owner
 from forgekeeper.api.shown import BUSY, PASSED_OVER, Look, Part, Refused, numbers
 from forgekeeper.engine.items import deleted_at, stood_at
+from forgekeeper.engine.object_items import ObjectItems
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import exclusions, now, queries
@@ -36,17 +37,15 @@ def bind_objects(objects: Objects[Any], run: Run[Any]) -> Items[QueueItem]:
     return _QueuedObjects(objects, run)
 
 
-class _QueuedObjects(Items[QueueItem]):
+class _QueuedObjects(ObjectItems[QueueItem]):
     """The objects of an answer, for one run."""
 
     project = "project_id"
 
     def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
-        self.record, self.chunk = objects.record, objects.chunk
-        self._objects, self._settings = objects, run.settings
+        super().__init__(objects, run)
         self._table = QueueTable(objects, run.declared.batch.name)
         self._stores: dict[str, ObjectStore] = {}
-        self._away: dict[str | None, Exception] = {}
         self._left: tuple[int, str | None] | None = None
 
     def begin(self) -> dict[str, Any]:
@@ -74,9 +73,7 @@ class _QueuedObjects(Items[QueueItem]):
         return None if self._left is None else _no_store(*self._left)
 
     def interrupted(self, scope: str | None, error: Exception) -> None:
-        # The other stores go on.
-        log.error("object store unavailable", location=scope, error=str(error))
-        self._away[scope] = error
+        super().interrupted(scope, error)
         self._stores.pop(str(scope), None)
 
     def scope(self, one: QueueItem) -> str | None:
@@ -87,14 +84,14 @@ class _QueuedObjects(Items[QueueItem]):
         return [None, *self._objects.locations]
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
-        return among(self._objects.source.model.select(), keys)
+        return among(self._objects.queue.model.select(), keys)
 
     def key(self, one: QueueItem) -> int:
         return one.id
 
     def next(self, page: Page) -> list[int]:
         due = self._table.at(self._stores, self._table.not_excluded(now()))
-        by = self._objects.source.due_at
+        by = self._objects.queue.due_at
         return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[QueueItem]:
@@ -183,7 +180,7 @@ def _find_named(owner: Owner, items: Sequence[QueueItem], settings: Settings) ->
 
 def count_backlog(objects: Objects[Any], batch: str, now: datetime) -> Backlog:
     """Count the objects to delete."""
-    due_at = objects.source.due_at
+    due_at = objects.queue.due_at
     return Backlog.of(QueueTable(objects, batch).not_excluded(now).order_by(due_at), oldest=due_at)
 
 
@@ -208,12 +205,12 @@ def refused_objects(objects: Objects[Any], batch: str) -> Refused:
 
 def preview_objects(objects: Objects[Any], look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the queue alone: the stores are not asked."""
-    table, due_at = QueueTable(objects, batch_of(look.batch)), objects.source.due_at
+    table, due_at = QueueTable(objects, batch_of(look.batch)), objects.queue.due_at
     part, bad, position = look.part(objects.record), look.passed_over(objects.record), START
     query = table.not_excluded(look.now)
     due = selected(query, due_at)
     part.keep(PASSED_OVER, due.among(bad))
-    model = objects.source.model
+    model = objects.queue.model
     locked = model.select().where(pw.SQL(held(relation_name(model), alias='"t1"')))
     while places := positions(query, due_at, position, limit=objects.chunk, without=bad):
         keys = [place.key for place in places]

@@ -24,12 +24,13 @@ from forgekeeper.api.answers import (
 )
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
-from forgekeeper.api.objects import Objects
+from forgekeeper.api.objects import Objects, Register
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine import items, rows
 from forgekeeper.engine.housekeeping import remove_old_records
 from forgekeeper.engine.queued_objects import bind_objects
 from forgekeeper.engine.queued_refs import bind_refs
+from forgekeeper.engine.registered_objects import bind_register
 from forgekeeper.engine.repository_children import children_per_repository
 from forgekeeper.engine.run import Run
 from forgekeeper.platform.connections import client, identity
@@ -51,11 +52,6 @@ def settings() -> Settings:
 def get_child_key() -> str | None:
     """Return the key of this child, by which its message is known; None in a run of a batch and without a message."""
     return _run.get().audit.child
-
-
-def run_number() -> int | None:
-    """Return the number of this run, None beside the ledger."""
-    return _run.get().number
 
 
 def send(run: Run[Any], children: Children) -> str | None:
@@ -163,7 +159,8 @@ def _bind_items(run: Run[Any], answer: Items[Any] | Objects[Any] | Refs[Any]) ->
     """Return the answer as items of this run."""
     match answer:
         case Objects():
-            return bind_objects(answer, run)
+            is_register = isinstance(answer.source, Register)
+            return bind_register(answer, run) if is_register else bind_objects(answer, run)
         case Refs():
             return bind_refs(answer, run)
         case _:

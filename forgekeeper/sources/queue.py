@@ -72,7 +72,7 @@ class QueueTable:
     """The table of a queue, for the run of a *batch*; each call is a statement in the caller's transaction."""
 
     def __init__(self, objects: Objects[Any], batch: str) -> None:
-        self._objects, self._queue, self._batch = objects, objects.source, batch
+        self._objects, self._queue, self._batch = objects, objects.queue, batch
 
     @cached_property
     def _names(self) -> dict[str, str]:

@@ -40,11 +40,12 @@ def at(location: str, settings: Settings) -> ObjectStore | None:
     )
 
 
-def answered_for(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return those of *paths* that the *owner*, the outbox or a producer names, and a sentence that says which."""
+def answered_for(owner: Owner | None, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return the *paths* that the *owner*, the outbox or a producer names, and a sentence that says which of them."""
     kept: dict[str, str] = {}
-    # The owner first: what is deleted there between the two questions is in the outbox by the second.
-    for table in (owner, DeletedObject):
+    tables: tuple[Owner, ...] = (DeletedObject,) if owner is None else (owner, DeletedObject)
+    # The owner first: a row that is deleted there between the two questions is in the outbox by the second.
+    for table in tables:
         kept |= dict.fromkeys(named_by(table, location, paths, settings), table.sentence)
     completed = SettledUpload.named(location, paths, reaped=False)
     return dict.fromkeys(completed, "its producer has completed it") | kept

@@ -20,8 +20,8 @@ from forgekeeper.platform.installation import INSTALLATION as OF_REDIS
 from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
+from tests.harness.stale_uploads import uploads
 from tests.harness.thorough import whole_only
-from workers.stale_direct_uploads.commands import adopt
 
 from .every_command import arguments, commands
 
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 
 def adopted_uploads(_store):
-    adopt(client, "artifacts", ["a/b", "c"])
+    uploads.adopt(client, "artifacts", ["a/b", "c"])
 
 
 def an_orphan(store):

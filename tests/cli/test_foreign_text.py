@@ -15,8 +15,8 @@ from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.logs import CONTROL
 from models import GitRefDeletion
 from tests.harness.every import every
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
-from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
 SIGNS = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e\u2028\r\x7f'\"\\[/red]{}"
@@ -52,7 +52,7 @@ def noise(database):
     )  # fmt: skip
     DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref=NOISE, rejected_reason=NOISE)
-    client.zadd(register.FAILED, {f"artifacts:{LONG}": 1})
+    client.zadd(register.keys.failed, {f"artifacts:{LONG}": 1})
 
 
 @whole_only

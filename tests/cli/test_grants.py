@@ -22,9 +22,9 @@ from forgekeeper.cli.migrate import OURS
 from forgekeeper.platform.database import relations, schema
 from forgekeeper.targets import sentinel
 from models import APPLICATION
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
 from tests.system.soak import rights
-from workers.stale_direct_uploads import register
 
 MODELS = (*OURS, *APPLICATION)
 EVERYTHING = rights.PERSON
@@ -135,7 +135,7 @@ COMMANDS = (
 def test_every_command_works_with_these_grants(main, role, tmp_path):
     # They work on a failed upload, a bad record, and an object that nobody knows.
     with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
-        server.zadd(register.FAILED, {"artifacts:given/up": 1})
+        server.zadd(register.keys.failed, {"artifacts:given/up": 1})
     role.ask(
         "insert into quarantine (batch, record, key, reason, error, failures, since, failed_at)"
         " values ('user_status_cleanup', 'user_status', '7', 'record_failed', 'it is bad', 2, now(), now())"

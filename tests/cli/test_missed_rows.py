@@ -13,7 +13,7 @@ from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets import stores
 from models import JobArtifact
 from tests.harness.settings import settings_with
-from workers.stale_direct_uploads import register as uploads
+from tests.harness.stale_uploads import uploads
 
 STATUSES, STATUS_INDEX = "user_status_cleanup", "user_statuses_clear_status_at"
 REFS = "git_ref_cleanup"
@@ -170,7 +170,7 @@ def test_reconcile_registers_no_live_object_that_an_index_of_another_version_hid
     result = reconcile()
 
     assert (result.status, "collation version`" in result.complaint) == (3, True)
-    assert client.zcard(uploads.PENDING) == 0
+    assert client.zcard(uploads.keys.pending) == 0
 
 
 def test_a_damaged_index_is_noticed_by_a_sample_whatever_its_version(database, live, main, reconcile, store):
@@ -184,7 +184,7 @@ def test_a_damaged_index_is_noticed_by_a_sample_whatever_its_version(database, l
     sentence = "lookups miss rows of ci_job_artifacts that exist"
     assert (run.status, run.json["blocked"].startswith(sentence), (store / path).exists()) == (3, True, True)
     assert (registered.status, sentence in registered.complaint) == (3, True)
-    assert client.zcard(uploads.PENDING) == 0
+    assert client.zcard(uploads.keys.pending) == 0
     assert sentence in str(main("check", "--json").findings("contract"))
 
 

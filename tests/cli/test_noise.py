@@ -30,10 +30,10 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination import leases as locks
 from forgekeeper.platform.coordination import values as redis_values
 from forgekeeper.platform.database import release
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
 
 PATIENCE = timedelta(seconds=1)
 KEYS = redis_values.DECLARED | keys.types(queues())
@@ -185,11 +185,11 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
         assert {"good", str(run.id)} <= set(in_a_thread(consume))
         buckets.tidy(client, 5)
         assert buckets.claim(client, 5) is not None
-        client.zadd(register.PENDING, {"artifacts:good": 0}, xx=True)
+        client.zadd(register.keys.pending, {"artifacts:good": 0}, xx=True)
         claimed = register.claim(client, visibility=timedelta(minutes=5), limit=1_000)
         assert "artifacts:good" in [entry.member for entry in claimed.entries]
         for entry in claimed.entries:
-            register.fail(client, claimed, entry, backoff=PATIENCE)
+            register.fail(client, claimed, entry)
 
     claim()
 
@@ -218,7 +218,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
 
 
 def test_check_names_a_key_of_another_type(database, main):
-    client.set(register.PENDING, "x")
+    client.set(register.keys.pending, "x")
 
     findings = main("check", "--json").json["findings"]
 
@@ -280,8 +280,8 @@ def insert(table, line):
 @pytest.mark.parametrize("score", [float("inf"), float("-inf"), -5, 1e300])
 def test_an_adopted_upload_of_no_known_day_is_still_an_adopted_one(database, score):
     """It is kept whenever its object was written since: here, ever."""
-    client.zadd(register.DELETING, {"artifacts:one": 1})
-    client.zadd(register.ADOPTED, {"artifacts:one": score})
+    client.zadd(register.keys.deleting, {"artifacts:one": 1})
+    client.zadd(register.keys.adopted, {"artifacts:one": score})
 
     claimed = register.claim(client, visibility=timedelta(minutes=5), limit=10)
 

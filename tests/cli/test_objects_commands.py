@@ -9,14 +9,13 @@ import pytest
 
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.register.entries import BeingDeleted
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel
 from models import JobArtifact
+from tests.harness.stale_uploads import uploads
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted
-from workers.stale_direct_uploads.keys import EPOCH
 
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)
@@ -45,7 +44,7 @@ def put(store, *paths, age=2 * DAY):
 
 
 def register(*members, age=STALE):
-    client.zadd(uploads.PENDING, dict.fromkeys(members, client.time()[0] - age.total_seconds()))
+    client.zadd(uploads.keys.pending, dict.fromkeys(members, client.time()[0] - age.total_seconds()))
 
 
 def record(path):
@@ -68,7 +67,7 @@ def stock(store, *orphans):
 
 def time_passes(duration):
     """Let *duration* pass for what lies in the register."""
-    for key in (uploads.PENDING, uploads.DELETING, uploads.ADOPTED):
+    for key in (uploads.keys.pending, uploads.keys.deleting, uploads.keys.adopted):
         for member, score in client.zrange(key, 0, -1, withscores=True):
             client.zadd(key, {member: score - duration.total_seconds()})
 
@@ -98,7 +97,7 @@ def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, 
 
     assert sorted(answer["orphans"]) == ["a/1", "a/2", "b"]
     assert (answer["examined"], answer["named"], answer["registered"], answer["due"]) == (3, 0, 0, None)
-    assert members(uploads.PENDING) == set()
+    assert members(uploads.keys.pending) == set()
 
 
 def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, store):
@@ -156,7 +155,7 @@ def test_too_many_unnamed_objects_are_registered_only_by_their_number(reconcile,
 
     result = reconcile("--yes")
 
-    assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
+    assert (result.status, client.zcard(uploads.keys.pending)) == (1, 0)
     assert (result.complaint.startswith(because), result.complaint.endswith("--expect 3")) == (True, True)
     assert reconcile("--yes", "--expect", "3", "--json").json["registered"] == 3
 
@@ -174,7 +173,7 @@ def test_what_is_registered_waits_a_day_and_no_upload_may_use_its_path(main, rec
 
     assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
     assert not (store / "orphan").exists()
-    assert client.keys("{pending_direct_uploads}:*") == [EPOCH.encode()]
+    assert client.keys("{pending_direct_uploads}:*") == [uploads.keys.epoch.encode()]
 
 
 def test_what_lies_outside_the_folders_is_not_registered(store, reconcile):
@@ -183,7 +182,7 @@ def test_what_lies_outside_the_folders_is_not_registered(store, reconcile):
     answer = reconcile("--yes", "--json", OBJECT_PREFIXES='{"artifacts": ["up"]}')
 
     assert (answer.json["outside"], answer.json["orphans"]) == (1, ["up/orphan"])
-    assert members(uploads.PENDING) == {"artifacts:up/orphan"}
+    assert members(uploads.keys.pending) == {"artifacts:up/orphan"}
 
 
 # What was registered is taken back
@@ -195,7 +194,7 @@ def test_what_was_registered_can_be_taken_back_by_its_name(main, reconcile, stor
 
     one = main("uploads", "forget", "artifacts:a", "--json").json
 
-    assert (one, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
+    assert (one, members(uploads.keys.pending)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
 
 
 def test_what_a_producer_registered_is_never_forgotten(main, reconcile, store):
@@ -206,7 +205,7 @@ def test_what_a_producer_registered_is_never_forgotten(main, reconcile, store):
     result = main("uploads", "forget", "artifacts:upload")
     main("uploads", "forget", "--all")
 
-    assert (result.status, members(uploads.PENDING)) == (1, {"artifacts:upload"})
+    assert (result.status, members(uploads.keys.pending)) == (1, {"artifacts:upload"})
     assert result.complaint == "artifacts:upload is not among what `reconcile` has registered"
 
 

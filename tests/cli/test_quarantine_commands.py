@@ -10,8 +10,8 @@ from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
-from workers.stale_direct_uploads import register
 
 STATUS = ("user_status_cleanup", "user_status", "815")
 CHILD = ("git_ref_cleanup", "clean_project_refs", "clean_project_refs:7")
@@ -33,8 +33,8 @@ def bad():
 @pytest.fixture
 def kept():
     """What documents keep themselves: an upload and an object that could not be deleted, a ref that was refused."""
-    client.zadd(register.FAILED, {UPLOAD: 1})
-    client.hset(register.ATTEMPTS, UPLOAD, 5)
+    client.zadd(register.keys.failed, {UPLOAD: 1})
+    client.hset(register.keys.attempts, UPLOAD, 5)
     dead = DeletedObject.create(store_dir="b", file="c", attempts=MAX_ATTEMPTS)
     refused = GitRefDeletion.create(project_id=7, ref="refs/x", status=DeletionStatus.REJECTED, reason="moved")
     return {"upload": f"upload:{UPLOAD}", "object": f"object:{dead.id}", "ref": f"ref:{refused.id}"}
@@ -51,13 +51,13 @@ def id_of(main, kind):
 
 def gone(kind):
     if kind == "upload":
-        return not client.exists(register.FAILED, register.ATTEMPTS, register.DELETING)
+        return not client.exists(register.keys.failed, register.keys.attempts, register.keys.deleting)
     return not {"object": DeletedObject, "ref": GitRefDeletion}[kind].select().count()
 
 
 def tried_again(kind):
     if kind == "upload":
-        return client.zscore(register.DELETING, UPLOAD) is not None and not client.exists(register.FAILED)
+        return client.zscore(register.keys.deleting, UPLOAD) is not None and not client.exists(register.keys.failed)
     if kind == "object":
         return DeletedObject.get().attempts == 0
     return GitRefDeletion.get().status == DeletionStatus.PENDING
@@ -127,8 +127,8 @@ def test_all_are_discarded(main, bad, kept):
 
 
 def test_the_audit_has_the_number_of_those_that_were_discarded_and_not_of_others(main, kept):
-    client.zadd(register.DELETING, {"artifacts:tried/again": 2**33})
-    client.hset(register.ATTEMPTS, "artifacts:tried/again", 1)
+    client.zadd(register.keys.deleting, {"artifacts:tried/again": 2**33})
+    client.hset(register.keys.attempts, "artifacts:tried/again", 1)
 
     answer = main("quarantine", "discard", "--all", "--kind", "upload", "--json").json
 
@@ -139,7 +139,7 @@ def test_the_audit_has_the_number_of_those_that_were_discarded_and_not_of_others
 @pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
-    client.zadd(register.FAILED, {member: 1})
+    client.zadd(register.keys.failed, {member: 1})
 
     result = forgekeeper("quarantine", "list", *options)
 
@@ -156,7 +156,7 @@ def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
     ],
 )
 def test_an_upload_is_listed_with_what_the_settings_say_of_it(main, tmp_path, member, reason):
-    client.zadd(register.FAILED, {member: 1})
+    client.zadd(register.keys.failed, {member: 1})
     stores = {
         "OBJECT_STORES": json.dumps({"artifacts": f"file://{tmp_path}"}),
         "OBJECT_PREFIXES": '{"artifacts": ["up"]}',
@@ -179,8 +179,8 @@ def test_what_does_not_lie_there_is_named(main, bad, kept, number):
 
 
 def test_what_lies_there_and_stays_as_it_is_is_not_said_to_be_missing(main, bad):
-    client.zadd(register.DELETING, {UPLOAD: 2**33})
-    client.hset(register.ATTEMPTS, UPLOAD, 1)
+    client.zadd(register.keys.deleting, {UPLOAD: 2**33})
+    client.hset(register.keys.attempts, UPLOAD, 1)
 
     retried, discarded = (
         main("quarantine", "retry", id_of(main, "message")),

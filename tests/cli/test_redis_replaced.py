@@ -2,12 +2,12 @@
 
 import pytest
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.connections import client
 from tests.harness.stale_uploads import register
 from tests.harness.thorough import whole_only
-from workers.stale_direct_uploads.keys import EPOCH
 
 UPLOADS, STATUSES = "stale_direct_uploads", "user_status_cleanup"
 LOST = "Redis lacks the register of stale_direct_uploads, last used "
@@ -54,7 +54,7 @@ def test_a_preview_of_the_batch_says_that_its_register_is_lost(main):
 
 
 def test_what_the_first_run_could_only_write_to_redis_the_next_one_records(main, store):
-    client.set(EPOCH, "of a run that was killed")
+    client.set(BATCHES[UPLOADS].epoch_key, "of a run that was killed")
 
     assert main("run", UPLOADS).status == 0
 

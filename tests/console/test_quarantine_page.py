@@ -10,7 +10,7 @@ from forgekeeper.ledger import quarantine
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
 from models import DeletionStatus, GitRefDeletion
-from workers.stale_direct_uploads import register
+from tests.harness.stale_uploads import uploads
 
 SCRIPT = "<script>alert(1)</script>"
 MANY = """
@@ -79,7 +79,7 @@ def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
 
 def test_what_documents_keep_is_on_the_first_page_and_on_no_other(seen):
     db.execute_sql(MANY, [150])
-    client.zadd(register.FAILED, {"artifacts:folder/a": 1})
+    client.zadd(uploads.keys.failed, {"artifacts:folder/a": 1})
     refused = GitRefDeletion.create(project_id=7, ref="refs/x", status=DeletionStatus.REJECTED, reason="moved")
 
     first, second = every_page(seen, "/quarantine")
@@ -113,7 +113,7 @@ def test_one_is_shown_with_its_error_its_run_and_when_it_is_tried_again(seen):
 
 
 def test_what_a_document_keeps_is_shown_by_its_id(seen):
-    client.zadd(register.FAILED, {"artifacts:folder/a": 1})
+    client.zadd(uploads.keys.failed, {"artifacts:folder/a": 1})
 
     answer = seen("/quarantine/upload%3Aartifacts%3Afolder/a")
 
@@ -127,7 +127,7 @@ def test_one_that_does_not_lie_there_is_missing(seen, number):
 
 def test_scripts_in_errors_keys_and_paths_are_escaped(seen):
     quarantine.fail(SCRIPT, SCRIPT, SCRIPT, SCRIPT, reason="record_failed")
-    client.zadd(register.FAILED, {SCRIPT: 1})
+    client.zadd(uploads.keys.failed, {SCRIPT: 1})
     GitRefDeletion.create(project_id=7, ref=SCRIPT, status=DeletionStatus.REJECTED, reason=SCRIPT)
 
     texts = [seen(path).text for path in ("/quarantine", "/quarantine/1", "/quarantine/ref%3A1")]

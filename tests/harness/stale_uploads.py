@@ -6,16 +6,16 @@ import pytest
 
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
+from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
 from forgekeeper.targets.outcomes import StoreUnavailable
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers import stale_direct_uploads
-from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, Outcome, commands, producer
-from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, UPLOADS, Outcome, producer, stale_direct_uploads
 
+uploads = RedisRegister(UPLOADS)
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
-BATCH = stale_direct_uploads.stale_direct_uploads
+BATCH = stale_direct_uploads
 HERE, ELSEWHERE = "artifacts", "lfs"
 CLOSED_PORT = "http://127.0.0.1:1"
 
@@ -42,7 +42,7 @@ def register(*paths, location=HERE, age=STALE):
 
 
 def register_members(*members, age=STALE):
-    client.zadd(uploads.PENDING, dict.fromkeys(members, now() - age))
+    client.zadd(uploads.keys.pending, dict.fromkeys(members, now() - age))
 
 
 def begin(store, *paths, location=HERE, age=STALE):
@@ -53,8 +53,8 @@ def begin(store, *paths, location=HERE, age=STALE):
 
 def time_passes(duration):
     """Let *duration* pass for what lies in deleting."""
-    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
-        client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
+    for member, score in client.zrange(uploads.keys.deleting, 0, -1, withscores=True):
+        client.zadd(uploads.keys.deleting, {member: score - duration.total_seconds()})
 
 
 def members(key):
@@ -63,11 +63,11 @@ def members(key):
 
 def registered():
     """All entries, whatever has become of them."""
-    return members(uploads.PENDING) | members(uploads.DELETING) | members(uploads.FAILED)
+    return members(uploads.keys.pending) | members(uploads.keys.deleting) | members(uploads.keys.failed)
 
 
 def attempts():
-    return {member.decode(): int(number) for member, number in client.hgetall(uploads.ATTEMPTS).items()}
+    return {member.decode(): int(number) for member, number in client.hgetall(uploads.keys.attempts).items()}
 
 
 def away(store):
@@ -85,9 +85,9 @@ def complete(location, path):
         return producer.complete(client, location, path)
 
 
-def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
+def adopt(*paths, ago=ADOPTION + 5 * SECOND):
     """Adopt objects, that long ago."""
-    commands.adopt(client, HERE, paths)
-    for key in (uploads.PENDING, uploads.ADOPTED):
+    uploads.adopt(client, HERE, paths)
+    for key in (uploads.keys.pending, uploads.keys.adopted):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")

@@ -24,8 +24,8 @@ from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Pr
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import start_run
+from tests.harness.stale_uploads import uploads as register
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
 
 DAY = timedelta(days=1)
 NAME = "user_status_cleanup"
@@ -328,7 +328,7 @@ BACKLOGS = {
     ("stale_imports", "bulk_import"): lambda at: BulkImport.create(user_id=1, updated_at=at - DAY),
     ("stale_imports", "entity"): lambda at: BulkImportEntity.create(**ENTITY, updated_at=at - DAY),
     ("stale_direct_uploads", "stale_upload"): lambda at: client.zadd(
-        register.PENDING, {f"s:{at}": int((at - timedelta(hours=3)).timestamp())}
+        register.keys.pending, {f"s:{at}": int((at - timedelta(hours=3)).timestamp())}
     ),
 }
 """How a record is added that is due since an instant."""
@@ -358,7 +358,7 @@ def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
 
 
 def test_what_failed_more_than_once_or_was_refused_is_in_quarantine(look):
-    client.zadd(register.FAILED, {"s:x": 1})
+    client.zadd(register.keys.failed, {"s:x": 1})
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
     for key in (1, 1, 2):

@@ -12,9 +12,10 @@ from models import GitRefDeletion, JobArtifact, Project
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
+from tests.harness.stale_uploads import uploads as register
 from tests.preview.world import DAY, MINUTE, World
 from workers.git_ref_cleanup import clean_project_refs
-from workers.stale_direct_uploads import keys, register
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
 
 
 class Refs(World):
@@ -164,32 +165,32 @@ class Uploads(Stored):
         " from unnest(%(keys)s::int[]) as key"
     )
     excluding: ClassVar = {"pattern:artifacts:objects/?": lambda key: key < 10}
-    stale = register.MAX_UPLOAD_DURATION.total_seconds()
+    stale = MAX_UPLOAD_DURATION.total_seconds()
     places: ClassVar = {
-        "due again": (register.DELETING, -60),
-        "ahead": (register.DELETING, 2 * 86_400),
-        "being deleted": (register.DELETING, 300),
-        "given up": (register.FAILED, 0),
-        "fresh": (register.PENDING, -60),
-        "nearly stale": (register.PENDING, 60 - stale),
-        "just stale": (register.PENDING, -60 - stale),
+        "due again": (register.keys.deleting, -60),
+        "ahead": (register.keys.deleting, 2 * 86_400),
+        "being deleted": (register.keys.deleting, 300),
+        "given up": (register.keys.failed, 0),
+        "fresh": (register.keys.pending, -60),
+        "nearly stale": (register.keys.pending, 60 - stale),
+        "just stale": (register.keys.pending, -60 - stale),
     }
 
     def empty(self):
         super().empty()
-        client.delete(keys.REFERENCE, keys.CURSOR)
-        sets = (register.PENDING, register.DELETING, register.FAILED, register.ADOPTED)
-        client.delete(*sets, register.ATTEMPTS, register.CLAIMS)
+        client.delete(register.keys.hash, register.keys.cursor)
+        sets = (register.keys.pending, register.keys.deleting, register.keys.failed, register.keys.adopted)
+        client.delete(*sets, register.keys.attempts, register.keys.claims)
 
     def put(self, key, way):
         super().put(key, way)
         if way == "completed":
             SettledUpload.complete("artifacts", f"objects/{key}")
-        place, shift = self.places.get(way, (register.PENDING, -60 - self.stale))
+        place, shift = self.places.get(way, (register.keys.pending, -60 - self.stale))
         path = f"forbidden/{key}" if way == "outside" else f"objects/{key}"
         client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})
         if way.startswith("adopted"):
-            client.zadd(register.ADOPTED, {f"artifacts:{path}": client.time()[0] - 2 * 86_400})
+            client.zadd(register.keys.adopted, {f"artifacts:{path}": client.time()[0] - 2 * 86_400})
 
     def key(self, _part, _number, name):
         return int(name.rpartition("/")[2])
@@ -225,6 +226,6 @@ class UploadsInHash(Uploads):
         place = "forbidden" if way == "outside" else "objects"
         _, shift = self.places.get(way, (None, 0 if way == "prepared again" else -60 - self.stale))
         time = "x" if way == "no time" else client.time()[0] + round(shift)
-        client.hset(keys.REFERENCE, f"artifacts:{place}/{key}", time)
+        client.hset(register.keys.hash, f"artifacts:{place}/{key}", time)
         if way == "prepared again":
-            client.zadd(register.DELETING, {f"artifacts:{place}/{key}": 1})
+            client.zadd(register.keys.deleting, {f"artifacts:{place}/{key}": 1})

@@ -35,10 +35,11 @@ from forgekeeper.platform import migrations
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.sessions import Timeouts, open_pool
+from forgekeeper.sources.register.keys import RegisterKeys
 from tests.harness.installation import INSTALLATION
 from tests.system.service import Service
 from tests.system.worlds import World
-from workers.stale_direct_uploads.keys import PENDING
+from workers.stale_direct_uploads import UPLOADS
 
 MAX_KILLS_WITHOUT_DELETION = 15
 """After a child's third death quarantine keeps it for a minute, which is eleven kills."""
@@ -108,7 +109,10 @@ class Storm:
         database.execute_sql("update installation set id = %s", (INSTALLATION,))
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
         database.execute_sql(ADD_DUE)
-        client.zadd(PENDING, {f"artifacts:upload/{number}": time.time() - 86_400 for number in range(DUE)})
+        client.zadd(
+            RegisterKeys.of(UPLOADS.name).pending,
+            {f"artifacts:upload/{number}": time.time() - 86_400 for number in range(DUE)},
+        )
         refs = [f"refs/merge-requests/{number}/head" for number in range(REFS)]
         projects = sample.add_projects(PROJECTS)
         first, *others = projects.values()
@@ -167,7 +171,7 @@ class Storm:
         left = {
             batch: database.execute_sql(f"select count(*) from {rows}").fetchone()[0] for batch, rows in LEFT.items()
         }
-        left["stale_direct_uploads"] = client.zcard(PENDING)
+        left["stale_direct_uploads"] = client.zcard(RegisterKeys.of(UPLOADS.name).pending)
         return {batch: made[batch] - count for batch, count in left.items()}
 
 

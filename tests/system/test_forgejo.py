@@ -16,10 +16,10 @@ from tests.cli.test_adopting_forgejo import OUTCOME, SECONDS
 from tests.harness.adopted import adopt, as_keeper, role_of_forgekeeper, session
 from tests.harness.gitlab_tables import rows
 from tests.harness.installation import INSTALLATION
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.stores import Folder
 from tests.harness.tables import empty
 from tests.harness.waiting import wait_until
-from workers.stale_direct_uploads import register
 
 TABLES = (Path(__file__).parents[1] / "harness" / "forgejo_tables.sql").read_text()
 VIEWS = "forgekeeper_forgejo"
@@ -100,8 +100,8 @@ def test_artifacts_expire_beside_forgejos_own_job_and_what_it_leaks_is_deleted(f
     statuses = "select id, status from action_artifact order by id"
     assert wait_until(lambda: rows(forgejo, statuses) == expected and rows(forgejo, OUTBOX) == [(0,)], LIMIT)
     assert command("uploads", "reconcile", "artifacts", "--prefix", "", "--yes") == 0
-    for upload, due_at in client.zrange(register.PENDING, 0, -1, withscores=True):
-        client.zadd(register.PENDING, {upload: due_at - TWO_DAYS_SECONDS})
+    for upload, due_at in client.zrange(register.keys.pending, 0, -1, withscores=True):
+        client.zadd(register.keys.pending, {upload: due_at - TWO_DAYS_SECONDS})
     kept = {path for (path,) in rows(forgejo, PATHS.format("not in (4, 6)"))} | {NEW_CHUNK}
     wait_until(lambda: store.keys() == kept, LIMIT)
 

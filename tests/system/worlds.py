@@ -20,8 +20,8 @@ from forgekeeper.targets import sentinel
 from models import GitRefDeletion
 from tests.harness.audited import gone
 from tests.harness.installation import INSTALLATION
+from tests.harness.stale_uploads import uploads
 from tests.harness.tables import empty
-from workers.stale_direct_uploads import register as uploads
 
 LIMIT = 60.0
 DEAD_AFTER = "3"
@@ -89,11 +89,18 @@ class World:
 
     def state(self):
         """Return everything that a batch may change."""
-        keys = (uploads.PENDING, uploads.DELETING, uploads.FAILED)
+        keys = (uploads.keys.pending, uploads.keys.deleting, uploads.keys.failed)
         register = [set(client.zrange(key, 0, -1)) for key in keys]
         refs = [self.refs(disk_path) for (disk_path,) in self.ask("select disk_path from projects order by 1")]
         rows = [sorted(self.ask(f"select {what}")) for what in STATE]
-        return rows, register, client.hgetall(uploads.ATTEMPTS), client.hgetall(uploads.CLAIMS), self.files(), refs
+        return (
+            rows,
+            register,
+            client.hgetall(uploads.keys.attempts),
+            client.hgetall(uploads.keys.claims),
+            self.files(),
+            refs,
+        )
 
     def put(self, *paths):
         for path in paths:
@@ -181,15 +188,15 @@ class StaleDirectUploads(Case):
         fresh = [f"fresh/{number:04}" for number in range(100)]
         self.world.put(*stale, *fresh)
         now = client.time()[0]
-        client.zadd(uploads.PENDING, {f"artifacts:{path}": now - 4 * 3600 for path in stale})
-        client.zadd(uploads.PENDING, {f"artifacts:{path}": now - 60 for path in fresh})
+        client.zadd(uploads.keys.pending, {f"artifacts:{path}": now - 4 * 3600 for path in stale})
+        client.zadd(uploads.keys.pending, {f"artifacts:{path}": now - 60 for path in fresh})
 
     def left(self):
         return sum(path.startswith("stale/") for path in self.world.files())
 
     def claims_run_out(self):
-        for member in client.zrange(uploads.DELETING, 0, -1):
-            client.zadd(uploads.DELETING, {member: 0})
+        for member in client.zrange(uploads.keys.deleting, 0, -1):
+            client.zadd(uploads.keys.deleting, {member: 0})
 
 
 class DeleteObjects(Case):

@@ -15,10 +15,11 @@ from tests.harness.git_samples import stand_in
 from tests.harness.performing import perform
 from tests.harness.ref_deletions import row
 from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.tables import before_each
 from tests.harness.thorough import whole_only
 from workers.delete_objects import delete_objects
-from workers.stale_direct_uploads import register, stale_direct_uploads
+from workers.stale_direct_uploads import stale_direct_uploads
 
 OBJECT, UPLOAD = "deleted_object", "stale_upload"
 HERE = "artifacts"
@@ -53,14 +54,14 @@ def upload(store, *paths):
     """Register uploads that began long ago, with their objects."""
     store.put(*paths)
     began = client.time()[0] - FOUR_HOURS
-    client.zadd(register.PENDING, {f"{HERE}:{path}": began for path in paths})
+    client.zadd(register.keys.pending, {f"{HERE}:{path}": began for path in paths})
     return began
 
 
 def claims_run_out():
     DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - HOUR).execute()
-    for member in client.zrange(register.DELETING, 0, -1):
-        client.zadd(register.DELETING, {member: 0})
+    for member in client.zrange(register.keys.deleting, 0, -1):
+        client.zadd(register.keys.deleting, {member: 0})
 
 
 # The outbox

@@ -7,10 +7,10 @@ import pytest
 
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.register.entries import BeingDeleted, MalformedUpload
 from forgekeeper.sources.settled import NoTransaction, SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import producer as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, MalformedUpload
 
 PATH = "ab/sample:1.zip"
 

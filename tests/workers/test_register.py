@@ -1,19 +1,22 @@
 """What the register of uploads promises, one sentence a test."""
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import redis
 
-from workers.stale_direct_uploads import commands, failed
-from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import Entry
+from forgekeeper.sources.register.entries import BeingDeleted, Census, UploadEntry
+from forgekeeper.sources.register.failed import FailedUploads
+from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
+from workers.stale_direct_uploads import UPLOADS
 
 ROOT = Path(__file__).parents[2]
 BACKOFF, FIVE_MINUTES = timedelta(minutes=1), timedelta(minutes=5)
 STALE = 3 * 3600 + 60
+uploads = RedisRegister(replace(UPLOADS, retry=UPLOADS.retry._replace(first=BACKOFF)))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def now(client):
 
 def register(client, *members, age=STALE):
     second = now(client)
-    client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
+    client.zadd(uploads.keys.pending, dict.fromkeys(members, second - age))
 
 
 def claim(client, *, limit=100):
@@ -46,13 +49,13 @@ def claimed(client, *, limit=100):
 
 def let_pass(client, time):
     """Make *time* pass for what lies in deleting."""
-    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
-        client.zadd(uploads.DELETING, {member: score - time.total_seconds()})
+    for member, score in client.zrange(uploads.keys.deleting, 0, -1, withscores=True):
+        client.zadd(uploads.keys.deleting, {member: score - time.total_seconds()})
 
 
 def contents(client):
     """Say which members lie where."""
-    sets = {"pending": uploads.PENDING, "deleting": uploads.DELETING, "failed": uploads.FAILED}
+    sets = {"pending": uploads.keys.pending, "deleting": uploads.keys.deleting, "failed": uploads.keys.failed}
     found = {name: [member.decode() for member in client.zrange(key, 0, -1)] for name, key in sets.items()}
     return {name: members for name, members in found.items() if members}
 
@@ -68,7 +71,9 @@ def give_up(client, member):
 
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
-    sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
+    sha = client.script_load(
+        (ROOT / "forgekeeper" / "sources" / "register" / "lua" / "upload_prepare.lua").read_bytes()
+    )
 
     assert client.execute_command("EVALSHA", sha, *command.split()) == 1
     assert contents(client) == {"pending": ["artifacts:a1/5f0c9e/job.zip"]}
@@ -86,17 +91,17 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
     waits = []
     for attempt in range(1, 5):
         mine = claim(client)
-        assert mine.entries == [Entry("artifacts:a", attempt - 1)]
+        assert mine.entries == [UploadEntry("artifacts:a", attempt - 1)]
 
         second = now(client)
-        assert not uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
-        wait = client.zscore(uploads.DELETING, "artifacts:a") - second
+        assert not uploads.fail(client, mine, mine.entries[0])
+        wait = client.zscore(uploads.keys.deleting, "artifacts:a") - second
         waits.append(wait)
         assert claimed(client) == []
         let_pass(client, timedelta(seconds=wait))
 
     mine = claim(client)
-    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
+    assert uploads.fail(client, mine, mine.entries[0]) is True
 
     assert waits == pytest.approx([60, 120, 240, 480], abs=10)
     assert contents(client) == {"failed": ["artifacts:a"]}
@@ -109,7 +114,7 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
         uploads.forget,
         uploads.put_back,
         uploads.reject,
-        lambda client, claim, entries: uploads.fail(client, claim, entries[0], backoff=BACKOFF),
+        lambda client, claim, entries: uploads.fail(client, claim, entries[0]),
     ],
 )
 def test_a_late_owner_disturbs_nothing(client, act):
@@ -118,12 +123,12 @@ def test_a_late_owner_disturbs_nothing(client, act):
     let_pass(client, FIVE_MINUTES)
     mine = claim(client)
     assert mine.entries == late.entries
-    before = client.zrange(uploads.DELETING, 0, -1, withscores=True)
+    before = client.zrange(uploads.keys.deleting, 0, -1, withscores=True)
 
     assert act(client, late, late.entries) == 0
 
-    assert client.zrange(uploads.DELETING, 0, -1, withscores=True) == before
-    assert client.hlen(uploads.ATTEMPTS) == 0
+    assert client.zrange(uploads.keys.deleting, 0, -1, withscores=True) == before
+    assert client.hlen(uploads.keys.attempts) == 0
     assert uploads.forget(client, mine, mine.entries) == 1
 
 
@@ -131,8 +136,8 @@ def test_a_late_owner_disturbs_nothing(client, act):
 
 
 def adopt(client, *paths, ago=timedelta()):
-    commands.adopt(client, "artifacts", paths)
-    for key in (uploads.PENDING, uploads.ADOPTED):
+    uploads.adopt(client, "artifacts", paths)
+    for key in (uploads.keys.pending, uploads.keys.adopted):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
 
@@ -145,14 +150,14 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     if lies_in == "failed":
         give_up(client, "artifacts:a")
 
-    assert commands.adopt(client, "artifacts", ["a"]) == 0
+    assert uploads.adopt(client, "artifacts", ["a"]) == 0
     assert contents(client) == {lies_in: ["artifacts:a"]}
 
 
 def test_scripts_of_the_version_before_tell_an_adopted_entry_by_its_half_second(client):
     adopt(client, "a")
 
-    assert client.zscore(uploads.PENDING, "artifacts:a") % 1 == 0.5
+    assert client.zscore(uploads.keys.pending, "artifacts:a") % 1 == 0.5
 
 
 @pytest.mark.parametrize("ago", [timedelta(), timedelta(hours=23)])
@@ -161,13 +166,13 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     uploads.prepare(client, "artifacts", "upload")
 
     assert uploads.count(client) == 1
-    assert uploads.census(client) == uploads.Census(1, 0, None, 0)
+    assert uploads.census(client) == Census(1, 0, None, 0)
 
 
 def prepare_with_three_keys(client):
     """Prepare the path `a` as producers do that were written before there were adopted ones."""
-    script = (ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_text()
-    return client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a")
+    script = (ROOT / "forgekeeper" / "sources" / "register" / "lua" / "upload_prepare.lua").read_text()
+    return client.eval(script, 3, uploads.keys.pending, uploads.keys.deleting, uploads.keys.failed, "artifacts:a")
 
 
 @pytest.mark.parametrize("lies_in", ["deleting", "failed"])
@@ -186,35 +191,35 @@ def test_an_adopted_path_that_a_producer_with_three_keys_prepares_is_its_own_upl
     adopt(client, "a")
     assert prepare_with_three_keys(client) == 1
 
-    assert (commands.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
-    client.zincrby(uploads.PENDING, -STALE, "artifacts:a")
-    assert claim(client).entries == [Entry("artifacts:a", 0)]
+    assert (uploads.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
+    client.zincrby(uploads.keys.pending, -STALE, "artifacts:a")
+    assert claim(client).entries == [UploadEntry("artifacts:a", 0)]
 
 
 @pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
 def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
-    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * uploads.ADOPTION)
+    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * ADOPTION)
     if lies_in != "pending":
         mine = claim(client)
-        uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+        uploads.fail(client, mine, mine.entries[0])
     if lies_in == "failed":
         let_pass(client, BACKOFF)
         mine = claim(client)
         uploads.reject(client, mine, mine.entries)
 
-    assert commands.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
-    assert commands.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
     assert client.keys("*") == []
 
 
 def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
-    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    adopt(client, "a", ago=2 * ADOPTION)
     claim(client)
-    held = commands.withdraw(client, ["artifacts:a"])
+    held = uploads.withdraw(client, ["artifacts:a"])
     let_pass(client, FIVE_MINUTES)
 
     assert held == ([], ["artifacts:a"])
-    assert commands.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
 
 
 def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
@@ -223,7 +228,7 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
     uploads.reject(client, mine, mine.entries)
     register(client, "artifacts:c")
 
-    assert commands.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+    assert uploads.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
 
 
 # Failed, and to be tried again
@@ -232,11 +237,11 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
 def test_what_a_run_is_at_is_not_retried(client):
     register(client, "artifacts:a")
     mine = claim(client)
-    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    uploads.fail(client, mine, mine.entries[0])
     let_pass(client, BACKOFF)
     claim(client)
 
-    assert failed.retry(client, ["artifacts:a"]) == 0
+    assert FailedUploads(uploads).retry(client, ["artifacts:a"]) == 0
 
 
 # Redis's clock was ahead, and is set right
@@ -247,7 +252,7 @@ def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the
 
     corrected, afterwards = uploads.correct_clock(client), now(client)
 
-    assert (corrected, client.zscore(uploads.PENDING, "artifacts:a") <= afterwards) == (1, True)
+    assert (corrected, client.zscore(uploads.keys.pending, "artifacts:a") <= afterwards) == (1, True)
 
 
 def test_completing_what_was_claimed_comes_too_late(client):
@@ -255,6 +260,6 @@ def test_completing_what_was_claimed_comes_too_late(client):
     claim(client)
 
     assert uploads.complete(client, "artifacts", "a") is False
-    with pytest.raises(uploads.BeingDeleted):
+    with pytest.raises(BeingDeleted):
         uploads.prepare(client, "artifacts", "a")
     assert contents(client) == {"deleting": ["artifacts:a"]}

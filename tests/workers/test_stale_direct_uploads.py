@@ -41,10 +41,10 @@ from tests.harness.stale_uploads import (
     registered,
     run,
     time_passes,
+    uploads,
 )
 from tests.harness.thorough import whole_only
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, producer
-from workers.stale_direct_uploads import register as uploads
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -62,7 +62,7 @@ def test_a_stale_upload_is_deleted_with_its_entry(store):
 
 def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
     while True:
-        client.delete(uploads.PENDING)
+        client.delete(uploads.keys.pending)
         second = now()
         begin(folder, "a", age=MAX_UPLOAD_DURATION.total_seconds())
         outcome = run(artifacts=folder.url)
@@ -123,7 +123,11 @@ def test_an_entry_that_no_object_can_bear_is_failed_at_once_and_the_rest_goes_on
 
     text = member.decode(errors="surrogateescape") if isinstance(member, bytes) else member
     assert (outcome, store.keys()) == (Outcome(2, 1, False, 1), set())
-    assert (members(uploads.PENDING), members(uploads.DELETING), members(uploads.FAILED)) == (set(), set(), {text})
+    assert (members(uploads.keys.pending), members(uploads.keys.deleting), members(uploads.keys.failed)) == (
+        set(),
+        set(),
+        {text},
+    )
 
 
 def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others_go_on(store):
@@ -264,8 +268,8 @@ def back():
     """Call it to note what is pending; call what that returns to let it be so again."""
 
     def note():
-        then = client.dump(uploads.PENDING)
-        return lambda: client.restore(uploads.PENDING, 0, then, replace=True)
+        then = client.dump(uploads.keys.pending)
+        return lambda: client.restore(uploads.keys.pending, 0, then, replace=True)
 
     return note
 
@@ -331,7 +335,7 @@ def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store
         outcome = run(prefixes={HERE: ("up",)}, artifacts=store.url)
 
     assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), {"up2/a", "backup/db"})
-    assert members(uploads.FAILED) == {"artifacts:up2/a", "artifacts:backup/db"}
+    assert members(uploads.keys.failed) == {"artifacts:up2/a", "artifacts:backup/db"}
     assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
 
 

@@ -18,10 +18,10 @@ from forgekeeper.targets import deletion
 from models import JobArtifact
 from tests.harness.audited import lines, unclosed
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import HERE, begin, numbered, run, time_passes
+from tests.harness.stale_uploads import HERE, begin, numbered, run, time_passes, uploads
 from tests.harness.thorough import whole_only
 from workers.delete_objects import delete_objects
-from workers.stale_direct_uploads import keys, stale_direct_uploads
+from workers.stale_direct_uploads import stale_direct_uploads
 
 SIZE = 60
 FEW = 12
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
     def left(self):
         """Count the rows or entries of objects that are not settled."""
-        return DeletedObject.select().count() + client.zcard(keys.PENDING) + client.zcard(keys.DELETING)
+        return DeletedObject.select().count() + client.zcard(uploads.keys.pending) + client.zcard(uploads.keys.deleting)
 
 
 @pytest.fixture(params=["delete_objects", "stale_direct_uploads"])
@@ -125,7 +125,7 @@ def test_what_a_later_attempt_has_deleted_is_not_counted_for_the_earlier_one(kin
     s3.proxy.lose_answer("bulk", jump)
     kind.run(s3)
     DeletedObject.delete().execute()
-    client.delete(keys.DELETING)
+    client.delete(uploads.keys.deleting)
 
     assert (kind.run(s3, number=2), unclosed()) == (0, 0)
     assert {line["state"] for line in lines(kind.record)} == {"repeated"}

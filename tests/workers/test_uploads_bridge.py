@@ -5,17 +5,30 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
+from forgekeeper.engine.registered_objects import MAX_LOCKS
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import Client, call, client
 from forgekeeper.platform.database import now as database_now
+from forgekeeper.sources.register import bridge
+from forgekeeper.sources.register.entries import Census
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND
 from models import JobArtifact
 from tests.harness.excluding import exclude
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import BATCH, HERE, STALE, members, now, numbered, register_members, registered, run
+from tests.harness.stale_uploads import (
+    BATCH,
+    HERE,
+    STALE,
+    members,
+    now,
+    numbered,
+    register_members,
+    registered,
+    run,
+    uploads,
+)
 from tests.system.soak import rights
-from workers.stale_direct_uploads import LOCKED, MAX_EXEC_DURATION, Outcome, bridge, commands, producer
-from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.keys import CURSOR, MAX_UPLOAD_DURATION, PAGE, PENDING, REFERENCE
+from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, producer
 
 MINUTE = 60
 
@@ -29,7 +42,7 @@ def process(database, monkeypatch):
 def put(*members, age=STALE, **values):
     """Register as the forge does; *values* are of paths, and any text."""
     fields = dict.fromkeys(members, now() - int(age)) | {f"{HERE}:{path}": text for path, text in values.items()}
-    client.hset(REFERENCE, mapping=fields)
+    client.hset(uploads.keys.hash, mapping=fields)
 
 
 def begin(store, *paths, age=STALE):
@@ -38,7 +51,7 @@ def begin(store, *paths, age=STALE):
 
 
 def in_hash():
-    return {field.decode() for field in client.hkeys(REFERENCE)}
+    return {field.decode() for field in client.hkeys(uploads.keys.hash)}
 
 
 def live(*paths):
@@ -53,7 +66,7 @@ def test_exactly_the_stale_uploads_go(folder):
     begin(folder, "stale", "a:b:c", "completed", "again", "live")
     begin(folder, "fresh", age=MINUTE)
     begin(folder, "nearly", age=MAX_UPLOAD_DURATION.total_seconds() - MINUTE)
-    client.hdel(REFERENCE, f"{HERE}:completed")
+    client.hdel(uploads.keys.hash, f"{HERE}:completed")
     put(f"{HERE}:again", age=0)
     live("live")
 
@@ -77,7 +90,7 @@ def test_an_upload_of_exactly_three_hours_is_not_stale():
     while True:
         put("artifacts:a", age=MAX_UPLOAD_DURATION.total_seconds())
         second = now()
-        moved = bridge.move(client, limit=1)
+        moved = uploads.bridge.move(client, limit=1)
         if now() == second:
             break
 
@@ -92,7 +105,7 @@ def test_what_no_object_can_bear_is_put_aside_and_the_rest_goes_on(folder):
     outcome = run(artifacts=folder.url)
 
     assert (outcome, folder.keys()) == (Outcome(7, 1, False, 6), set())
-    assert (members(uploads.FAILED), client.hlen(REFERENCE)) == (malformed, 0)
+    assert (members(uploads.keys.failed), client.hlen(uploads.keys.hash)) == (malformed, 0)
 
 
 def test_what_has_no_time_stays_and_is_counted_and_named(folder):
@@ -103,7 +116,7 @@ def test_what_has_no_time_stays_and_is_counted_and_named(folder):
     with capture_logs() as logs:
         outcome = run(artifacts=folder.url)
 
-    assert (outcome, len(folder.keys()), client.hlen(REFERENCE)) == (Outcome(11, 1, False, 10), 10, 10)
+    assert (outcome, len(folder.keys()), client.hlen(uploads.keys.hash)) == (Outcome(11, 1, False, 10), 10, 10)
     (line,) = [line for line in logs if line["log_level"] == "error"]
     assert (line["entries"], line["first"].startswith(f"{HERE}:odd/")) == (10, True)
 
@@ -114,10 +127,10 @@ def test_what_has_no_time_stays_and_is_counted_and_named(folder):
 def test_an_upload_that_is_prepared_again_between_the_look_and_the_move_stays():
     put("artifacts:a")
     put("artifacts:fresh", age=MINUTE)
-    ((field, seconds),) = next(bridge.stale(client))
+    ((field, seconds),) = next(uploads.bridge.stale(client))
     put("artifacts:a", age=0)
 
-    moved = call(client, "upload_move", keys=[REFERENCE, PENDING], args=[field, int(seconds)])
+    moved = call(client, "upload_move", keys=[uploads.keys.hash, uploads.keys.pending], args=[field, int(seconds)])
 
     assert (moved, in_hash(), registered()) == (0, {"artifacts:a", "artifacts:fresh"}, set())
 
@@ -126,7 +139,7 @@ def test_what_is_pending_in_our_register_already_keeps_its_time():
     register_members("artifacts:a", age=0)
     put("artifacts:a")
 
-    assert (bridge.move(client, limit=1), uploads.census(client).due) == (1, 0)
+    assert (uploads.bridge.move(client, limit=1), uploads.census(client).due) == (1, 0)
 
 
 def test_a_move_after_which_nothing_is_due_does_not_end_the_run():
@@ -140,14 +153,14 @@ def test_a_move_after_which_nothing_is_due_does_not_end_the_run():
 
 def test_a_crash_after_the_move_leaves_an_entry_that_the_next_run_claims(folder):
     begin(folder, "a")
-    bridge.move(client, limit=1)
+    uploads.bridge.move(client, limit=1)
 
     assert run(artifacts=folder.url) == Outcome(1, 1, False, 0)
 
 
 def test_an_upload_that_completes_after_the_move_is_kept_where_a_live_row_names_it(folder):
     begin(folder, "a")
-    bridge.move(client, limit=1)
+    uploads.bridge.move(client, limit=1)
     live("a")
 
     with capture_logs() as logs:
@@ -158,18 +171,18 @@ def test_an_upload_that_completes_after_the_move_is_kept_where_a_live_row_names_
 
 
 def test_live_rows_are_looked_at_right_before_each_few_objects_go(folder):
-    begin(folder, *numbered(LOCKED + 5))
+    begin(folder, *numbered(MAX_LOCKS + 5))
     # It is called after the first of them, and once more at the end.
     deadline = Deadline(MAX_EXEC_DURATION, safe_point=lambda: live(*folder.keys()))
 
     outcome = run(deadline, artifacts=folder.url)
 
-    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (LOCKED, 5)
+    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_LOCKS, 5)
 
 
 def test_what_the_forge_registers_once_more_while_it_is_being_deleted_stays_with_the_forge(folder):
     begin(folder, "a")
-    bridge.move(client, limit=1)
+    uploads.bridge.move(client, limit=1)
     begin(folder, "a", age=0)
 
     outcome = run(artifacts=folder.url)
@@ -181,40 +194,40 @@ def test_what_the_forge_registers_once_more_while_it_is_being_deleted_stays_with
 
 
 def test_what_one_move_does_not_come_to_the_next_one_does(monkeypatch):
-    monkeypatch.setattr(bridge, "SEARCHED", 2)
-    put(*(f"{HERE}:fresh/{n}" for n in range(4 * PAGE)), age=0)
+    monkeypatch.setattr(bridge, "MAX_SEARCHED_PAGES", 2)
+    put(*(f"{HERE}:fresh/{n}" for n in range(4 * ENTRIES_PER_COMMAND)), age=0)
     put(*(f"{HERE}:stale/{n}" for n in range(40)))
 
-    moved = [bridge.move(client, limit=100) for _ in range(6)]
+    moved = [uploads.bridge.move(client, limit=100) for _ in range(6)]
 
-    assert (sum(moved), max(moved) < 40, client.hlen(REFERENCE)) == (40, True, 4 * PAGE)
+    assert (sum(moved), max(moved) < 40, client.hlen(uploads.keys.hash)) == (40, True, 4 * ENTRIES_PER_COMMAND)
 
 
 def test_a_limit_within_a_page_leaves_the_rest_of_it_to_later_moves():
-    put(*(f"{HERE}:{n}" for n in range(3 * PAGE)))
+    put(*(f"{HERE}:{n}" for n in range(3 * ENTRIES_PER_COMMAND)))
 
-    moved = [bridge.move(client, limit=700) for _ in range(8)]
+    moved = [uploads.bridge.move(client, limit=700) for _ in range(8)]
 
-    assert (max(moved), sum(moved), moved[-1]) == (700, 3 * PAGE, 0)
+    assert (max(moved), sum(moved), moved[-1]) == (700, 3 * ENTRIES_PER_COMMAND, 0)
 
 
 def test_a_move_that_finds_nothing_up_to_the_end_goes_on_at_the_start():
-    put(*(f"{HERE}:{n}" for n in range(3 * PAGE)), age=0)
-    cursor, fields = client.hscan(REFERENCE, count=PAGE)
+    put(*(f"{HERE}:{n}" for n in range(3 * ENTRIES_PER_COMMAND)), age=0)
+    cursor, fields = client.hscan(uploads.keys.hash, count=ENTRIES_PER_COMMAND)
     put(*fields)
-    client.set(CURSOR, cursor)
+    client.set(uploads.keys.cursor, cursor)
 
-    assert bridge.move(client, limit=2 * PAGE) == len(fields)
+    assert uploads.bridge.move(client, limit=2 * ENTRIES_PER_COMMAND) == len(fields)
 
 
 def test_of_a_large_hash_some_pages_say_how_much_of_it_is_due(monkeypatch):
-    monkeypatch.setattr(bridge, "COUNTED", 2)
-    put(*(f"{HERE}:{n}" for n in range(5 * PAGE)))
-    client.hset(REFERENCE, "artifacts:odd", "x")
+    monkeypatch.setattr(bridge, "MAX_COUNTED_PAGES", 2)
+    put(*(f"{HERE}:{n}" for n in range(5 * ENTRIES_PER_COMMAND)))
+    client.hset(uploads.keys.hash, "artifacts:odd", "x")
 
     found = uploads.census(client)
 
-    assert (found.pending, found.due) == (5 * PAGE + 1, pytest.approx(5 * PAGE, rel=0.01))
+    assert (found.pending, found.due) == (5 * ENTRIES_PER_COMMAND + 1, pytest.approx(5 * ENTRIES_PER_COMMAND, rel=0.01))
 
 
 # What is shown of it
@@ -239,7 +252,7 @@ def test_what_the_forge_has_registered_is_counted_and_found():
 def test_what_the_forge_has_registered_is_not_adopted(folder):
     put("artifacts:a")
 
-    assert ([*commands._registered(HERE, ["a", "b"])], commands.adopt(client, HERE, ["a"])) == (["a"], 0)
+    assert (uploads.known(client, HERE, ["a", "b"]), uploads.adopt(client, HERE, ["a"])) == ({"a"}, 0)
 
 
 @pytest.mark.parametrize("user", ["forgekeeper-exporter", "forgekeeper-console"])
@@ -257,7 +270,7 @@ def test_those_who_only_look_may_count_it(urls, user):
 
 
 def test_a_key_of_another_type_in_its_place_is_named():
-    client.set(REFERENCE, "x")
+    client.set(uploads.keys.hash, "x")
 
     (said,) = BATCH.misreadings()
 
@@ -268,13 +281,17 @@ def test_by_default_nothing_reads_it(monkeypatch):
     monkeypatch.setattr(client, "settings", settings_with())
     put("artifacts:a")
 
-    assert (bridge.move(client, limit=1), [*bridge.stale(client)], bridge.named(client, ["artifacts:a"])) == (
+    assert (
+        uploads.bridge.move(client, limit=1),
+        [*uploads.bridge.stale(client)],
+        uploads.bridge.named(client, ["artifacts:a"]),
+    ) == (
         0,
         [],
         set(),
     )
     assert (uploads.census(client), uploads.count(client), uploads.sampled(client, HERE, 9)) == (
-        uploads.Census(0, 0, None, 0),
+        Census(0, 0, None, 0),
         0,
         [],
     )

@@ -16,14 +16,21 @@ from models import JobArtifact
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
-from workers import stale_direct_uploads
-from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, stale_direct_uploads
 from workers.stale_direct_uploads import producer as direct_uploads
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 PRODUCERS, UPLOADS = 3, 60
-KEYS = (register.PENDING, register.DELETING, register.CLAIMS, register.ATTEMPTS, register.FAILED, register.ADOPTED)
+KEYS = (
+    register.keys.pending,
+    register.keys.deleting,
+    register.keys.claims,
+    register.keys.attempts,
+    register.keys.failed,
+    register.keys.adopted,
+)
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ def places(database, tmp_path):
 
 
 def sweep(settings):
-    perform(stale_direct_uploads.stale_direct_uploads, settings=settings)
+    perform(stale_direct_uploads, settings=settings)
 
 
 def produce(places, settings, seed):
@@ -51,7 +58,7 @@ def produce(places, settings, seed):
             location, path = dice.choice(["artifacts", "lfs"]), f"{seed}/{number}"
             direct_uploads.prepare(client, location, path)
             put(places[location] / path)
-            client.zadd(register.PENDING, {f"{location}:{path}": client.time()[0] - STALE}, xx=True)
+            client.zadd(register.keys.pending, {f"{location}:{path}": client.time()[0] - STALE}, xx=True)
             if dice.random() < 0.1:
                 sweep(settings)
             told = complete(location, path)
@@ -92,8 +99,8 @@ def keep_going_back(producing):
     times = 0
     while producing.is_set():
         then = [client.dump(key) for key in KEYS]
-        moment = client.zcard(register.PENDING)
-        while producing.is_set() and client.zcard(register.PENDING) == moment:
+        moment = client.zcard(register.keys.pending)
+        while producing.is_set() and client.zcard(register.keys.pending) == moment:
             pass
         with client.pipeline(transaction=True) as pipe:
             pipe.delete(*KEYS)
@@ -121,8 +128,8 @@ def test_no_upload_that_was_told_true_loses_its_object_though_redis_goes_back_al
         for sweeper in sweepers:
             sweeper.result()
     everything = {(place, f"{seed}/{n}") for place in folders for seed in range(PRODUCERS) for n in range(UPLOADS)}
-    client.zadd(register.PENDING, {f"{location}:{path}": 0 for location, path in everything})
-    client.delete(register.DELETING, register.CLAIMS)
+    client.zadd(register.keys.pending, {f"{location}:{path}": 0 for location, path in everything})
+    client.delete(register.keys.deleting, register.keys.claims)
 
     sweep(settings)  # of a register in which everything is pending again
 

@@ -11,15 +11,16 @@ import pytest
 import redis
 
 from forgekeeper.platform.connections import Client
+from forgekeeper.sources.register.entries import BeingDeleted, UploadClaim, UploadEntry
+from forgekeeper.sources.register.redis_register import RedisRegister
 from tests.harness.settings import settings_with
-from workers.stale_direct_uploads import bridge
-from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry
+from workers.stale_direct_uploads import UPLOADS
 
 LOCATION, PATH, DONE = "artifacts", "a/b", "done"
 MEMBER = f"{LOCATION}:{PATH}"
-ENTRY = Entry(MEMBER, 0)
+ENTRY = UploadEntry(MEMBER, 0)
 VISIBILITY = timedelta(hours=2)
+uploads = RedisRegister(replace(UPLOADS, retry=UPLOADS.retry._replace(first=VISIBILITY)))
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +104,22 @@ def claim(client, world, me):
     mine = uploads.claim(client, visibility=VISIBILITY, limit=10)
     if not mine.entries:
         return {"then": DONE}
-    client.hset(uploads.CLAIMS, MEMBER, me)
+    client.hset(uploads.keys.claims, MEMBER, me)
     return {"then": "look", "late": world.late - {me}}
 
 
 def forget(client, world, me):
-    uploads.forget(client, Claim(me, [ENTRY]), [ENTRY])
+    uploads.forget(client, UploadClaim(me, [ENTRY]), [ENTRY])
     return {"then": DONE}
 
 
 def fail(client, world, me):
-    uploads.fail(client, Claim(me, [ENTRY]), ENTRY, backoff=VISIBILITY)
+    uploads.fail(client, UploadClaim(me, [ENTRY]), ENTRY)
     return {"then": DONE}
 
 
 def put_back(client, world, me):
-    uploads.put_back(client, Claim(me, [ENTRY]), [ENTRY])
+    uploads.put_back(client, UploadClaim(me, [ENTRY]), [ENTRY])
     return {"then": DONE}
 
 
@@ -126,7 +127,7 @@ def put_back(client, world, me):
 
 
 def prepare_in_hash(client, world, me):
-    client.hset(bridge.REFERENCE, MEMBER, client.time()[0])
+    client.hset(uploads.keys.hash, MEMBER, client.time()[0])
     return {"then": "put"}
 
 
@@ -135,7 +136,7 @@ def find(world, me):
 
 
 def complete_in_hash(client, world, me):
-    client.hdel(bridge.REFERENCE, MEMBER)
+    client.hdel(uploads.keys.hash, MEMBER)
     return {"then": "commit"}
 
 
@@ -145,7 +146,7 @@ def commit(world, me):
 
 
 def move(client, world, me):
-    bridge.move(client, limit=10)
+    uploads.bridge.move(client, limit=10)
     return {"then": DONE}
 
 
@@ -247,27 +248,29 @@ class Explorer:
 
     def write(self, register):
         pipe = self.client.pipeline()
-        pipe.delete(uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS)
-        pipe.delete(bridge.REFERENCE, bridge.CURSOR)
+        pipe.delete(
+            uploads.keys.pending, uploads.keys.deleting, uploads.keys.failed, uploads.keys.attempts, uploads.keys.claims
+        )
+        pipe.delete(uploads.keys.hash, uploads.keys.cursor)
         if register.pending:
-            pipe.zadd(uploads.PENDING, {MEMBER: self.start - (4 * 3600 if register.pending == "stale" else 0)})
+            pipe.zadd(uploads.keys.pending, {MEMBER: self.start - (4 * 3600 if register.pending == "stale" else 0)})
         if register.deleting:
-            pipe.zadd(uploads.DELETING, {MEMBER: self.start + (2 * 3600 if register.deleting == "held" else -1)})
+            pipe.zadd(uploads.keys.deleting, {MEMBER: self.start + (2 * 3600 if register.deleting == "held" else -1)})
         if register.failed:
-            pipe.zadd(uploads.FAILED, {MEMBER: self.start})
+            pipe.zadd(uploads.keys.failed, {MEMBER: self.start})
         if register.attempts:
-            pipe.hset(uploads.ATTEMPTS, MEMBER, register.attempts)
+            pipe.hset(uploads.keys.attempts, MEMBER, register.attempts)
         if register.holder:
-            pipe.hset(uploads.CLAIMS, MEMBER, register.holder)
+            pipe.hset(uploads.keys.claims, MEMBER, register.holder)
         if register.in_hash:
-            pipe.hset(bridge.REFERENCE, MEMBER, self.start - (4 * 3600 if register.in_hash == "stale" else 0))
+            pipe.hset(uploads.keys.hash, MEMBER, self.start - (4 * 3600 if register.in_hash == "stale" else 0))
         pipe.execute()
 
     def read(self):
         pipe = self.client.pipeline()
-        for key in (uploads.PENDING, uploads.DELETING, uploads.FAILED):
+        for key in (uploads.keys.pending, uploads.keys.deleting, uploads.keys.failed):
             pipe.zscore(key, MEMBER)
-        for key in (uploads.ATTEMPTS, uploads.CLAIMS, bridge.REFERENCE):
+        for key in (uploads.keys.attempts, uploads.keys.claims, uploads.keys.hash):
             pipe.hget(key, MEMBER)
         pending, deleting, failed, attempts, holder, in_hash = pipe.execute()
         return Register(

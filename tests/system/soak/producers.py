@@ -10,7 +10,7 @@ from functools import partial
 import psycopg2
 
 from tests.harness.git_samples import Bare
-from workers.stale_direct_uploads import register
+from tests.harness.stale_uploads import uploads as register
 
 from .citizens import PLANTED, Citizen, Importer, NotDone, StatusUser
 from .models import UPLOAD
@@ -100,7 +100,7 @@ class Uploader(Citizen):
         now = int(self.now())
         if self.dice.random() < 0.01:
             # What another program may have written.
-            self.redis.zadd(register.PENDING, {f"artifacts:{PLANTED}{now}": now - UPLOAD - 60})
+            self.redis.zadd(register.keys.pending, {f"artifacts:{PLANTED}{now}": now - UPLOAD - 60})
         due = [one for one in self.known if one[1] <= now]
         if due and self.dice.random() < 0.6:
             self.known.remove(due[0])
@@ -119,7 +119,7 @@ class Uploader(Citizen):
         if self.dice.random() < 0.9:
             since = now - UPLOAD + self.dice.randint(-1, 5)
             member = {f"artifacts:{path}": since}
-            age = partial(self.redis.zadd, register.PENDING, member, xx=True, ch=True)
+            age = partial(self.redis.zadd, register.keys.pending, member, xx=True, ch=True)
             self.attempt(subject, "age", age, since=since)
         if self.dice.random() < 0.6:
             self.known.append((self.made, now + self.dice.randint(0, 6)))

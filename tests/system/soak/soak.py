@@ -32,10 +32,10 @@ from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
 from tests.harness.programs import ROOT
+from tests.harness.stale_uploads import uploads as register
 from tests.harness.waiting import wait_until
 from tests.system.matrix import Outcome
 from workers import expired_job_artifacts, git_ref_cleanup
-from workers.stale_direct_uploads import register
 
 from . import rights, standing, watch
 from .citizens import Place
@@ -255,8 +255,8 @@ class Soak:
     def _let_time_come(self):
         """Let everything that waits for its next try be due: what lies in quarantine waits for minutes."""
         client = self.rig.client
-        for member in client.zrange(register.DELETING, 0, -1):
-            client.zadd(register.DELETING, {member: 0})
+        for member in client.zrange(register.keys.deleting, 0, -1):
+            client.zadd(register.keys.deleting, {member: 0})
         self.rig.ask("update deleted_objects set pick_up_at = now() where attempts < 10")
         self.rig.ask("update quarantine set retry_at = now() where retry_at < 'infinity'")
 
@@ -279,11 +279,11 @@ class Soak:
         self.report.notes.append(f"reconcile found {orphans} orphans")
         self._look_for_orphans("--yes", "--expect", str(orphans))
         client = self.rig.client
-        for member, due in client.zrange(register.PENDING, 0, -1, withscores=True):
-            client.zadd(register.PENDING, {member: due - TWO_DAYS})
+        for member, due in client.zrange(register.keys.pending, 0, -1, withscores=True):
+            client.zadd(register.keys.pending, {member: due - TWO_DAYS})
         wait_until(lambda: self.rig.let_pass(0.3) or not standing.left(self.rig), RECONCILED)
         final.files_then, final.named_then = sorted(self.rig.world.files()), standing.named(self.rig)
-        self.report.notes.append(f"{client.zcard(register.FAILED)} uploads given up, as planted")
+        self.report.notes.append(f"{client.zcard(register.keys.failed)} uploads given up, as planted")
 
     def _look_for_orphans(self, *options):
         command = ("-m", "forgekeeper.cli", "uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)

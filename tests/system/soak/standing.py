@@ -6,8 +6,8 @@ from collections import Counter
 
 from forgekeeper.api.batches import queues
 from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
+from tests.harness.stale_uploads import uploads
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register as uploads
 
 from .history import Final
 from .watch import HALF
@@ -55,14 +55,14 @@ DUE = {"delete_objects": "and pick_up_at <= now()", "git_ref_cleanup": f"and pro
 def left(rig):
     """Say what is still to be done, by batch; nothing when everything is."""
     found = {batch: _numbers(rig, *work) for batch, work in ALL.items()}
-    found["stale_direct_uploads"] = {*_stale_uploads(rig.client), *rig.client.zrange(uploads.DELETING, 0, -1)}
+    found["stale_direct_uploads"] = {*_stale_uploads(rig.client), *rig.client.zrange(uploads.keys.deleting, 0, -1)}
     return {batch: len(work) for batch, work in found.items() if work}
 
 
 def due(rig):
     """Say, by batch, what is due now: neither in the future nor waiting for its next try."""
     found = {batch: _numbers(rig, what, where, DUE.get(batch, "")) for batch, (what, where) in ALL.items()}
-    claimed = rig.client.zrangebyscore(uploads.DELETING, "-inf", int(rig.client.time()[0]))
+    claimed = rig.client.zrangebyscore(uploads.keys.deleting, "-inf", int(rig.client.time()[0]))
     found["stale_direct_uploads"] = {one.decode(errors="replace") for one in (*_stale_uploads(rig.client), *claimed)}
     return found
 
@@ -72,7 +72,7 @@ def _numbers(rig, what, where, more=""):
 
 
 def _stale_uploads(client):
-    return client.zrangebyscore(uploads.PENDING, "-inf", int(client.time()[0]) - 3 * 3600)
+    return client.zrangebyscore(uploads.keys.pending, "-inf", int(client.time()[0]) - 3 * 3600)
 
 
 def busy(client):
@@ -89,7 +89,7 @@ def named(rig):
 
 
 def _register(client):
-    keys = {"pending": uploads.PENDING, "deleting": uploads.DELETING, "failed": uploads.FAILED}
+    keys = {"pending": uploads.keys.pending, "deleting": uploads.keys.deleting, "failed": uploads.keys.failed}
     return {
         name: {member.decode(errors="replace"): score for member, score in client.zrange(key, 0, -1, withscores=True)}
         for name, key in keys.items()

@@ -1,7 +1,7 @@
 -- Settle entries: those that a claim still holds; by a person, those that have failed or were adopted; by the next run,
 -- those whose objects an attempt has deleted that ended before it could settle them.
 --
--- KEYS       pending, deleting, failed, attempts, claims, adopted: as `keys.py` has them
+-- KEYS       pending, deleting, failed, attempts, claims, adopted: see `RegisterKeys`
 -- ARGV[1]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt;
 --            'retry': one that has failed is due at once, with all its attempts; 'withdraw': drop an adopted one
 --            'found_deleted': drop one whose object the attempt deleted that held it and has ended

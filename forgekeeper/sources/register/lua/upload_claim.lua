@@ -1,11 +1,11 @@
 -- Claim entries that are due; a thousand take about a millisecond of the server.
 --
--- KEYS     the set to take from; pending, deleting, attempts, claims, adopted: as `keys.py` has them
+-- KEYS     the set to take from; pending, deleting, attempts, claims, adopted: see `RegisterKeys`
 -- ARGV[1]  token of this claim
 -- ARGV[2]  how long past its score an entry is due, in seconds
 -- ARGV[3]  how long no other claim gets it, in seconds
 -- ARGV[4]  how many to claim at most
--- ARGV[5..] only these, where there are any
+-- ARGV[5..] if given, only these
 --
 -- Returns {member, attempts, second of its adoption or '', second of its registration or ''} of each.  A call that is
 -- repeated after a lost reply gets other entries; the first are due again when their visibility has passed.

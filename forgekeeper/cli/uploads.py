@@ -1,55 +1,46 @@
-"""Objects of a store that nothing names: `uploads` puts them into the register, where a person can still withdraw them.
+"""`uploads`: put objects of a store that nothing names into a register, where a person can still withdraw them.
 
-There they are *adopted* (batch 100).
+There they are *adopted*.  The register is the one that a batch answers with.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any, NamedTuple
 
-import redis
 import typer
 from peewee import chunked
 
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
 from forgekeeper.cli import connection
 from forgekeeper.cli.terminal import All, Json, Problem, emit, moment, visible, write, wrong_use
-from forgekeeper.platform.connections import call, client
+from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.values import text
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND
+from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
 from forgekeeper.targets import stores
 from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
-from models import JobArtifact
-from workers.stale_direct_uploads import bridge, register, stale_direct_uploads
-from workers.stale_direct_uploads.entries import member
-from workers.stale_direct_uploads.keys import (
-    ADOPTED,
-    DELETING,
-    FAILED,
-    MAX_UPLOAD_DURATION,
-    PAGE,
-    PENDING,
-    REFERENCE,
-)
-from workers.stale_direct_uploads.register import ADOPTION
 
 ORPHAN_AFTER = timedelta(days=1)
-"""An upload may last three hours; whatever is a day old and named by nothing was left behind."""
-MOST_UNNAMED = 0.1
-"""A larger share of the objects that nothing names speaks of another database, or of a store that others share."""
+"""Least age of an object that counts as left behind; an upload lasts some hours."""
+MAX_UNNAMED_SHARE = 0.1
+"""Maximum share of objects that nothing names.  A larger share indicates another database, or a shared store."""
 
-uploads = typer.Typer(help="Objects in a store that nobody answers for.")
-COMMANDS = {"uploads": uploads}
+uploads = typer.Typer(name="uploads", help="Objects in a store that nobody answers for.")
+OfBatch = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="BATCH", help="Whose register; needed only if several batches have one."),
+]
 
 
 class Found(NamedTuple):
-    """What lies below a prefix: how many objects older than a day, how many of them the database names, and the rest.
+    """Objects below a prefix: the number of those older than a day, of those that the database names, and the rest.
 
-    *orphans* are those that nothing names, not even the register; *outside* counts such as may not be deleted.
+    *orphans* are named by nothing, not even a register; *outside* counts orphans that may not be deleted.
     """
 
     examined: int
@@ -65,16 +56,38 @@ class Found(NamedTuple):
         repeat = f"if they may all go, repeat their number: --expect {number}"
         if number and not self.named:
             return f"nothing in this database names any of the {self.examined} objects: is it the right one? {repeat}"
-        if number > MOST_UNNAMED * self.examined:
-            return f"{number} of {self.examined} objects are named by nothing, more than {MOST_UNNAMED:.0%}; {repeat}"
+        if number > MAX_UNNAMED_SHARE * self.examined:
+            return (
+                f"{number} of {self.examined} objects are named by nothing, more than {MAX_UNNAMED_SHARE:.0%}; {repeat}"
+            )
         return None
 
 
-class Withdrawn(NamedTuple):
-    """What became of entries to withdraw: those taken off the register, and those that are being deleted right now."""
+class Holder(NamedTuple):
+    """A batch, its register, and the model that names objects."""
 
-    forgotten: list[str]
-    too_late: list[str]
+    batch: BatchSpec
+    register: RedisRegister
+    owner: Any
+
+
+def find_holders() -> list[Holder]:
+    """Return all batches that have a register."""
+    return [
+        Holder(batch, RedisRegister(objects.register), None if objects.unless is None else objects.unless.owner)
+        for batch in BATCHES.values()
+        if (objects := batch.registered) is not None
+    ]
+
+
+def _holder(name: str | None) -> Holder:
+    """Return the batch of that *name*, or without one the only batch that has a register; else end the command."""
+    holders = find_holders()
+    found = [one for one in holders if name in (None, one.batch.name)]
+    if len(found) != 1:
+        names = ", ".join(one.batch.name for one in holders) or "no batch"
+        wrong_use(f"say with --batch whose register; {names} has one" if found else f"{names} has a register")
+    return found[0]
 
 
 @uploads.command("reconcile")
@@ -84,26 +97,28 @@ def uploads_reconcile(
     prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
     yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
     expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
+    batch: OfBatch = None,
     json: Json = False,
 ) -> None:
     """Show objects older than a day that neither an artifact, the outbox nor the register names.
 
-    With --yes they are put into the register, where they wait another day before the batch
-    `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.  It refuses while a run of that
-    batch would be blocked.
+    With --yes they are put into the register, where they wait another day before the batch of the register
+    deletes them; `uploads forget` takes them back until then.  It refuses while a run of that batch would be blocked.
     """
+    holder = _holder(batch)
     with connection.connected("uploads") as settings:
         connection.require_redis()
         # If a run would be blocked, nothing proves that no row and no entry names an object.
-        connection.require_unblocked(stale_direct_uploads, settings)
-        found = _look(location, prefix, settings)
+        for one in find_holders():
+            connection.require_unblocked(one.batch, settings)
+        found = _look(holder, location, prefix, settings)
         refusal = found.refusal(expect)
         if yes and refusal:
             raise Problem(refusal)
         if yes and found.orphans:
             after = {"expected": expect} | acts.some(found.orphans)
-            acts.record("uploads reconcile", f"{location}:{prefix}", batch="stale_direct_uploads", after=after)
-        registered = adopt(client, location, found.orphans) if yes else 0
+            acts.record("uploads reconcile", f"{location}:{prefix}", batch=holder.batch.name, after=after)
+        registered = holder.register.adopt(client, location, found.orphans) if yes else 0
         due = now() + ADOPTION if registered else None
     if json:
         counts = {"location": location, "prefix": prefix, **found._asdict()}
@@ -124,6 +139,7 @@ def uploads_reconcile(
 def uploads_forget(
     path: Annotated[str | None, typer.Argument(help="An entry that `reconcile` registered: location:path.")] = None,
     everything: All = False,
+    batch: OfBatch = None,
     json: Json = False,
 ) -> None:
     """Take back what `uploads reconcile` has registered: the objects stay.
@@ -132,13 +148,14 @@ def uploads_forget(
     """
     if (path is None) != everything:
         wrong_use("name one entry, or say --all")
+    holder = _holder(batch)
     with connection.connected("uploads"):
         connection.require_redis()
-        adopted: Any = client.zrange(ADOPTED, 0, -1)
+        adopted: Any = client.zrange(holder.register.keys.adopted, 0, -1)
         chosen = [entry for entry in map(text, adopted) if path in (None, entry)]
         if chosen:
-            acts.record("uploads forget", path or "all", batch="stale_direct_uploads", before=acts.some(chosen))
-        forgotten, too_late = answer = withdraw(client, chosen)
+            acts.record("uploads forget", path or "all", batch=holder.batch.name, before=acts.some(chosen))
+        forgotten, too_late = answer = holder.register.withdraw(client, chosen)
     if path is not None and not forgotten:
         why = "being deleted just now" if too_late else "not among what `reconcile` has registered"
         raise Problem(f"{path} is {why}")
@@ -150,29 +167,8 @@ def uploads_forget(
     write(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 
-def adopt(client: redis.Redis, location: str, paths: Collection[str]) -> int:
-    """Register objects, unchanged for a day, that nothing names; return how many are new.
-
-    They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on: they are deleted as every
-    stale upload is, with all its checks.
-    """
-    head_start = math.ceil((ADOPTION - MAX_UPLOAD_DURATION).total_seconds())
-    pages = chunked((member(location, path) for path in paths), PAGE)
-    keys = [PENDING, DELETING, FAILED, ADOPTED, *([REFERENCE] if bridge.bridges(client) else [])]
-    return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
-
-
-def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
-    """Take adopted entries off the register: their objects stay.
-
-    What a producer has registered stays there.  It is too late for what a run has claimed: its object is about to go.
-    """
-    became = list(zip(members, register.settle(client, "withdraw", members), strict=True))
-    return Withdrawn([one for one, answer in became if answer == 1], [one for one, answer in became if answer == -1])
-
-
-def _look(location: str, prefix: str, settings: Settings) -> Found:
-    """Find what was left behind below *prefix*; end the command where the store cannot be used."""
+def _look(holder: Holder, location: str, prefix: str, settings: Settings) -> Found:
+    """Find the objects that were left behind below *prefix*; end the command if the store cannot be used."""
     if location not in settings.object_stores:
         wrong_use(f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}")
     try:
@@ -180,8 +176,8 @@ def _look(location: str, prefix: str, settings: Settings) -> Found:
         assert store is not None
         horizon = now() - ORPHAN_AFTER
         found, named, unnamed = store.listed(prefix, before=horizon), 0, list[str]()
-        for page in chunked(found, PAGE):
-            in_database = stores.answered_for(JobArtifact, location, page, settings)
+        for page in chunked(found, ENTRIES_PER_COMMAND):
+            in_database = stores.answered_for(holder.owner, location, page, settings)
             named += len(in_database)
             known = in_database.keys() | _registered(location, page)
             unnamed += [path for path in page if path not in known]
@@ -194,11 +190,6 @@ def _look(location: str, prefix: str, settings: Settings) -> Found:
         raise Problem(f"object store {error}; {hint}") from error
 
 
-def _registered(location: str, paths: Sequence[str]) -> Iterator[str]:
-    """Yield those of *paths* that the register names, pending or not."""
-    members = [f"{location}:{path}" for path in paths]
-    scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
-    theirs = bridge.named(client, members)
-    for path, name, *found in zip(paths, members, *scores, strict=True):
-        if name in theirs or any(score is not None for score in found):
-            yield path
+def _registered(location: str, paths: Sequence[str]) -> set[str]:
+    """Return the *paths* that a register names, pending or not."""
+    return {path for holder in find_holders() for path in holder.register.known(client, location, paths)}

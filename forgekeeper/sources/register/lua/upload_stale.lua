@@ -1,6 +1,6 @@
 -- Look at some fields of the forge's own register, and change nothing; a thousand take a millisecond or two.
 --
--- KEYS[1]  pending_direct_uploads  hash, <location>:<path> to the epoch second of its registration, in decimal
+-- KEYS[1]  the forge's register: a hash, <location>:<path> to the epoch second of its registration, in decimal
 -- ARGV[1]  cursor at which to begin; 0 is the start
 -- ARGV[2]  about how many fields to look at
 -- ARGV[3]  how long past its registration a field is due, in seconds

@@ -1,9 +1,9 @@
 -- Register an upload that is about to begin, unless its path is being deleted.
 --
--- KEYS[1]  {pending_direct_uploads}:pending   sorted set, <location>:<path> by the epoch second of its registration
--- KEYS[2]  {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
--- KEYS[3]  {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
--- KEYS[4]  {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
+-- KEYS[1]  pending: a sorted set, <location>:<path> by the epoch second of its registration
+-- KEYS[2]  deleting: a sorted set, member by the epoch second of its next try
+-- KEYS[3]  failed: a sorted set, member by the epoch second of its last failure
+-- KEYS[4]  adopted: a sorted set, member by the epoch second of its adoption
 -- ARGV[1]  <location>:<path>
 --
 -- Returns 1 when it is registered, from this second on, 0 when it is being deleted, has failed to be, or was adopted.
@@ -13,6 +13,6 @@ local adopted = KEYS[4] and redis.call('zscore', KEYS[4], ARGV[1]) and redis.cal
 if adopted or redis.call('zscore', KEYS[2], ARGV[1]) or redis.call('zscore', KEYS[3], ARGV[1]) then
   return 0
 end
-redis.call('zrem', KEYS[4] or '{pending_direct_uploads}:adopted', ARGV[1])
+redis.call('zrem', KEYS[4] or string.gsub(KEYS[1], ':pending$', ':adopted'), ARGV[1])
 redis.call('zadd', KEYS[1], redis.call('time')[1], ARGV[1])
 return 1

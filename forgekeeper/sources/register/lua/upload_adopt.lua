@@ -1,7 +1,7 @@
--- Register objects that nothing names, unless the register names them already; return how many were.
+-- Register objects that nothing names, unless the register names them already; return how many are new.
 --
--- KEYS       pending, deleting, failed, adopted: as `keys.py` has them; and the forge's own register, if it is read
--- ARGV[1]    by how many seconds their registration lies ahead, so that they are stale that much later
+-- KEYS       pending, deleting, failed, adopted: see `RegisterKeys`; and the forge's own register, if it is read
+-- ARGV[1]    seconds that their registration is ahead, so that they are stale that much later
 -- ARGV[2..]  members
 --
 -- A caller that repeats itself after a lost reply registers none twice.

@@ -1,0 +1,227 @@
+"""Objects that a register names: claimed, recorded as reaped, deleted in their stores, and forgotten or retried.
+
+A claim that a crash leaves behind expires, and a later run takes it.  A bad entry, an unknown location or a store that
+is away stops no other entry.
+
+Redis may return to an earlier state, and give an entry out again that has completed or was reaped.  So PostgreSQL
+decides about an object, not the register, under the upload's lock: an object is deleted if no row named it when a run
+recorded the upload as reaped, and after that record no upload to the path completes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from forgekeeper.api.items import Deleted, Ended, Fence, Item, Items, Kept, Page, State
+from forgekeeper.api.objects import Objects
+from forgekeeper.engine.items import deleted_at, stood_at
+from forgekeeper.engine.object_items import ObjectItems
+from forgekeeper.engine.run import Run
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.values import moment
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.register.entries import NO_TEXT, UploadClaim, UploadEntry
+from forgekeeper.sources.register.not_excluded import NotExcluded
+from forgekeeper.sources.register.redis_register import RedisRegister, last_seen
+from forgekeeper.sources.settled import SettledUpload
+from forgekeeper.targets import stores
+from forgekeeper.targets.objects import ObjectStore, is_below, is_normal
+from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
+
+MAX_LOCKS = 250
+"""Maximum locks of uploads that are held at once: PostgreSQL has room for some thousands by default."""
+KEPT = ("kept", "changed")
+PREPARED_AGAIN = "the forge has registered it once more"
+UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
+"""Reasons why no object of an entry may be deleted, by the state that the entry gets."""
+
+log = structlog.get_logger(__name__)
+
+
+def bind_register(objects: Objects[Any], run: Run[Any]) -> Items[UploadEntry]:
+    """Return the objects of a register as items of one run."""
+    return _RegisteredObjects(objects, run)
+
+
+class _RegisteredObjects(ObjectItems[UploadEntry]):
+    """The due entries of a register, for one run, location by location."""
+
+    called = "member"
+    marked = MAX_LOCKS
+    keyed = False
+
+    def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
+        super().__init__(objects, run)
+        self._register, self._run_number = RedisRegister(objects.register), run.number
+        self._not_excluded = NotExcluded(self._register, run.declared.batch.name)
+        self._fields = objects.result
+        self.deleted_field = self._fields["deleted"]
+        self._untried: list[tuple[UploadClaim, list[UploadEntry]]] = []
+
+    def begin(self) -> dict[str, Any]:
+        if not self._settings.object_stores:
+            raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
+        if corrected := self._register.correct_clock(client):
+            log.warning("uploads registered in the future corrected", entries=corrected)
+        self.visibility = self._settings.upload_visibility / 5
+        if self._register.bridge.is_open(client):
+            # A forge that registers uploads in a hash takes no lock: an object is deleted right after the look at it.
+            self.chunk = min(self.chunk, MAX_LOCKS)
+        found = self._register.census(client)
+        if found.unreadable:
+            log.error("uploads without a time stay", entries=found.unreadable, first=found.first)
+        return {self._fields["pending"]: found.pending, self._fields["failed"]: found.unreadable}
+
+    def end(self, ended: Ended) -> dict[str, Any]:
+        # The next attempt gets the claimed entries of locations that do not answer.
+        for claim, entries in self._untried:
+            self._register.put_back(client, claim, entries)
+        return {self._fields["timed_out"]: ended.timed_out}
+
+    def failure(self) -> StoreUnavailable | None:
+        # The names of all locations that had to be stopped are at the beginning: a ledger cuts long sentences.
+        names, reasons = list(map(str, self._away)), "; ".join(map(str, self._away.values()))
+        said = reasons if len(names) == 1 else f"{', '.join(sorted(names))}: {reasons}"
+        return StoreUnavailable(said, {}) if names else None
+
+    def scope(self, one: UploadEntry) -> str | None:
+        return None if is_malformed(one) else one.location
+
+    def scopes(self) -> list[str | None]:
+        return list(self._settings.object_stores)
+
+    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        with suppress(StoreUnavailable):
+            if (store := self._store(scope)) is not None:
+                return stood_at(store, rows, until=until)
+        return [None] * len(rows)
+
+    def _store(self, location: str | None) -> ObjectStore | None:
+        return None if location is None else stores.at(location, self._settings)
+
+    def claim(self, page: Page) -> list[UploadEntry]:
+        only = None
+        if self._not_excluded.has_exclusions():
+            only = self._not_excluded.next_members(client, page.limit)
+        visibility = self._settings.upload_visibility
+        self._claim = self._register.claim(client, visibility=visibility, limit=page.limit, only=only)
+        return self._claim.entries
+
+    def look(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, Kept]:
+        location = self.scope(items[0])
+        if location not in self._away:
+            try:
+                self._store(location)
+            except StoreUnavailable as error:
+                self.interrupted(location, error)
+        if location in self._away:
+            # Until the run's end they stay claimed, and the run does not get them again.
+            return dict.fromkeys(items, Kept(None, "unavailable"))
+        states = {entry: find_unfit(entry, self._settings) for entry in items}
+        kept: dict[UploadEntry, Kept] = {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state}
+        again = self._register.bridge.named(client, [entry.member for entry in items])
+        return {entry: Kept(PREPARED_AGAIN) for entry in items if entry.member in again} | kept
+
+    def mark(self, items: Sequence[UploadEntry], kept: Mapping[UploadEntry, State]) -> dict[UploadEntry, Item | State]:
+        # An upload that its producer is just completing stays: its claim expires, and a later run looks again.
+        marked: dict[UploadEntry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
+        some, location = {entry.path: entry for entry in items if entry not in kept}, items[0].location
+        if some:
+            free = SettledUpload.lock_free(location, list(some))
+            answered = find_answered(self._objects, location, free, self._settings)
+            going = [path for path in free if path not in answered]
+            SettledUpload.reap(location, going, self._run_number)
+            marked |= {some[path]: self._item(some[path]) for path in going}
+            marked |= {some[path]: Kept(reason) for path, reason in answered.items()}
+        return marked
+
+    def _item(self, entry: UploadEntry) -> Item:
+        detail = {"location": entry.location, "path": entry.path, "due": self._due_since(entry)}
+        return Item(None, entry.path, detail)
+
+    def _due_since(self, entry: UploadEntry) -> datetime | None:
+        return None if entry.registered is None else moment(entry.registered) + self._objects.register.older_than
+
+    def delete(self, items: Sequence[UploadEntry], fence: Fence[UploadEntry]) -> Deleted[UploadEntry]:
+        store = self._store(items[0].location)
+        assert store is not None, "its entries were kept"
+        paths = {entry: entry.path for entry in items}
+        seen = {entry.path: last_seen(entry.adopted) for entry in items if entry.adopted is not None}
+        # An entry without its time of registration was claimed before: it has been stale for some time.
+        latest = moment(client.time()[0]) - self._objects.register.older_than
+        begun = {entry.path: self._due_since(entry) or latest for entry in items} | seen
+        return deleted_at(store, paths, fence, unless_changed_since=seen, uploads_begun_before=begun)
+
+    def find_lost(self, items: Sequence[UploadEntry]) -> list[UploadEntry]:
+        return self._register.find_lost(client, self._claim, items)
+
+    def unanswered(self, scope: str | None) -> None:
+        self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
+
+    def settle(self, states: Mapping[UploadEntry, State]) -> dict[str, int]:
+        # A changed object stays, so its upload was not reaped after all.
+        changed = [entry for entry, became in states.items() if became.state == "changed"]
+        if changed:
+            SettledUpload.forget(changed[0].location, [entry.path for entry in changed])
+        return {}
+
+    def forget(self, states: Mapping[UploadEntry, State]) -> dict[str, int]:
+        by = defaultdict[str, list[UploadEntry]](list)
+        for entry, became in states.items():
+            by[became.state].append(entry)
+        self._log_kept(states, by)
+        register, claim = self._register, self._claim
+        register.forget(client, claim, [entry for state in KEPT for entry in by[state]])
+        self._untried.append((claim, by["unavailable"]))
+        put_aside = register.reject(client, claim, by["malformed"] + by["outside"])
+        failed = by["no_store"] + by["failed"]
+        for entry in failed:
+            last = register.fail(client, claim, entry)
+            why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
+            log.warning("upload not deleted", **why, given_up=last)
+        deleted = register.forget(client, claim, by["deleted"] + by["missing"])
+        return {self._fields["deleted"]: deleted, self._fields["failed"]: put_aside + len(failed)}
+
+    def _log_kept(self, states: Mapping[UploadEntry, State], by: Mapping[str, Sequence[UploadEntry]]) -> None:
+        for entry, became in states.items():
+            if became.state in KEPT:
+                reason = became.reason or "its object was written since it was registered"
+                log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
+        for state, reason in UNFIT.items():
+            if rejected := by.get(state):
+                first = min(entry.member for entry in rejected)
+                log.error("uploads rejected", reason=reason, entries=len(rejected), first=first)
+
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        members = [f"{row['location']}:{row['path']}" for row in rows]
+        return [bool(dropped) for dropped in self._register.settle(client, "found_deleted", members)]
+
+    def put_back(self, items: Sequence[UploadEntry]) -> None:
+        self._register.put_back(client, self._claim, items)
+
+
+def is_malformed(entry: UploadEntry) -> bool:
+    """Return whether the entry can name no object at any store; any program may write to the register."""
+    return not entry.location or bool(NO_TEXT.search(entry.location)) or not is_normal(entry.path)
+
+
+def find_unfit(entry: UploadEntry, settings: Settings) -> str | None:
+    """Return why no object of the entry may be deleted, a key of `UNFIT`; None if it may be."""
+    if is_malformed(entry):
+        return "malformed"
+    if entry.location not in settings.object_stores:
+        return "no_store"
+    return None if is_below(settings.object_prefixes.get(entry.location, ()), entry.path) else "outside"
+
+
+def find_answered(objects: Objects[Any], location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return the *paths* that an owner, the outbox or a producer names, and why each is kept."""
+    owner = None if objects.unless is None else objects.unless.owner
+    return stores.answered_for(owner, location, paths, settings)

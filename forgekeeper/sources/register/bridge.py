@@ -1,0 +1,137 @@
+"""The forge's own register of uploads, a hash, out of which runs move stale entries.
+
+It is read only if `FORGEKEEPER_UPLOADS_REGISTER` is `hash`; otherwise it counts as empty.  The forge writes a field
+when an upload is prepared and deletes the field when the upload completes.  The move makes a field a pending entry, and
+no completion is seen afterwards.  So a run moves only the entries that it claims at once.
+
+A hash has no order: it is read in pages, from its start to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import redis
+
+from forgekeeper.platform.connections import Client, call
+from forgekeeper.platform.coordination.values import raw, text, whole
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, LONGEST_AHEAD, RegisterKeys
+
+MAX_COUNTED_PAGES = 200
+"""Pages that are counted, in less than a second.  The counts of a larger hash are estimated from these."""
+MAX_SEARCHED_PAGES = 1_000
+"""Pages that are searched for stale entries in one move.  The next move continues at the same position."""
+
+
+class HashCount(NamedTuple):
+    """Counts of the forge's uploads: registered, due (and the second of the oldest), without a valid time.
+
+    *first* is an example of the last.
+    """
+
+    registered: int = 0
+    due: int = 0
+    oldest: int | None = None
+    unreadable: int = 0
+    first: str = ""
+
+
+class _Page(NamedTuple):
+    cursor: int
+    seen: int
+    due: int
+    oldest: int | None
+    unreadable: int
+    first: str
+    stale: list[tuple[bytes, bytes]]
+
+
+class Bridge:
+    """The forge's hash beside a register; a field is due *due_at_age* seconds after its registration."""
+
+    def __init__(self, keys: RegisterKeys, due_at_age: int) -> None:
+        self._keys, self._due_at_age = keys, due_at_age
+
+    def is_open(self, client: redis.Redis) -> bool:
+        """Return whether the forge registers uploads in its hash, by the settings of the client's process."""
+        settings = client.settings if isinstance(client, Client) else None
+        return settings is not None and settings.uploads_register == "hash"
+
+    def size(self, client: redis.Redis) -> int:
+        """Return how many uploads the forge has registered."""
+        return client.hlen(self._keys.hash) if self.is_open(client) else 0
+
+    def count(self, client: redis.Redis) -> HashCount:
+        """Count the uploads that the forge has registered."""
+        if not (registered := self.size(client)):
+            return HashCount()
+        pages = list(self._pages(client, MAX_COUNTED_PAGES, names=False))
+        share = 1.0 if pages[-1].cursor == 0 else registered / max(1, sum(page.seen for page in pages))
+        due, unreadable = (
+            round(share * sum(some)) for some in zip(*((p.due, p.unreadable) for p in pages), strict=True)
+        )
+        oldest = min((page.oldest for page in pages if page.oldest is not None), default=None)
+        return HashCount(registered, due, oldest, unreadable, max(page.first for page in pages))
+
+    def stale(self, client: redis.Redis) -> Iterator[list[tuple[bytes, float]]]:
+        """Yield the fields that `move` would move, page by page, with the seconds of their registration."""
+        if self.is_open(client):
+            for page in self._pages(client, None, names=True):
+                yield [(field, float(value)) for field, value in page.stale]
+
+    def move(self, client: redis.Redis, *, limit: int, only: Collection[bytes] | None = None) -> int:
+        """Move up to *limit* stale uploads to the pending entries; return their number, 0 if none is stale.
+
+        If *only* is given, other members are left.  Each field is moved in one atomic step, unless it has completed or
+        was prepared again.  The search begins at the position where the last move ended; fields before it follow once
+        the hash is read from its start.  A crash afterwards leaves pending entries, which are claimed as others are.
+        """
+        if not self.is_open(client):
+            return 0
+        cursor = whole(client.get(self._keys.cursor))
+        moved, from_start = 0, cursor == 0
+        for _ in range(MAX_SEARCHED_PAGES):
+            page = self._page(client, cursor, names=True)
+            some = [pair for pair in page.stale if only is None or pair[0] in only][: limit - moved]
+            moved += self._move(client, some) if some else 0
+            cursor = page.cursor
+            if moved == limit or (cursor == 0 and (moved or from_start)):
+                break
+            from_start = from_start or cursor == 0
+        client.set(self._keys.cursor, cursor)
+        return moved
+
+    def _move(self, client: redis.Redis, fields: Sequence[tuple[bytes, bytes]]) -> int:
+        keys = [self._keys.hash, self._keys.pending]
+        return int(call(client, "upload_move", keys=keys, args=[*chain.from_iterable(fields)]))
+
+    def named(self, client: redis.Redis, members: Sequence[str]) -> set[str]:
+        """Return those of *members* that the forge has registered."""
+        if not members or not self.is_open(client):
+            return set()
+        values: Any = client.hmget(self._keys.hash, [*map(raw, members)])
+        return {member for member, value in zip(members, values, strict=True) if value is not None}
+
+    def sampled(self, client: redis.Redis, number: int) -> list[bytes]:
+        """Return some members that the forge has registered."""
+        found: Any = client.hrandfield(self._keys.hash, number) if self.is_open(client) else None
+        return found or []
+
+    def _pages(self, client: redis.Redis, most: int | None, *, names: bool) -> Iterator[_Page]:
+        cursor, number = 0, 0
+        while most is None or number < most:
+            page = self._page(client, cursor, names=names)
+            yield page
+            cursor, number = page.cursor, number + 1
+            if cursor == 0:
+                return
+
+    def _page(self, client: redis.Redis, cursor: int, *, names: bool) -> _Page:
+        ahead = int(LONGEST_AHEAD.total_seconds())
+        args = [cursor, ENTRIES_PER_COMMAND, self._due_at_age, ahead, int(names)]
+        answer = call(client, "upload_stale", keys=[self._keys.hash], args=args)
+        position, seen, due, oldest, unreadable, first, found = answer
+        pairs = list(zip(found[::2], found[1::2], strict=True))
+        return _Page(int(position), seen, due, oldest if oldest != b"" else None, unreadable, text(first), pairs)

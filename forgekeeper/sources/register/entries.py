@@ -1,0 +1,80 @@
+"""Entries of a register of uploads, and claims on them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and surrogates that stand for bytes other than UTF-8."""
+
+
+class MalformedUpload(ValueError):
+    """A location is a name without a colon; a path has no empty, `.` or `..` part and no control character."""
+
+
+class BeingDeleted(Exception):
+    """The object of an earlier upload to this path is being deleted; use another path."""
+
+
+@dataclass(frozen=True)
+class UploadEntry:
+    """An upload that was never completed, and how often deleting its object has failed.
+
+    *adopted* is the epoch second of its adoption, None for a producer's; *registered* that of its registration, None
+    for an entry that was claimed before.
+    """
+
+    member: str
+    attempts: int
+    adopted: int | None = None
+    registered: int | None = field(default=None, compare=False)
+
+    @property
+    def location(self) -> str:
+        """The text before the first colon."""
+        return self.member.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """The text after the first colon; it may contain more colons."""
+        return self.member.partition(":")[2]
+
+
+class UploadClaim(NamedTuple):
+    """Entries that belong to one worker for a while, by the token of the claim."""
+
+    token: str
+    entries: list[UploadEntry]
+
+
+class DueEntry(NamedTuple):
+    """An entry that a run would claim, and since when; *bridged* if it is in the forge's own register still."""
+
+    entry: UploadEntry
+    since: datetime
+    bridged: bool = False
+
+
+class Census(NamedTuple):
+    """Counts of entries: neither completed nor settled, due (and since when), failed for good.
+
+    *unreadable* counts entries of the forge's own register without a valid time; *first* is an example.
+    """
+
+    pending: int
+    due: int
+    due_since: datetime | None
+    failed: int
+    unreadable: int = 0
+    first: str = ""
+
+
+def member(location: str, path: str) -> str:
+    """Return the register's member of an upload; raise `MalformedUpload` unless an object may have that name."""
+    name, parts = f"{location}:{path}", path.split("/")
+    if not location or ":" in location or {"", ".", ".."}.intersection(parts) or NO_TEXT.search(name):
+        raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
+    return name

@@ -1,0 +1,51 @@
+"""Uploads that people exclude by pattern: runs do not claim them, as a claimed upload cannot complete.
+
+Exclusions are in PostgreSQL, and the register knows nothing of them.  If the batch has any, the due entries are read in
+the order of claims, and the others are claimed by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import redis
+
+from forgekeeper.platform.database import exclusions
+from forgekeeper.sources.register.entries import Census, DueEntry
+from forgekeeper.sources.register.redis_register import RedisRegister
+
+
+class NotExcluded:
+    """The entries of a register that nobody excludes from the *batch*."""
+
+    def __init__(self, register: RedisRegister, batch: str) -> None:
+        self._register, self._batch = register, batch
+
+    def has_exclusions(self) -> bool:
+        """Return whether any upload may be excluded."""
+        return exclusions.stand(self._batch, "pattern")
+
+    def filter(self, page: Sequence[DueEntry]) -> list[DueEntry]:
+        """Return the entries of *page* that nobody excludes."""
+        excluded = exclusions.among(self._batch, lambda: [(None, due.entry.member) for due in page])
+        return [due for place, due in enumerate(page) if place not in excluded]
+
+    def next_members(self, client: redis.Redis, limit: int) -> list[str]:
+        """Return the members that a run may claim next, up to *limit*."""
+        found = list[str]()
+        for page in self._pages(client):
+            found += [due.entry.member for due in page]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    def census(self, client: redis.Redis) -> Census:
+        """Count the entries; of the due entries count those that nobody excludes."""
+        counted = self._register.census(client)
+        if not self.has_exclusions():
+            return counted
+        since = [due.since for page in self._pages(client) for due in page]
+        return counted._replace(due=len(since), due_since=min(since, default=None))
+
+    def _pages(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
+        return map(self.filter, self._register.due(client))

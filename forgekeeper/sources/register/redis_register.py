@@ -1,0 +1,313 @@
+"""A register of uploads in Redis: prepare, complete, claim, settle, adopt and count entries.
+
+An entry is pending until either its producer completes it or a run claims it, in one atomic step: exactly one of them
+has it.  A claimed entry is in `deleting` until its object is deleted, and in `failed` if that was impossible; there a
+person finds it.  All times are those of Redis's clock.
+
+A worker that was paused for longer than its claim may still delete the object once more than others have.  That is
+harmless while a path is used once, as docs/uploads.md demands.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import redis
+from peewee import chunked
+
+from forgekeeper.api.objects import Register
+from forgekeeper.platform.connections import add_scripts, call
+from forgekeeper.platform.coordination.values import misfits, moment, raw, second, text, whole
+from forgekeeper.sources.register.bridge import Bridge
+from forgekeeper.sources.register.entries import BeingDeleted, Census, DueEntry, UploadClaim, UploadEntry, member
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, LONGEST_AHEAD, RegisterKeys
+
+add_scripts("forgekeeper.sources.register")
+
+ADOPTION = timedelta(days=1)
+"""Time from the adoption of an entry until it is due, in which a person may withdraw it."""
+
+
+class Withdrawn(NamedTuple):
+    """Entries that were removed from the register, and entries whose objects are being deleted right now."""
+
+    forgotten: list[str]
+    too_late: list[str]
+
+
+class RedisRegister:
+    """The entries of a *register*; it holds no state, so there may be several."""
+
+    def __init__(self, register: Register) -> None:
+        self.register, self.keys = register, RegisterKeys.of(register.name)
+        # Redis compares whole seconds: an entry is surely older only from one second more on.
+        self._due_at_age = int(register.older_than.total_seconds()) + 1
+        self.bridge = Bridge(self.keys, self._due_at_age)
+        self._claimed_from = ((self.keys.deleting, 0), (self.keys.pending, self._due_at_age))
+        """The sets that entries are claimed from, and how many seconds past its score one is due there."""
+
+    def prepare(self, client: redis.Redis, location: str, path: str) -> None:
+        """Register an upload that is about to begin; an entry that is prepared again is as new.
+
+        Raises `BeingDeleted` while the register still has the path to delete its object, and `MalformedUpload`.
+        """
+        keys = [self.keys.pending, self.keys.deleting, self.keys.failed, self.keys.adopted]
+        if not call(client, "upload_prepare", keys=keys, args=[member(location, path)]):
+            raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
+
+    def complete(self, client: redis.Redis, location: str, path: str) -> bool:
+        """Remove an upload from the register; return False if it is too late, as `Producer.complete` explains.
+
+        After True it is never claimed, unless Redis returns to an earlier state; for that PostgreSQL is asked as well.
+        """
+        return bool(client.zrem(self.keys.pending, member(location, path)))
+
+    def count(self, client: redis.Redis) -> int:
+        """Count the uploads that may still complete, fresh ones too; not adopted entries that wait for their day."""
+        seconds, _microseconds = client.time()
+        with client.pipeline(transaction=True) as pipe:
+            pipe.zcard(self.keys.pending)
+            self._count_waiting(pipe, seconds)
+            pending, waiting = pipe.execute()
+        return max(0, int(pending) - int(waiting)) + self.bridge.size(client)
+
+    def unread(self, client: redis.Redis) -> list[str]:
+        """Return a sentence if uploads are in the forge's own register, and this process cannot read that."""
+        key = self.keys.hash
+        if self.bridge.is_open(client):
+            return list(misfits(client, {key: "hash"}))
+        count = client.hlen(key) if client.type(key) == b"hash" else 0
+        said = f"Redis has a hash {key} with {count} uploads, which this batch does not read: "
+        cure = (
+            "set FORGEKEEPER_UPLOADS_REGISTER=hash and it does, let the forge register them as docs/uploads.md says, "
+        )
+        return [f"{said}{cure}or give forgekeeper a Redis of its own"] if count else []
+
+    def sampled(self, client: redis.Redis, location: str, size: int) -> list[str]:
+        """Return the paths of some pending uploads of the location, as their producers have registered them."""
+        pending: Any = client.zrandmember(self.keys.pending, size) or []
+        members = [*pending, *self.bridge.sampled(client, size)]
+        # Adopted entries were found in a store, and so prove nothing about it.
+        found = client.zmscore(self.keys.adopted, members) if members else []
+        parts = (text(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
+        return [path for place, _, path in parts if place == location]
+
+    def census(self, client: redis.Redis) -> Census:
+        """Count the entries; those are due that a run would claim now."""
+        seconds, _microseconds = client.time()
+        keys, stale = self.keys, self.register.older_than.total_seconds()
+        with client.pipeline(transaction=False) as pipe:
+            pipe.zcard(keys.pending)
+            pipe.zcount(keys.pending, "-inf", f"({seconds - stale}")
+            pipe.zcount(keys.deleting, "-inf", seconds)
+            pipe.zrange(keys.pending, 0, 0, withscores=True)
+            pipe.zrange(keys.deleting, 0, 0, withscores=True)
+            pipe.zcard(keys.failed)
+            pipe.zcard(keys.deleting)
+            self._count_waiting(pipe, seconds)
+            pending, stale_now, again, first, first_again, failed, claimed, waiting = pipe.execute()
+        theirs = self.bridge.count(client)
+        since = [score + stale for _, score in first] + [score for _, score in first_again]
+        since += [] if theirs.oldest is None else [theirs.oldest + stale]
+        due_since = min((moment(instant) for instant in since if instant <= seconds), default=None)
+        ours, due_now = max(0, pending - waiting) + claimed, stale_now + again
+        known = ours + theirs.registered, due_now + theirs.due, due_since, failed
+        return Census(*known, theirs.unreadable, theirs.first)
+
+    def _count_waiting(self, pipe: redis.Redis, seconds: int) -> None:
+        pipe.zcount(self.keys.adopted, f"({seconds - ADOPTION.total_seconds()}", "+inf")
+
+    def pending_only(self, client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
+        """Return the *paths* that are pending, in their order."""
+        if not paths:
+            return []
+        members = [member(location, path) for path in paths]
+        scores, theirs = client.zmscore(self.keys.pending, members), self.bridge.named(client, members)
+        found = zip(paths, members, scores, strict=True)
+        return [path for path, name, score in found if score is not None or name in theirs]
+
+    def known(self, client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
+        """Return the *paths* that the register names, pending or not."""
+        members = [f"{location}:{path}" for path in paths]
+        scores = [client.zmscore(key, members) for key in (self.keys.pending, self.keys.deleting, self.keys.failed)]
+        theirs = self.bridge.named(client, members)
+        found = zip(paths, members, *scores, strict=True)
+        return {path for path, name, *some in found if name in theirs or any(score is not None for score in some)}
+
+    def claim(
+        self, client: redis.Redis, *, visibility: timedelta, limit: int, only: Collection[str] | None = None
+    ) -> UploadClaim:
+        """Claim up to *limit* entries: first entries whose deletion is due again, then stale entries, oldest first.
+
+        With *only* these members, as far as they are due.  Each entry is claimed in one atomic step, and no other claim
+        gets it for *visibility*; fresh entries are not read.  If no entry is due, stale fields of the forge's own
+        register are moved here, in no order, and claimed.
+        """
+        result, names = UploadClaim(secrets.token_hex(8), []), None if only is None else {*map(raw, only)}
+        if names == set():
+            return result
+        claim = partial(self._claim, client, result, visibility=visibility, limit=limit, only=names or ())
+        for source in self._claimed_from:
+            claim(source)
+        # Others may claim the moved entries.
+        while not result.entries and self.bridge.move(client, limit=limit, only=names):
+            claim((self.keys.pending, self._due_at_age))
+        return result
+
+    def _claim(
+        self,
+        client: redis.Redis,
+        result: UploadClaim,
+        source: tuple[str, int],
+        *,
+        visibility: timedelta,
+        limit: int,
+        only: Collection[bytes],
+    ) -> None:
+        (key, due_at_age), ours = source, self.keys
+        keys = [key, ours.pending, ours.deleting, ours.attempts, ours.claims, ours.adopted]
+        args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries), *only]
+        for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
+            adopted, registered = (second(one) if one else None for one in seconds)
+            result.entries.append(UploadEntry(text(name), whole(attempts), adopted, registered))
+
+    def due(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
+        """Yield the entries that `claim` would claim after `correct_clock`, in its order; nothing is claimed."""
+        seconds, _microseconds = client.time()
+        size = ENTRIES_PER_COMMAND
+        for source, due_at_age in self._claimed_from:
+            last, start = seconds - due_at_age, 0
+            while found := scored(client.zrangebyscore(source, "-inf", last, start, size, withscores=True)):
+                yield self.dated(client, found, due_at_age)
+                start += size
+        ahead: Any = client.zrangebyscore(self.keys.deleting, _ahead(seconds), "+inf", 0, size)
+        yield self.dated(client, [(member, seconds) for member in ahead])
+        for theirs in self.bridge.stale(client):
+            yield [one._replace(bridged=True) for one in self.dated(client, theirs, self._due_at_age)]
+
+    def dated(self, client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0) -> list[DueEntry]:
+        """Return the entries of members of a set with scores; each is due *due_at_age* seconds past its score."""
+        members: Any = [member for member, _ in found]
+        if not members:
+            return []
+        attempts, adopted = client.hmget(self.keys.attempts, members), client.zmscore(self.keys.adopted, members)
+        known = [None if since is None else second(since) for since in adopted]
+        return [
+            DueEntry(UploadEntry(text(member), whole(tries), since), moment(score + due_at_age))
+            for (member, score), tries, since in zip(found, attempts, known, strict=True)
+        ]
+
+    def correct_clock(self, client: redis.Redis) -> int:
+        """Correct entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
+
+        They count as registered, or due again, now: their time begins again.
+        """
+        seconds, _microseconds = client.time()
+        corrected = 0
+        for key in (self.keys.pending, self.keys.deleting):
+            ahead: Any = client.zrangebyscore(key, _ahead(seconds), "+inf", 0, ENTRIES_PER_COMMAND)
+            if ahead:
+                # Only entries that exist still, and are later than now: others may settle them meanwhile.
+                corrected += int(client.zadd(key, dict.fromkeys(ahead, seconds), xx=True, lt=True, ch=True) or 0)
+        return corrected
+
+    def find_lost(self, client: redis.Redis, claim: UploadClaim, entries: Sequence[UploadEntry]) -> list[UploadEntry]:
+        """Return the entries that the claim does not hold any more: they were settled, or claimed by another run."""
+        if not entries:
+            return []
+        holders: Any = client.hmget(self.keys.claims, [raw(entry.member) for entry in entries])
+        token = claim.token.encode()
+        return [entry for entry, holder in zip(entries, holders, strict=True) if holder != token]
+
+    def forget(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
+        """Drop entries whose object is deleted, or has to stay because something names it; return how many were ours.
+
+        So with all that settle entries: an entry that another run has claimed since is left unchanged.
+        """
+        return sum(self._settle(client, claim, entries, "forget"))
+
+    def put_back(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
+        """Give entries back untried, at no attempt, due at once; return how many were still ours."""
+        return sum(self._settle(client, claim, entries, "put_back"))
+
+    def fail(self, client: redis.Redis, claim: UploadClaim, entry: UploadEntry) -> bool:
+        """Count a failed attempt; return True if it was the last, and the entry is in `failed`.
+
+        Otherwise it is due again after the first pause of the register's `Retry`, doubled after each further attempt.
+        """
+        first, attempts = self.register.retry
+        return sum(self._settle(client, claim, [entry], "fail", (attempts, math.ceil(first.total_seconds())))) > 0
+
+    def reject(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
+        """Move entries that cannot be tried to `failed` at once; return how many are there."""
+        return sum(self._settle(client, claim, entries, "fail", (1, 0)))
+
+    def _settle(
+        self,
+        client: redis.Redis,
+        claim: UploadClaim,
+        entries: Collection[UploadEntry],
+        action: str,
+        numbers: tuple[int, int] = (0, 0),
+    ) -> list[int]:
+        return self.settle(client, action, [entry.member for entry in entries], claim.token, numbers)
+
+    def settle(
+        self,
+        client: redis.Redis,
+        action: str,
+        members: Collection[str],
+        token: str = "",
+        numbers: tuple[int, int] = (0, 0),
+    ) -> list[int]:
+        """Settle entries by an action of the script `upload_settle`; return its answer for each."""
+        ours, args = self.keys, [action, token, *numbers]
+        keys = [ours.pending, ours.deleting, ours.failed, ours.attempts, ours.claims, ours.adopted]
+        pages = chunked(map(raw, members), ENTRIES_PER_COMMAND)
+        answers = (call(client, "upload_settle", keys=keys, args=[*args, *page]) for page in pages)
+        return [answer for page in answers for answer in page]
+
+    def adopt(self, client: redis.Redis, location: str, paths: Collection[str]) -> int:
+        """Register objects, unchanged for a day, that nothing names; return how many are new.
+
+        They wait for `ADOPTION`, in which `withdraw` removes them, and are due afterwards: they are deleted as every
+        stale upload is, with all its checks.
+        """
+        head_start = math.ceil((ADOPTION - self.register.older_than).total_seconds())
+        pages, ours = chunked((member(location, path) for path in paths), ENTRIES_PER_COMMAND), self.keys
+        keys = [ours.pending, ours.deleting, ours.failed, ours.adopted]
+        keys += [ours.hash] if self.bridge.is_open(client) else []
+        return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
+
+    def withdraw(self, client: redis.Redis, members: Sequence[str]) -> Withdrawn:
+        """Remove adopted entries from the register: their objects stay.
+
+        The entries of producers stay.  It is too late for entries that a run has claimed: their objects are about to be
+        deleted.
+        """
+        became = list(zip(members, self.settle(client, "withdraw", members), strict=True))
+        return Withdrawn(
+            [one for one, answer in became if answer == 1], [one for one, answer in became if answer == -1]
+        )
+
+
+def last_seen(adopted: int) -> datetime:
+    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+
+    Half of that day is left for clocks that differ.
+    """
+    return moment(adopted) - ADOPTION / 2
+
+
+def scored(found: Any) -> list[tuple[bytes, float]]:
+    """Return the members and scores of a sorted set with a type, which the client's answer lacks."""
+    return list(found)
+
+
+def _ahead(seconds: int) -> str:
+    return f"({seconds + LONGEST_AHEAD.total_seconds()}"

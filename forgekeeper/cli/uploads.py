@@ -84,9 +84,11 @@ def _holder(name: str | None) -> Holder:
     """Return the batch of that *name*, or without one the only batch that has a register; else end the command."""
     holders = find_holders()
     found = [one for one in holders if name in (None, one.batch.name)]
-    if len(found) != 1:
-        names = ", ".join(one.batch.name for one in holders) or "no batch"
-        wrong_use(f"say with --batch whose register; {names} has one" if found else f"{names} has a register")
+    names = ", ".join(one.batch.name for one in holders)
+    if not found:
+        wrong_use(f"{name} has no register of uploads; there are those of: {names}")
+    if len(found) > 1:
+        wrong_use(f"several batches have a register of uploads; name one with --batch: {names}")
     return found[0]
 
 

@@ -18,7 +18,9 @@ from forgekeeper.api.answers import (
     Changes,
     Due,
     Mistake,
+    Note,
     Rows,
+    Skip,
     Subject,
     answers_of,
     backlog_of,
@@ -288,7 +290,7 @@ def _shape_of_child(name: str, function: Callable[..., Any]) -> list[Answer]:
 def _require_register(declared: Declared, objects: Objects[Any], answers: Sequence[Answer]) -> None:
     """Raise `Mistake` unless the register is the batch's alone, and its result has all fields."""
     name, register = declared.name, objects.register.name
-    if len(answers) > 1:
+    if len([one for one in answers if not isinstance(one, (Note, Skip))]) > 1:
         raise Mistake(f"{name} answers with a Register and something else: declare a batch for each")
     for other in (one for one in BATCHES.values() if one.registered and one.registered.register.name == register):
         raise Mistake(f"{name}: {other.name} deletes the objects of the register {register!r}; name another")

@@ -7,9 +7,12 @@ from functools import partial
 
 import pytest
 
+from forgekeeper import NamedBy, Objects, Register, batch
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.register.entries import BeingDeleted
+from forgekeeper.sources.register.redis_register import RedisRegister
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel
 from models import JobArtifact
@@ -219,3 +222,39 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, store
 
     assert (one.status, one.complaint) == (1, "artifacts:a is being deleted just now")
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
+
+
+# Several registers
+
+
+@pytest.fixture
+def packages():
+    """The register of another batch."""
+
+    @batch(cron="off", budget=timedelta(minutes=1))
+    def stale_packages(now):
+        """Delete packages whose upload never completed."""
+        return Objects(Register("new_packages", older_than=DAY), unless=NamedBy(JobArtifact))
+
+    yield RedisRegister(stale_packages.registered.register)
+    del BATCHES["stale_packages"]
+
+
+def test_of_several_registers_one_has_to_be_named(packages, main, reconcile, store):
+    stock(store, "orphan")
+    names = "stale_direct_uploads, stale_packages"
+
+    unnamed, wrong = reconcile(), main("uploads", "forget", "--all", "--batch", "prune")
+    reconcile("--yes", "--batch", "stale_packages")
+
+    assert (unnamed.status, wrong.status) == (2, 2)
+    assert unnamed.complaint == f"several batches have a register of uploads; name one with --batch: {names}"
+    assert wrong.complaint == f"prune has no register of uploads; there are those of: {names}"
+    assert (members(packages.keys.pending), members(uploads.keys.pending)) == ({"artifacts:orphan"}, set())
+
+
+def test_an_object_that_another_register_names_is_no_orphan(packages, reconcile, store):
+    stock(store, "known")
+    packages.prepare(client, "artifacts", "known")
+
+    assert reconcile("--json", "--batch", "stale_direct_uploads").json["orphans"] == []

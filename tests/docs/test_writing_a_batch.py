@@ -18,7 +18,7 @@ from tests.harness.toys import declaring
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
-WHOLE, OBJECTS, DECORATOR, REFS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+WHOLE, OBJECTS, DECORATOR, REFS, REGISTER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 DIVIDED = re.sub(r"@batch.*\n", DECORATOR, OBJECTS)
 NAMES = "from peewee import Model\nfrom forgekeeper import Retry\n"
 """Names that a mistake uses and the page does not."""
@@ -51,6 +51,9 @@ def said(tmp_path_factory):
     (folder / "no_repository.py").write_text(REFS.replace("        repository=Repository.path,\n", ""))
     (folder / "wrong_path.py").write_text(OBJECTS.replace("path=Parcel.path", "path=Parcel.paths"))
     (folder / "no_location.py").write_text(OBJECTS.replace('location="parcels", ', ""))
+    (folder / "register.py").write_text(REGISTER)
+    (folder / "location.py").write_text(REGISTER.replace("Objects(UPLOADS)", 'Objects(UPLOADS, location="packages")'))
+    (folder / "no_time.py").write_text(REGISTER.replace(", older_than=timedelta(hours=3)", ""))
     for number, (right, wrong) in enumerate(MISTAKES.values()):
         assert right in WHOLE
         (folder / f"mistake_{number}.py").write_text(WHOLE.replace(right, wrong))
@@ -148,6 +151,7 @@ def test_the_page_has_twenty_mistakes_or_more():
 @whole_only
 @pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py"])
 @pytest.mark.parametrize("file", ["whole.py", "objects.py", "refs.py"])
+@pytest.mark.parametrize("file", ["whole.py", "objects.py", "register.py"])
 def test_the_batches_that_the_page_shows_are_typed(said, file):
     assert file not in said
 
@@ -160,6 +164,9 @@ def test_the_batches_that_the_page_shows_are_typed(said, file):
         ("no_location.py", 'named argument "location"'),
         ("wrong_ref.py", '"type[Branch]" has no attribute "name"'),
         ("no_repository.py", 'named argument "repository"'),
+        ("no_location.py", 'No overload variant of "Objects" matches argument types "Queue[Parcel]"'),
+        ("location.py", 'No overload variant of "Objects" matches argument types "Register"'),
+        ("no_time.py", 'Missing named argument "older_than" for "Register"'),
     ],
 )
 def test_a_mistake_in_a_batch_of_objects_or_refs_is_found(said, file, error):

@@ -3,6 +3,9 @@
 Importing this package declares them all, in the order in which they are shown.
 """
 
+import sys
+from typing import Any, cast
+
 from workers import (  # noqa: F401, isort: skip
     user_status_cleanup,
     git_ref_cleanup,
@@ -12,3 +15,6 @@ from workers import (  # noqa: F401, isort: skip
     stale_imports,
     prune,
 )
+
+# Until 0.4 the interface for producers was a module, and programs of forges may import it by that name.
+cast("dict[str, Any]", sys.modules)["workers.stale_direct_uploads.producer"] = stale_direct_uploads.producer

@@ -144,7 +144,8 @@ class Objects(Answer, Generic[Source]):
     *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* names
     an object in quarantine, *record* in metrics and audit; the default of both is the model's name, of a register
     ``upload`` and ``stale_upload``.  For a register *counted* maps ``pending``, ``deleted``, ``timed_out`` and
-    ``failed`` to the names of these fields in the result, if those are others.  *share* is the condition of a child's part of the rows.
+    ``failed`` to the names of these fields in the result, if those are others.
+    *share* is the condition of a child's part of the rows.
 
     Raises `Mistake` for an option that the source does not allow, or that is not a column of the queue's table.
     """

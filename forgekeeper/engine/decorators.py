@@ -6,7 +6,7 @@ Declaring does nothing: `forgekeeper.delivery.broker` makes actors of what has b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, make_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
@@ -18,9 +18,7 @@ from forgekeeper.api.answers import (
     Changes,
     Due,
     Mistake,
-    Note,
     Rows,
-    Skip,
     Subject,
     answers_of,
     backlog_of,
@@ -28,10 +26,10 @@ from forgekeeper.api.answers import (
     rows_of,
     stake_of,
 )
-from forgekeeper.api.batches import BATCHES, BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
-from forgekeeper.api.objects import REGISTER_RESULT, Objects, Register
+from forgekeeper.api.objects import Objects, Register
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.declaration import require_declarable
@@ -46,6 +44,7 @@ from forgekeeper.engine.declared_refs import (
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
 from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
+from forgekeeper.engine.registered_facts import REGISTER_TABLES, register_fields, register_records, require_register
 from forgekeeper.engine.registered_looks import show_register
 from forgekeeper.engine.rows import parts_of
 from forgekeeper.engine.work import work
@@ -53,8 +52,6 @@ from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.notices import Notice
 from forgekeeper.platform.database import Base
 from forgekeeper.platform.settings import Place
-from forgekeeper.sources.outbox import DeletedObject
-from forgekeeper.sources.settled import SettledUpload
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
@@ -78,8 +75,6 @@ OBJECT_FIELDS: list[tuple[str, type, Any]] = [
     ("kept", int, field(default=0)),
 ]
 """The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
-REGISTER_TABLES: tuple[type[Base], ...] = (DeletedObject, SettledUpload)
-"""Tables of forgekeeper's own that decide about the objects of a register."""
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
 
@@ -215,7 +210,7 @@ def _declared(
         **more,
     )
     for answer in (one for one in objects if isinstance(one.source, Register)):
-        _require_register(declared, answer, answers)
+        require_register(declared, answer, answers)
     _name_tables(declared.batch, rows, objects)
     register(declared)
     for one in rows:
@@ -287,19 +282,6 @@ def _shape_of_child(name: str, function: Callable[..., Any]) -> list[Answer]:
     return answers
 
 
-def _require_register(declared: Declared, objects: Objects[Any], answers: Sequence[Answer]) -> None:
-    """Raise `Mistake` unless the register is the batch's alone, and its result has all fields."""
-    name, register = declared.name, objects.register.name
-    if len([one for one in answers if not isinstance(one, (Note, Skip))]) > 1:
-        raise Mistake(f"{name} answers with a Register and something else: declare a batch for each")
-    for other in (one for one in BATCHES.values() if one.registered and one.registered.register.name == register):
-        raise Mistake(f"{name}: {other.name} deletes the objects of the register {register!r}; name another")
-    known = {one.name for one in fields(declared.outcome)}
-    for fact, counted in objects.result.items():
-        if counted not in known:
-            raise Mistake(f"{name}: its outcome has no field {counted!r}; name one with counted={{{fact!r}: ...}}")
-
-
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     """Let everybody who asks about the objects be answered by the source that the run claims from."""
     if isinstance(objects.source, Register):
@@ -320,7 +302,7 @@ def _outcome(
 ) -> type[DataclassInstance]:
     """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
     if objects:
-        found = _register_fields(objects[0]) if isinstance(objects[0].source, Register) else OBJECT_FIELDS
+        found = register_fields(objects[0]) if isinstance(objects[0].source, Register) else OBJECT_FIELDS
         return make_dataclass("Outcome", found, namespace={"__doc__": f"Of {name}."})
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
@@ -329,15 +311,6 @@ def _outcome(
         fields.append((CASCADED, int, field(default=0)))
     stopped = ("stopped", str, field(default="drained"))
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
-
-
-def _register_fields(objects: Objects[Any]) -> list[tuple[str, type, Any]]:
-    """Return the fields of the result of a run on a register."""
-    kinds = {"timed_out": bool}
-    counted = [
-        (name, kinds.get(fact, int), field(default=kinds.get(fact, int)())) for fact, name in objects.result.items()
-    ]
-    return [*counted, ("stopped", str, field(default="drained"))]
 
 
 def _records(
@@ -368,20 +341,11 @@ def _items(items: Items[Any]) -> Record:
 def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
     """Say how objects are counted, and those that were given up."""
     if isinstance(objects.source, Register):
-        return _register_records(objects)
+        return register_records(objects)
     done, by = ("deleted", "missing"), _excluded_by(project=objects.project, pattern=objects.path)
     errors = {"database": (), "object_storage": ("failed",)}
     counted = Record(objects.record, (*done, "failed"), done, errors, objective=objects.objective, excluded_by=by)
     return counted, Record(f"dead_{objects.called}", refused=True)
-
-
-def _register_records(objects: Objects[Any]) -> tuple[Record, ...]:
-    """Return the records of a register: pending, due and failed entries."""
-    pending, deleted, _timed_out, failed = ((objects.result[fact],) for fact in REGISTER_RESULT)
-    errors, by = {"object_storage": failed}, ("pattern",)
-    due = Record(objects.record, (), deleted, errors, objective=objects.objective, excluded_by=by)
-    called = objects.called
-    return Record(f"pending_{called}", pending, backlog=True), due, Record(f"failed_{called}", refused=True)
 
 
 def _excluded_by(**found: object) -> tuple[str, ...]:

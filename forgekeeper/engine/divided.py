@@ -12,7 +12,7 @@ import peewee as pw
 
 from forgekeeper.api.answers import Answer, Children, Mistake, Rows
 from forgekeeper.api.batches import CHILDREN
-from forgekeeper.api.objects import Objects
+from forgekeeper.api.objects import Objects, Register
 from forgekeeper.sources.queue import QueueTable
 
 MAX_CHILDREN_PER_RUN = 10_000
@@ -38,7 +38,9 @@ def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any
     """Raise `Mistake` unless the *column* divides the only answer of the batch *name*, and its *options* allow that."""
     if len(answers) != 1 or not isinstance(answers[0], Rows | Objects):
         raise Mistake(f"{name}: child_per= divides one answer; return one Rows or one Objects")
-    model = answers[0].model if isinstance(answers[0], Rows) else answers[0].source.model
+    if isinstance(answers[0], Objects) and isinstance(answers[0].source, Register):
+        raise Mistake(f"{name}: child_per= divides rows; a register has none")
+    model = answers[0].model if isinstance(answers[0], Rows) else answers[0].queue.model
     if not isinstance(column, COLUMN_TYPES) or column.model is not model:
         raise Mistake(f"{name}: child_per= has to be a column of {model.__name__} with whole numbers or text")
     if "queue" not in options:
@@ -79,7 +81,7 @@ def find_values(answer: Divisible, column: pw.Field[Any], batch: str, now: datet
     if isinstance(answer, Rows):
         query, by = answer.bind(batch, now).select(column), answer.since
     else:
-        query, by = QueueTable(answer, batch).not_excluded(now).select(column), answer.source.due_at
+        query, by = QueueTable(answer, batch).not_excluded(now).select(column), answer.queue.due_at
     oldest_first = query.group_by(column).order_by(pw.fn.min(by), column).limit(MAX_CHILDREN_PER_RUN)
     return [value for (value,) in oldest_first.tuples()]
 

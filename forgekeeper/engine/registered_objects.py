@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from forgekeeper.api.answers import Mistake
 from forgekeeper.api.items import Deleted, Ended, Fence, Item, Items, Kept, Page, State
 from forgekeeper.api.objects import Objects
 from forgekeeper.engine.items import deleted_at, stood_at
@@ -46,7 +47,14 @@ log = structlog.get_logger(__name__)
 
 
 def bind_register(objects: Objects[Any], run: Run[Any]) -> Items[UploadEntry]:
-    """Return the objects of a register as items of one run."""
+    """Return the objects of a register as items of one run; raise `Mistake` if the declaration lacks the register.
+
+    Then nothing would notice that Redis has lost the entries.
+    """
+    declared = run.declared.batch.registered
+    if declared is None or declared.register != objects.register:
+        said = "its declaration lacks that register: leave records= out, and answer with the same at any time"
+        raise Mistake(f"{run.batch} answers with the register {objects.register.name!r}, and {said}")
     return _RegisteredObjects(objects, run)
 
 

@@ -1,1 +1,1 @@
-"""Sources: tables that list due items, such as the outbox."""
+"""Sources: tables and registers that list due items, such as the outbox."""

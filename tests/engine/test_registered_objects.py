@@ -200,3 +200,12 @@ def test_an_outcome_without_a_field_that_is_counted_is_a_mistake():
 
     with pytest.raises(Mistake, match="its outcome has no field 'pending'; name one with counted="):
         declared(outcome=outcome)
+
+
+def test_a_register_that_the_declaration_does_not_know_is_a_mistake(packages):
+    spec = declared(records=[], outcome=BATCHES["prune"].outcome)
+
+    with pytest.raises(Mistake, match="its declaration lacks that register: leave records= out"):
+        perform(spec, settings=settings(packages))
+
+    assert (len(packages.keys()), len(pending())) == (4, 4)

@@ -121,3 +121,10 @@ def test_to_complete_where_rows_of_others_would_not_be_seen_is_an_error(transact
 
     with pytest.raises(NoTransaction):
         uploads.complete(client, "artifacts", PATH)
+
+
+def test_programs_that_import_the_module_of_the_last_release_still_work():
+    import workers.stale_direct_uploads.producer as by_its_old_name
+    from workers.stale_direct_uploads.producer import PathTaken, complete
+
+    assert (by_its_old_name, PathTaken, complete) == (uploads, uploads.PathTaken, uploads.complete)

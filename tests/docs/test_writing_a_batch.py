@@ -149,9 +149,7 @@ def test_the_page_has_twenty_mistakes_or_more():
 
 
 @whole_only
-@pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py"])
-@pytest.mark.parametrize("file", ["whole.py", "objects.py", "refs.py"])
-@pytest.mark.parametrize("file", ["whole.py", "objects.py", "register.py"])
+@pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py", "refs.py", "register.py"])
 def test_the_batches_that_the_page_shows_are_typed(said, file):
     assert file not in said
 
@@ -161,7 +159,6 @@ def test_the_batches_that_the_page_shows_are_typed(said, file):
     ("file", "error"),
     [
         ("wrong_path.py", '"type[Parcel]" has no attribute "paths"'),
-        ("no_location.py", 'named argument "location"'),
         ("wrong_ref.py", '"type[Branch]" has no attribute "name"'),
         ("no_repository.py", 'named argument "repository"'),
         ("no_location.py", 'No overload variant of "Objects" matches argument types "Queue[Parcel]"'),
@@ -169,7 +166,7 @@ def test_the_batches_that_the_page_shows_are_typed(said, file):
         ("no_time.py", 'Missing named argument "older_than" for "Register"'),
     ],
 )
-def test_a_mistake_in_a_batch_of_objects_or_refs_is_found(said, file, error):
+def test_a_mistake_in_a_source_or_a_target_is_found(said, file, error):
     assert any(error in line for line in said.splitlines() if file in line)
 
 

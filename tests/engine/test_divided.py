@@ -46,6 +46,11 @@ def make_rows(_now):
     return Rows(Parcel, since=Parcel.due_at, older_than=MINUTE, name=Parcel.path, project=Parcel.project_id)
 
 
+def make_twice(now):
+    """Delete parcels that nobody has collected."""
+    return [make_rows(now), make_rows(now)]
+
+
 def make_objects(_now):
     """Delete parcels that nobody has collected."""
     queue = Queue(Parcel, due_at=Parcel.due_at, attempts=Parcel.tries, created_at=Parcel.made_at)
@@ -142,7 +147,7 @@ def test_the_batch_names_the_tables_and_places_that_its_child_deletes_from(old_p
 @pytest.mark.parametrize(
     ("answer", "facts", "said"),
     [
-        (lambda now: [make_rows(now), make_rows(now)], {}, "divides one answer; return one Rows or one Objects"),
+        (make_twice, {}, "divides one answer; return one Rows or one Objects"),
         (make_rows, {"child_per": Crate.project_id}, "has to be a column of Parcel with whole numbers or text"),
         (make_objects, {"child_per": Parcel.weight}, "has to be a column of Parcel with whole numbers or text"),
         (make_rows, {"child_per": "project_id"}, "has to be a column of Parcel with whole numbers or text"),

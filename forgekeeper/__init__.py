@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forgekeeper.api.answers import Changes as Changes
     from forgekeeper.api.answers import Children as Children
+    from forgekeeper.api.answers import Classes as Classes
     from forgekeeper.api.answers import Note as Note
     from forgekeeper.api.answers import Recoverable as Recoverable
     from forgekeeper.api.answers import Rows as Rows
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Total as Total
     from forgekeeper.api.batches import Record as Record
     from forgekeeper.api.batches import Threshold as Threshold
+    from forgekeeper.api.buckets import Buckets as Buckets
     from forgekeeper.api.items import Items as Items
     from forgekeeper.api.items import Kept as Kept
     from forgekeeper.api.objects import Locations as Locations
@@ -42,6 +44,7 @@ _NAMES = {
     "forgekeeper.api.answers": [
         "Changes",
         "Children",
+        "Classes",
         "Note",
         "Recoverable",
         "Rows",
@@ -50,6 +53,7 @@ _NAMES = {
         "Subject",
         "Total",
     ],
+    "forgekeeper.api.buckets": ["Buckets"],
     "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
     "forgekeeper.engine.decorators": ["batch", "child"],

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
+from forgekeeper.api.buckets import Buckets
+from forgekeeper.api.mistakes import Mistake as Mistake  # noqa: PLC0414, imported from here by others
 from forgekeeper.platform.database import Base, database, exclusions, queries
 from forgekeeper.platform.database.cascades import Cascades
 from forgekeeper.platform.database.naming import column_name, quote_name, relation_name
@@ -26,10 +28,6 @@ AN_HOUR = timedelta(hours=1)
 WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 Keyed = tuple[str, tuple[Any, ...]]
 """A message's key and the child's arguments: ids, as JSON has them."""
-
-
-class Mistake(TypeError):
-    """A batch is declared wrongly; the message names it and says what to write instead."""
 
 
 class Answer:
@@ -58,6 +56,25 @@ class Total(NamedTuple):
     def key(self) -> str:
         """The column of its key, in SQL."""
         return quote_name(self.kept.model._meta.primary_key.column_name)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Equal parts of a table: the *number* of a row's class in SQL, from 0 to below *count*.
+
+    An index that begins with this expression and continues with *since* and the key makes each class one index scan.
+    """
+
+    number: str
+    count: int
+
+    def only(self, number: int) -> pw.SQL:
+        """Return the condition of the rows of a class."""
+        return pw.SQL(f"{self.number} = %s", [number])
+
+    def every(self) -> pw.SQL:
+        """Return the condition that all rows meet: with it PostgreSQL uses the index that begins with the class."""
+        return pw.SQL(f"{self.number} = any(%s)", [list(range(self.count))])
 
 
 class Spared(NamedTuple):
@@ -125,6 +142,9 @@ class Rows(Answer, Generic[Row]):
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
+    *or_where* is the condition of more rows, for which another index is made.  With *classes* a chunk has rows of one
+    class; children that work in `Buckets` share the classes.
+
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
     due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
     them down to a child's part.  *until* is asked after each chunk; what it returns is why the run has to end.
@@ -142,7 +162,8 @@ class Rows(Answer, Generic[Row]):
 
     Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
     models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
-    table, the batch is blocked.
+    table, the batch is blocked.  If they are a part of the row (*shows_followers* is false), the result does not count
+    them by themselves, and the audit is not asked for them.
 
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
     ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
@@ -166,8 +187,11 @@ class Rows(Answer, Generic[Row]):
     project: pw.Field[Any] | None = None
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
+    or_where: pw.Node | None = None
+    classes: Classes | None = None
     share: pw.Node | None = None
     cascades_to: Sequence[type[Base]] = ()
+    shows_followers: bool = True
     also: Sequence[pw.SQL] = ()
     total: Total | None = None
     until: Callable[[], str | None] | None = None
@@ -188,12 +212,33 @@ class Rows(Answer, Generic[Row]):
             raise Mistake(f"Rows of {name}: nothing says which are due; write older_than=, a condition, or both")
         if self.where is not None and not isinstance(self.where, pw.Node):
             raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
+        self._check_parts(name)
         if self.chunk < 1:
             raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
         if self.total is not None and self.size is None:
             raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
         if not self.record:
             object.__setattr__(self, "record", record_of(self.model))
+        if self.classes is not None and self.share is None:
+            object.__setattr__(self, "share", self.classes.every())
+
+    def _check_parts(self, name: str) -> None:
+        """Refuse a second condition without a first, and a table without a class."""
+        if self.or_where is not None and self.where is None:
+            raise Mistake(f"Rows of {name}: or_where= adds to a condition; write that, too")
+        if self.classes is not None and self.classes.count < 1:
+            raise Mistake(f"Rows of {name}: there is one class at least, not {self.classes.count}")
+
+    def in_class(self, number: int) -> Self:
+        """Return the rows of a class."""
+        assert self.classes is not None, "rows without classes"
+        return replace(self, share=self.classes.only(number))
+
+    def by_index(self) -> list[Self]:
+        """Return the rows apart for each condition that has an index of its own."""
+        if self.or_where is None:
+            return [self]
+        return [replace(self, where=where, or_where=None) for where in (self.where, self.or_where)]
 
     def within(self, whole: Rows[Any]) -> Self:
         """Return those that are among the *whole*, too: a share of it."""
@@ -218,12 +263,15 @@ class Rows(Answer, Generic[Row]):
     @property
     def condition(self) -> pw.Node:
         """The condition of the rows of all shares: old enough, and *where*.  Needs `bind` before."""
+        where = self.where
+        if where is not None and self.or_where is not None:
+            where = pw.Expression(where, "OR", self.or_where)
         if self.older_than is None:
-            assert self.where is not None, "Rows has one of both"
-            return self.where
+            assert where is not None, "Rows has one of both"
+            return where
         assert self.now is not None, "rows have to be bound to an instant"
         is_old: pw.Node = self.since < self.now - self.older_than
-        return is_old if self.where is None else pw.Expression(is_old, "AND", self.where)
+        return is_old if where is None else pw.Expression(is_old, "AND", where)
 
     @property
     def looks_due(self) -> pw.Node:
@@ -256,6 +304,11 @@ class Rows(Answer, Generic[Row]):
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
         return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    @property
+    def shown_followers(self) -> Sequence[type[Base]]:
+        """The models of the rows that follow these and that people see by themselves."""
+        return self.cascades_to if self.shows_followers else ()
 
     @cached_property
     def cascades(self) -> Cascades:
@@ -328,12 +381,13 @@ class Children(Answer):
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
     children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
-    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.  Where the
-    first argument of each is a project's id (*by_project*), a project that is excluded gets none.
+    Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* one that counts
+    those on their way, too.  If the first argument of each is a project's id (*by_project*), a project that is excluded
+    gets none.
     """
 
     child: Any
-    of: Iterable[Any] | Mapping[str, tuple[Any, ...]]
+    of: Iterable[Any] | Mapping[str, tuple[Any, ...]] | Buckets
     _: KW_ONLY
     sent: str = "children_enqueued"
     all_of: str | None = None
@@ -341,6 +395,7 @@ class Children(Answer):
 
     def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""
+        assert not isinstance(self.of, Buckets), "the engine tidies the buckets first"
         if isinstance(self.of, Mapping):
             pairs: Iterable[Keyed] = self.of.items()
         else:

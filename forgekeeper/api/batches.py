@@ -17,6 +17,7 @@ from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.answers import Backlog, Due, Mistake, Rows, Subject
+from forgekeeper.api.buckets import Buckets
 from forgekeeper.api.shown import Shown
 from forgekeeper.platform.database import Base, database, default
 from forgekeeper.platform.database.looking import as_look
@@ -157,6 +158,7 @@ class BatchSpec(Declared):
     stake: AtStake | None = None
     children: list[ChildSpec] = field(default_factory=list)
     commands: str | None = None
+    buckets: Buckets | None = None
     known_repositories: list[Repositories] = field(default_factory=list)
     known_objects: list[KnownObjects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)

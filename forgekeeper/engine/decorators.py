@@ -24,10 +24,12 @@ from forgekeeper.api.answers import (
     rows_of,
     stake_of,
 )
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.batches import BATCHES, BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.buckets import COUNTED, LOOP_LIMIT, Buckets
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
 from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
 from forgekeeper.engine.rows import parts_of
 from forgekeeper.engine.work import work
@@ -89,6 +91,7 @@ class OfBatch(Options, total=False):
     misreadings: Callable[[], Sequence[str]]
     logged_as: str
     commands: str
+    buckets: Buckets
 
 
 class OfChild(Options, total=False):
@@ -115,7 +118,8 @@ def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable
     this one too.  *epoch_key* is a key in Redis beside the register of a batch whose records lie there: if it is lost,
     the batch is blocked.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
-    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.  With *buckets* its children
+    share its rows: it sends them by ``Children(child, BUCKETS)``.
 
     What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
     is a dataclass for the result, *records* say which of its fields count what: both follow from `Rows` and `Items`.
@@ -136,8 +140,13 @@ def child(
     It answers as a batch does.  *due* says what is due to all children together: only what is among that goes.  It
     starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
     result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
+
+    If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes
+    those of the bucket that it claims.
     """
-    parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    parent: dict[str, Any] = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    if of.buckets is not None:
+        parent |= {"continues": facts.get("continues", ("deadline", LOOP_LIMIT))}
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
 
 
@@ -148,7 +157,9 @@ def _declared(
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
     if due is not None and kind is BatchSpec:
         raise Mistake(f"{name}: due= is for children; what a batch returns is what its preview and breaker see")
-    asked = due is not None or (records is None and facts.get("writes") is None)
+    buckets = facts.get("buckets") or (more["of"].buckets if kind is ChildSpec else None)
+    # A batch with buckets answers with its child, which is declared after it.
+    asked = due is not None or (records is None and facts.get("writes") is None and "buckets" not in facts)
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     objects = [one for one in answers if isinstance(one, Objects)]
@@ -159,11 +170,10 @@ def _declared(
         work=partial(work, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
-        outcome=facts.get("outcome") or _outcome(name, rows, items, objects),
+        outcome=facts.get("outcome") or _outcome(name, rows, items, objects, buckets),
         records=(*(_records(rows, items, objects) if records is None else records), *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
-        **{key: value for key, value in facts.items() if key not in DERIVED},
-        **more,
+        **({key: value for key, value in facts.items() if key not in DERIVED} | more),
     )
     if isinstance(declared, BatchSpec):
         declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
@@ -171,7 +181,11 @@ def _declared(
         _name_tables(declared, objects)
         followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
         declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
+    if buckets is not None:
+        _check_buckets(declared, buckets, rows)
     register(declared)
+    if isinstance(declared, BatchSpec) and buckets is not None:
+        show_buckets(declared, buckets)
     for one in rows:
         # A model that two batches answer with says itself what both need.
         if one.model.grants == Base.grants:
@@ -216,26 +230,67 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.quarantines(refused_objects(objects, batch))
 
 
+def _check_buckets(declared: Declared, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
+    """Refuse buckets that another batch has or whose flags nobody declares, and rows that they cannot divide."""
+    name = declared.name
+    if isinstance(declared, BatchSpec):
+        for other in BATCHES.values():
+            if other.buckets is not None and other.buckets.name == buckets.name:
+                raise Mistake(f"{name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
+        for flag in buckets.count_with:
+            if flag not in declared.flags:
+                raise Mistake(f"{name}: its buckets ask the flag {flag}; describe it in flags=")
+    for one in rows:
+        if one.classes is None:
+            raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+        if one.classes.count < max(buckets.counts):
+            most = max(buckets.counts)
+            raise Mistake(f"{name} has {most} buckets and {one.classes.count} classes: a bucket is one class at least")
+
+
 def _outcome(
-    name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+    name: str,
+    rows: Sequence[Rows[Any]],
+    items: Sequence[Items[Any]],
+    objects: Sequence[Objects[Any]],
+    buckets: Buckets | None,
 ) -> type[DataclassInstance]:
     """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
     if objects:
         return make_dataclass("Outcome", OBJECT_FIELDS, namespace={"__doc__": f"Of {name}."})
+    if buckets is not None:
+        return _outcome_in_buckets(name, rows)
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
     fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
-    if any(one.cascades_to for one in rows):
+    if any(one.shown_followers for one in rows):
         fields.append((CASCADED, int, field(default=0)))
     stopped = ("stopped", str, field(default="drained"))
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
+
+
+def _outcome_in_buckets(name: str, rows: Sequence[Rows[Any]]) -> type[DataclassInstance]:
+    """Make the result of a batch with buckets: their counts and the children, or of its child: the bucket and its rows.
+
+    A child's result grows with each chunk.
+    """
+    counted = [one for each in rows for one in (each.counted, each.counted_bytes) if one]
+    if any(one.shown_followers for one in rows):
+        counted.append(CASCADED)
+    fields: list[tuple[str, Any, Any]] = [
+        (one, int, field(default=0)) for one in dict.fromkeys(counted or (*COUNTED, "children_enqueued"))
+    ]
+    if rows:
+        bucket = ("bucket", int | None, field(default=None))
+        fields = [bucket, *fields, ("stopped", str, field(default=NO_BUCKET))]
+    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
 
 
 def _records(
     rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
 ) -> tuple[Record, ...]:
     """Say how all that the batch deletes is counted."""
-    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
+    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.shown_followers for one in rows) else []
     of_objects = (record for one in objects for record in _object_records(one))
     return (*map(_record, rows), *followers, *map(_items, items), *of_objects)
 
@@ -274,7 +329,7 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
         if one.objective is not None:
             declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
         declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
-        for model in (model for model in one.cascades_to if model is not one.model):
+        for model in (model for model in one.shown_followers if model is not one.model):
             record = record_of(model)
             declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
     declared.preview(partial(_previewed, declared.batch.name, due))

@@ -12,8 +12,8 @@ from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel
 from models import JobArtifact
+from tests.harness.artifacts import buckets
 from tests.harness.thorough import whole_only
-from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
 from workers.stale_direct_uploads.keys import EPOCH

@@ -15,11 +15,12 @@ from forges.gitlab.adoption import KIND
 from models import JobArtifact, UserStatus
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS
+from tests.harness.artifacts import buckets
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.gitlab_tables import ids, rows
 from tests.harness.performing import as_child, perform
 from tests.harness.settings import settings_with
-from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, buckets
+from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG
 from workers.git_ref_cleanup import clean_project_refs, deletions
 from workers.user_status_cleanup import user_status_cleanup
 

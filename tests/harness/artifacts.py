@@ -14,6 +14,7 @@ from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.queries import START
+from forgekeeper.sources.buckets import BucketSet
 from forgekeeper.sources.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.performing import perform
@@ -23,11 +24,11 @@ from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
     MAX_RUNTIME,
-    buckets,
     delete_artifact_bucket,
     expired,
 )
 
+buckets = BucketSet("bulk_delete_expired_job_artifacts")
 NO_GRACE = timedelta(0)
 NONE_BAD = SimpleNamespace(keys=frozenset())
 BUCKETS, MANY_BUCKETS = 5, 10
@@ -151,7 +152,7 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
     run = Run(delete_artifact_bucket, settings_with(), outcome=outcome, deadline=deadline, audit=audit)
-    sweep = Sweep(run, expired(at, number, grace=grace))
+    sweep = Sweep(run, expired(at, grace=grace).in_class(number))
     sweep._position = after
     reached = sweep._take(NONE_BAD, limit, None)
     return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
@@ -159,5 +160,5 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
 
 def chunk_statement(number, at):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
-    statements = statement.RowStatements(expired(at, number, grace=NO_GRACE))
+    statements = statement.RowStatements(expired(at, grace=NO_GRACE).in_class(number))
     return statements.delete(statement.Chunk(limit=BATCH_SIZE)), statements.values

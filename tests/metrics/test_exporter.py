@@ -21,10 +21,10 @@ from forgekeeper.platform.database import now, queries
 from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.targets import sentinel
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from tests.harness.artifacts import buckets
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import start_run
-from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
 DAY = timedelta(days=1)

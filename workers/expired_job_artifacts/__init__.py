@@ -9,24 +9,21 @@ five minutes; if there are more, its successor continues.  The same statement ad
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import count
 from typing import Any, Literal
 
 import peewee as pw
-import structlog
 
 from forgekeeper import (
     Blocked,
+    Buckets,
     Children,
-    Counter,
-    Note,
+    Classes,
     Record,
     Rows,
-    Skip,
     Spared,
     Subject,
     Threshold,
@@ -35,20 +32,16 @@ from forgekeeper import (
     child,
 )
 from forgekeeper.api.answers import Backlog
-from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.rows import parts_of
-from forgekeeper.engine.work import get_child_key, settings
-from forgekeeper.ledger.holds import idle
+from forgekeeper.engine.work import settings
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.database import database, now, queries, reachable, survey
+from forgekeeper.platform.database import database, now, queries, survey
 from forgekeeper.platform.database.exclusions import visible
 from forgekeeper.platform.database.survey import literal
-from forgekeeper.platform.failpoints import failpoint
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
-from metrics.catalogue import Gauge, Reading, at
-from metrics.logs import describe
+from metrics.catalogue import Gauge, Reading
 from models import (
     CLASS,
     CLASSES,
@@ -62,8 +55,6 @@ from models import (
     ProjectStatistics,
     StatisticsRefresh,
 )
-from workers.expired_job_artifacts import buckets
-from workers.expired_job_artifacts.buckets import Bucket, Lost
 from workers.expired_job_artifacts.destroyed import RECORD, count_recoverable
 from workers.expired_job_artifacts.restoring import AUDITED, describe_obstacle
 
@@ -73,7 +64,14 @@ MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
 PARENT_BUDGET = timedelta(seconds=60)
 BATCH_SIZE, LOOP_LIMIT = 100, 500
 MAX_RUNTIME = timedelta(minutes=5)
-"""What an artifact is called in the audit, and when it is bad."""
+BUCKETS = Buckets(
+    "bulk_delete_expired_job_artifacts",
+    count=MAX_BUCKETS,
+    count_with={HIGH_CONCURRENCY_FLAG: MAX_BUCKETS_HIGH_CONCURRENCY},
+    loop_limit=LOOP_LIMIT,
+    prefix="",
+    called="artifact",
+)
 KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
 
 # One look into the index for each class of artifacts.
@@ -85,8 +83,6 @@ OF_EACH_CLASS = f"""
     ) as expired"""
 OLDEST = f"select min(expire_at) {OF_EACH_CLASS}"
 HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as due"
-EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
-"""Met by all; so PostgreSQL looks into the index that begins with the class."""
 
 TOTAL = Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id)
 
@@ -111,29 +107,15 @@ NO_RULE = (
 COUNTED_WITHIN = 1.0
 """Seconds: an index of its own counts what waits; a forge that lacks it is not read from end to end."""
 
-log = structlog.get_logger(__name__)
-
-
-@dataclass
-class Outcome:
-    """The buckets as the parent found them, and how many children it started."""
-
-    max_buckets: int = 0
-    available_count: int = 0
-    occupied_count: int = 0
-    stale_count: int = 0
-    missing_count: int = 0
-    children_enqueued: int = 0
-
 
 @dataclass
 class BucketOutcome:
-    """What a child comes to; it grows with each statement."""
+    """The result of a child; it grows with each statement."""
 
     bucket: int | None = None
     destroyed: int = 0
     bytes: int = 0
-    stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost", "no_bucket"] = "no_bucket"
+    stopped: str = "no_bucket"
 
 
 @batch(
@@ -141,8 +123,7 @@ class BucketOutcome:
     cron="*/5 * * * *",
     budget=PARENT_BUDGET,
     time_limit=timedelta(minutes=2),
-    outcome=Outcome,
-    records=[],
+    buckets=BUCKETS,
     tables=[
         *(JobArtifact, ProjectStatistics, DeletedObject, StatisticsRefresh, JobLock, ProjectGroup),
         ForgeOutbox,
@@ -153,25 +134,14 @@ class BucketOutcome:
         FLAG: "Delete expired job artifacts at all (batch 11).",
         HIGH_CONCURRENCY_FLAG: "Delete them in ten buckets instead of five.",
     },
-    counters=[
-        Counter("buckets_recovered", "Stale buckets put back (stale_count).", ("stale_count",), by_batch=False),
-        Counter("buckets_refilled", "Missing buckets added (missing_count).", ("missing_count",), by_batch=False),
-    ],
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
     commands="workers.expired_job_artifacts.commands",
 )
-def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:
+def expired_job_artifacts(now: datetime) -> Children:
     """Destroy expired CI artifacts in parallel buckets."""
-    limit = _max_buckets()
-    if not limit:
-        yield Skip("flag_off")
-        return
     if settings().unknown_locks == "resolve" and not visible(JobLock):
         raise Blocked("schema", NO_RULE)
-    yield Note(**buckets.tidy(client, limit, silent_for=settings().bucket_silent_after))
-    # A child claims any free bucket: its key is not the number of its bucket.  After the third death a child is started
-    # again by the parent alone, and finds its own bucket, which is occupied until then.
-    yield Children(delete_artifact_bucket, {str(number): () for number in range(limit)})
+    return Children(delete_artifact_bucket, BUCKETS)
 
 
 @child(
@@ -180,7 +150,6 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=7),
     outcome=BucketOutcome,
-    enqueued_as="children_enqueued",
     records=[
         Record(
             RECORD,
@@ -193,45 +162,30 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:
         ),
     ],
     collector="artifacts",
-    continues=["deadline", "loop_limit"],
 )
-def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note, None, str]:
+def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
     """Work on one bucket, and leave a successor while there is more in it."""
-    with buckets.claimed(client, _max_buckets(), child=get_child_key()) as bucket:
-        if bucket is None:
-            return "no_bucket"
-        yield Note(bucket=bucket.number)
-        failpoint("delete_artifact_bucket.claimed")
-        until = partial(_stopped, bucket, count(1))
-        for number in range(bucket.number, CLASSES, bucket.modulus):
-            of_class = partial(expired, now, number, grace=settings().object_grace, until=until)
-            yield of_class(outbox=settings().objects)
-            if settings().unknown_locks == "resolve":
-                yield of_class(outbox=settings().objects, by="rule")
-        failpoint("delete_artifact_bucket.finished")
-    return "drained"
+    facts = settings()
+    return expired(now, grace=facts.object_grace, outbox=facts.objects, resolves=facts.unknown_locks == "resolve")
 
 
 def expired(
     now: datetime,
-    number: int | None = None,
     *,
     grace: timedelta = timedelta(0),
-    until: Callable[[], str | None] | None = None,
     outbox: Literal["ours", "theirs"] = "ours",
-    by: Literal["itself", "rule", "either"] = "itself",
+    resolves: bool = False,
 ) -> Rows[JobArtifact]:
-    """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*.
+    """Return the expired artifacts; their objects are due after the *grace*.
 
-    They go into an *outbox*: of ours, which `delete_objects` works off, or the forge's.  They are unlocked *by*
-    themselves, or by the forge's rule: each way has an index of its own.
+    They are recorded in an *outbox*: ours, from which `delete_objects` deletes them, or the forge's.  Artifacts of
+    unknown lock are among them if the forge's rule *resolves* it.
     """
-    certain, by_rule = JobArtifact.is_expired(now), JobArtifact.is_expired_by_rule(now)
-    where = {"itself": certain, "rule": by_rule, "either": pw.Expression(certain, "OR", by_rule)}
     return Rows(
         JobArtifact,
-        where[by],
-        share=EVERY_CLASS if number is None else JobArtifact.in_class(number),
+        JobArtifact.is_expired(now),
+        or_where=JobArtifact.is_expired_by_rule(now) if resolves else None,
+        classes=Classes(CLASS, CLASSES),
         since=JobArtifact.expire_at,
         chunk=BATCH_SIZE,
         record=RECORD,
@@ -243,32 +197,14 @@ def expired(
         project=JobArtifact.project_id,
         size=JobArtifact.size,
         cascades_to=FOLLOWERS,
+        shows_followers=False,
         also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
         total=TOTAL if visible(ProjectStatistics) else None,
-        until=until,
         stays=KEPT,
         spared=[
             Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))
         ],
     )
-
-
-def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit"] | Lost | None:
-    """Renew the bucket; say why the child has to end."""
-    return "loop_limit" if next(loops) >= LOOP_LIMIT else buckets.renew(client, bucket)
-
-
-def _max_buckets() -> int:
-    """Read the flags; 0 when artifacts are not to be deleted; raise `Blocked` where the flags cannot be read."""
-    try:
-        if not FeatureFlag.is_on(FLAG):
-            return 0
-        return MAX_BUCKETS_HIGH_CONCURRENCY if FeatureFlag.is_on(HIGH_CONCURRENCY_FLAG) else MAX_BUCKETS
-    except pw.PeeweeException as error:
-        if not reachable():
-            raise
-        log.exception("feature flag unreadable", flag=FLAG)
-        raise Blocked("flag_unreadable", f"flag {FLAG} cannot be read ({describe(error)})") from error
 
 
 expired_job_artifacts.audited(
@@ -310,7 +246,8 @@ def _by_rule(what: str, now: datetime, bound: int) -> Any:
     """Ask for the same of those whose jobs unlock them, where these go."""
     if client.settings is None or client.settings.unknown_locks == "keep" or not visible(JobLock):
         return None
-    rows = expired(now, by="rule").bind(expired_job_artifacts.name, now).select(JobArtifact.expire_at)
+    by_rule = expired(now, resolves=True).by_index()[1]
+    rows = by_rule.bind(expired_job_artifacts.name, now).select(JobArtifact.expire_at)
     return database.execute_sql(f"select {what} from ({literal(*rows.limit(bound).sql())}) as due", {}).fetchone()[0]
 
 
@@ -330,7 +267,7 @@ def previewed(look: Look) -> Iterator[Part]:
 @delete_artifact_bucket.shows_rows
 def show_rows(now: datetime, settings: Settings) -> list[Rows[JobArtifact]]:
     """Return the artifacts that would be destroyed, all buckets together."""
-    return [expired(now, by="either" if settings.unknown_locks == "resolve" else "itself")]
+    return [expired(now, resolves=settings.unknown_locks == "resolve")]
 
 
 @expired_job_artifacts.collector(
@@ -351,30 +288,3 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
         found = partial(queries.count, JobArtifact.waiting(reason, instant))
         if (records := survey.within(time.monotonic() + COUNTED_WITHIN, found)) is not None:
             yield Reading("waiting_artifacts", records, (reason,))
-
-
-@expired_job_artifacts.collector(
-    "buckets",
-    gauges=[
-        Gauge("buckets", "Artifact buckets (available, occupied).", ("state",), (("available",), ("occupied",))),
-        Gauge("buckets_limit", "Configured number of buckets (5 or 10); 0 while the batch is held back."),
-        Gauge(
-            "bucket_oldest_occupied_timestamp_seconds",
-            "Last heartbeat of the occupied bucket whose owner has been silent longest; absent when none is occupied.",
-        ),
-    ],
-)
-def readings(settings: Settings) -> Iterator[Reading]:
-    """Count the buckets; a batch that is held back needs none."""
-    yield Reading("buckets_limit", 0 if expired_job_artifacts.name in idle(settings) else _max_buckets())
-    held = buckets.held(client)
-    yield Reading("buckets", len(buckets.available(client)), ("available",))
-    yield Reading("buckets", len(held), ("occupied",))
-    yield from at("bucket_oldest_occupied_timestamp_seconds", min((one.since for one in held), default=None))
-
-
-expired_job_artifacts.status(
-    "buckets",
-    partial(buckets.states, client),
-    lambda found: f"Artifact buckets: {len(found['available'])} available, {len(found['occupied'])} occupied.",
-)

@@ -1,4 +1,4 @@
-"""Who has which bucket: `buckets`; and the way back for artifacts that were destroyed wrongly: `objects hold`.
+"""The way back for artifacts that were destroyed wrongly: `objects hold`.
 
 Their objects are held back, and their rows come from the audit.  There may be millions: we have their ids, and a page
 of their rows at a time; no transaction is open meanwhile.
@@ -17,10 +17,8 @@ from peewee import chunked
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import at_work
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, moment, out, table, write, wrong_use
-from forgekeeper.platform.connections import client
+from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, out, table, write, wrong_use
 from forgekeeper.sources.outbox import DeletedObject
-from workers.expired_job_artifacts.buckets import states
 from workers.expired_job_artifacts.destroyed import (
     OBJECT,
     Which,
@@ -50,17 +48,6 @@ class Held(NamedTuple):
     too_late: int
 
 
-def buckets(json: Json = False) -> None:
-    """Show the artifact buckets: which are free, and who has the others since when."""
-    with connected("buckets"):
-        found = states(client)
-    if json:
-        emit(found)
-        return
-    rows = [(one["number"], moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
-    table(("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])]))
-
-
 def objects_held(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
 ) -> None:
@@ -77,7 +64,7 @@ def objects_held(
 
 
 objects = group("objects", "Objects of deleted artifacts that must not be deleted.", objects_held, "held")
-COMMANDS = {"buckets": buckets, "objects": objects}
+COMMANDS = {"objects": objects}
 
 
 @objects.command("hold")

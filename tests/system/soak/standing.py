@@ -6,7 +6,7 @@ from collections import Counter
 
 from forgekeeper.api.batches import queues
 from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
-from workers.expired_job_artifacts import buckets
+from tests.harness.artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 
 from .history import Final
@@ -157,7 +157,7 @@ def final(rig, bares):
 
 def shares(client):
     """Return the buckets; once all workers have ended, who take them for a moment even where nothing is to do."""
-    state = {key.decode(): value for key, value in client.hgetall(buckets.STATE).items()}
+    state = {key.decode(): value for key, value in client.hgetall(buckets.state_key).items()}
     return {
         "available": buckets.available(client),
         "occupied": [held.number for held in buckets.held(client)],

@@ -16,7 +16,8 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import Base, BigIdentityField, database, default, exclusions
-from forgekeeper.platform.database.survey import missed
+from forgekeeper.platform.database.survey import missed, sample
+from forgekeeper.sources.outbox import LOCATIONS
 
 
 class UserStatus(Base):
@@ -236,7 +237,7 @@ class JobArtifact(Base):
     """A file that a CI job left behind; its object is at `artifacts`, or if `file_store` is 1 at `artifacts_local`."""
 
     location = "artifacts"
-    locations: ClassVar[Sequence[str]] = ("artifacts", "artifacts_local")
+    locations: ClassVar[Sequence[str]] = tuple(reversed(LOCATIONS.values()))
     sentence = "an artifact names it"
 
     found_by = ("id", "project_id", "job_id", "partition_id")
@@ -291,6 +292,13 @@ class JobArtifact(Base):
         """Return those of *paths* that a live artifact still names, or that one without a path may have."""
         named = {path for (path,) in database.execute_sql(NAMED, {"paths": list(paths)}).fetchall()}
         return named | PathlessArtifact.named(paths)
+
+    @classmethod
+    def sample(cls, location: str) -> list[str]:
+        """Return the paths of some live artifacts whose objects are at the location."""
+        stores = [number for number, name in LOCATIONS.items() if name == location]
+        wanted = (f"case file_store when {number} then file_final_path end" for number in stores)
+        return [path for expression in wanted for path in sample("ci_job_artifacts", "id", expression)]
 
     @classmethod
     def overlooked(cls) -> set[str]:

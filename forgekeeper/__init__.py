@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forgekeeper.engine.decorators import child as child
     from forgekeeper.guards.preconditions import Blocked as Blocked
     from forgekeeper.platform.database import Base
+    from forgekeeper.sources.outbox import Outbox as Outbox
     from metrics.catalogue import Counter as Counter
 
     Table = Base
@@ -58,6 +59,7 @@ _NAMES = {
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
     "forgekeeper.engine.decorators": ["batch", "child"],
     "forgekeeper.guards.preconditions": ["Blocked"],
+    "forgekeeper.sources.outbox": ["Outbox"],
     "metrics.catalogue": ["Counter"],
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

@@ -15,6 +15,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.buckets import Buckets
 from forgekeeper.api.mistakes import Mistake as Mistake  # noqa: PLC0414, imported from here by others
+from forgekeeper.api.row_objects import RowObject
 from forgekeeper.platform.database import Base, database, exclusions, queries
 from forgekeeper.platform.database.cascades import Cascades
 from forgekeeper.platform.database.naming import column_name, quote_name, relation_name
@@ -166,7 +167,8 @@ class Rows(Answer, Generic[Row]):
     them by themselves, and the audit is not asked for them.
 
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
-    ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
+    ``deleted``, which has the columns of the model.  The *outbox* gets the objects that the rows name.  *total* is a
+    sum of the sizes: each chunk takes its bytes off.
 
     Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* that allows no deletion in chunks.
     """
@@ -193,6 +195,7 @@ class Rows(Answer, Generic[Row]):
     cascades_to: Sequence[type[Base]] = ()
     shows_followers: bool = True
     also: Sequence[pw.SQL] = ()
+    outbox: RowObject | None = None
     total: Total | None = None
     until: Callable[[], str | None] | None = None
     verb: str = "deleted"
@@ -223,9 +226,11 @@ class Rows(Answer, Generic[Row]):
             object.__setattr__(self, "share", self.classes.every())
 
     def _check_parts(self, name: str) -> None:
-        """Refuse a second condition without a first, and a table without a class."""
+        """Refuse a second condition without a first, an outbox of another table, and a table without a class."""
         if self.or_where is not None and self.where is None:
             raise Mistake(f"Rows of {name}: or_where= adds to a condition; write that, too")
+        if self.outbox is not None and self.outbox.path.model is not self.model:
+            raise Mistake(f"Rows of {name}: the outbox gets a path, which has to be a column of {name}")
         if self.classes is not None and self.classes.count < 1:
             raise Mistake(f"Rows of {name}: there is one class at least, not {self.classes.count}")
 
@@ -246,8 +251,13 @@ class Rows(Answer, Generic[Row]):
         return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, spared=spared)
 
     def bind(self, batch: str, now: datetime) -> Self:
-        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then."""
-        return replace(self, batch=batch, now=now)
+        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then.
+
+        A total that the forge lacks, which an `optional` model says is allowed, is left out.  Asks the database.
+        """
+        model = None if self.total is None else self.total.kept.model
+        is_missing = model is not None and model.optional and not exclusions.visible(model)
+        return replace(self, batch=batch, now=now, total=None if is_missing else self.total)
 
     @property
     def grants(self) -> str:

@@ -30,7 +30,13 @@ from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
-from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
+from forgekeeper.engine.queued_objects import (
+    count_backlog,
+    find_some_objects,
+    preview_objects,
+    refused_objects,
+    stake_of_objects,
+)
 from forgekeeper.engine.rows import parts_of
 from forgekeeper.engine.work import work
 from forgekeeper.platform.database import Base
@@ -228,6 +234,7 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.batch.at_stake(partial(stake_of_objects, objects, batch))
     declared.preview(partial(preview_objects, objects))
     declared.quarantines(refused_objects(objects, batch))
+    declared.batch.objects(partial(find_some_objects, objects))
 
 
 def _check_buckets(declared: Declared, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:

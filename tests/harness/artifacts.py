@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import statement
-from forgekeeper.engine.rows import Sweep
+from forgekeeper.engine.rows import Sweep, insert_objects
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
@@ -147,12 +147,18 @@ class Chunk(NamedTuple):
     held_up: list[int]
 
 
+def due_in_class(number, at):
+    return expired(at).bind("expired_job_artifacts", at).in_class(number)
+
+
 def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):
     """Destroy up to *limit* artifacts of class *number* that have expired *at* an instant, beyond a position."""
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
-    run = Run(delete_artifact_bucket, settings_with(), outcome=outcome, deadline=deadline, audit=audit)
-    sweep = Sweep(run, expired(at, grace=grace).in_class(number))
+    run = Run(
+        delete_artifact_bucket, settings_with(object_grace=grace), outcome=outcome, deadline=deadline, audit=audit
+    )
+    sweep = Sweep(run, due_in_class(number, at))
     sweep._position = after
     reached = sweep._take(NONE_BAD, limit, None)
     return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
@@ -160,5 +166,6 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
 
 def chunk_statement(number, at):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
-    statements = statement.RowStatements(expired(at, grace=NO_GRACE).in_class(number))
+    due = insert_objects(due_in_class(number, at), settings_with(object_grace=NO_GRACE))
+    statements = statement.RowStatements(due)
     return statements.delete(statement.Chunk(limit=BATCH_SIZE)), statements.values

@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
-
-import peewee as pw
+from typing import Any
 
 from forgekeeper import (
     Blocked,
     Buckets,
     Children,
     Classes,
+    Outbox,
     Record,
     Rows,
     Spared,
@@ -84,22 +83,6 @@ OF_EACH_CLASS = f"""
 OLDEST = f"select min(expire_at) {OF_EACH_CLASS}"
 HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as due"
 
-TOTAL = Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id)
-
-OUTBOXES = {"ours": "deleted_objects", "theirs": "ci_deleted_objects"}
-# Without path and file there is no object to record; with a file alone an artifact does not go (`models.NO_PATH`).
-OUTBOX = """
-    insert into {table} (project_id, file_store, store_dir, file, pick_up_at)
-    -- "/a" must not come out as "a": that would be another object.
-    select project_id, file_store, coalesce(folder, ''), case when folder = '' then file_final_path else last end,
-        %s::timestamptz
-    from deleted,
-        lateral (select split_part(file_final_path, '/', -1) as last offset 0) as name,
-        lateral (
-            select left(file_final_path, greatest(0, length(file_final_path) - length(last) - 1)) as folder offset 0
-        ) as place
-    where file_final_path <> ''
-"""
 NO_RULE = (
     "FORGEKEEPER_UNKNOWN_LOCKS is resolve, and the forge has no relation ci_job_locks (job_id, locked) that says"
     " whether the artifacts of a job are locked: make one, or set it to keep"
@@ -165,22 +148,11 @@ def expired_job_artifacts(now: datetime) -> Children:
 )
 def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
     """Work on one bucket, and leave a successor while there is more in it."""
-    facts = settings()
-    return expired(now, grace=facts.object_grace, outbox=facts.objects, resolves=facts.unknown_locks == "resolve")
+    return expired(now, resolves=settings().unknown_locks == "resolve")
 
 
-def expired(
-    now: datetime,
-    *,
-    grace: timedelta = timedelta(0),
-    outbox: Literal["ours", "theirs"] = "ours",
-    resolves: bool = False,
-) -> Rows[JobArtifact]:
-    """Return the expired artifacts; their objects are due after the *grace*.
-
-    They are recorded in an *outbox*: ours, from which `delete_objects` deletes them, or the forge's.  Artifacts of
-    unknown lock are among them if the forge's rule *resolves* it.
-    """
+def expired(now: datetime, *, resolves: bool = False) -> Rows[JobArtifact]:
+    """Return the expired artifacts; those of unknown lock are among them if the forge's rule *resolves* it."""
     return Rows(
         JobArtifact,
         JobArtifact.is_expired(now),
@@ -198,8 +170,8 @@ def expired(
         size=JobArtifact.size,
         cascades_to=FOLLOWERS,
         shows_followers=False,
-        also=[pw.SQL(OUTBOX.format(table=OUTBOXES[outbox]), [now + grace])],
-        total=TOTAL if visible(ProjectStatistics) else None,
+        outbox=Outbox(JobArtifact.file_final_path, location=JobArtifact.file_store, theirs=ForgeOutbox),
+        total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
         stays=KEPT,
         spared=[
             Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))

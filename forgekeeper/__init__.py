@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.objects import Retry as Retry
     from forgekeeper.engine.decorators import batch as batch
     from forgekeeper.engine.decorators import child as child
+    from forgekeeper.engine.work import settings as settings
     from forgekeeper.guards.preconditions import Blocked as Blocked
     from forgekeeper.platform.database import Base
     from forgekeeper.sources.outbox import Outbox as Outbox
@@ -58,6 +59,7 @@ _NAMES = {
     "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Retry"],
     "forgekeeper.engine.decorators": ["batch", "child"],
+    "forgekeeper.engine.work": ["settings"],
     "forgekeeper.guards.preconditions": ["Blocked"],
     "forgekeeper.sources.outbox": ["Outbox"],
     "metrics.catalogue": ["Counter"],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from json import dumps
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -159,7 +159,8 @@ class Rows(Answer, Generic[Row]):
 
     Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
     and patterns by *name*; the engine says which *batch* that is of.  *stays* has conditions in SQL, by the reasons, of
-    rows whose time has passed and that do not meet *where*: previews count them.
+    rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows that
+    stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
 
     Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
     models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
@@ -201,6 +202,7 @@ class Rows(Answer, Generic[Row]):
     verb: str = "deleted"
     spared: Sequence[Spared] = ()
     stays: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
     batch: str | None = None
     now: datetime | None = None
 
@@ -306,7 +308,14 @@ class Rows(Answer, Generic[Row]):
     @property
     def due(self) -> pw.Node:
         """The condition of those that go."""
-        found = self.looks_due
+        return self._without_kept(self.looks_due)
+
+    @property
+    def due_of_all_shares(self) -> pw.Node:
+        """The condition of those that go, of all shares."""
+        return self._without_kept(self.condition)
+
+    def _without_kept(self, found: pw.Node) -> pw.Node:
         for kept in self.kept.values():
             found = pw.Expression(found, "AND", exclusions.but(kept))
         return found
@@ -314,6 +323,11 @@ class Rows(Answer, Generic[Row]):
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
         return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    @property
+    def stay_reasons(self) -> dict[str, str]:
+        """The reasons why rows stay whose time has passed, with their conditions."""
+        return dict(self.stays) | dict(self.waits)
 
     @property
     def shown_followers(self) -> Sequence[type[Base]]:
@@ -474,26 +488,6 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
 def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
     """Return the rows of the batch that are due at an instant; raise `Mistake` for an answer that is none."""
     return [one.bind(batch, now) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
-
-
-def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
-    """Count the rows of a kind that are due, by the very condition by which they go."""
-    rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
-    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
-
-
-def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
-    """Return what the breaker weighs: the rows that are due and what follows them, of all in their tables."""
-    found = rows_of(batch, due, now)
-    models = [model for rows in found for model in (rows.model, *rows.followers)]
-    return queries.Stake(partial(_count_all, found), partial(queries.count_rows, models))
-
-
-def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
-    found = 0
-    for one in rows:
-        found += sum(one.count(bound - found).values()) if found < bound else 0
-    return found
 
 
 def record_of(model: type[Base]) -> str:

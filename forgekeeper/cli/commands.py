@@ -125,6 +125,8 @@ def _modules(batch: BatchSpec) -> Iterator[str]:
     """Yield the modules of the commands for a batch: those that follow from its declaration, and its own."""
     if batch.buckets is not None:
         yield "forgekeeper.cli.buckets"
+    if batch.restorable:
+        yield "forgekeeper.cli.objects"
     if batch.commands:
         yield batch.commands
 

@@ -19,10 +19,8 @@ from forgekeeper.api.answers import (
     Rows,
     Subject,
     answers_of,
-    backlog_of,
     record_of,
     rows_of,
-    stake_of,
 )
 from forgekeeper.api.batches import BATCHES, BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.api.buckets import COUNTED, LOOP_LIMIT, Buckets
@@ -30,6 +28,8 @@ from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import Look, Part
 from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
+from forgekeeper.engine.deleted_rows import count_recoverable
+from forgekeeper.engine.due_rows import backlog_of, show_waiting, stake_of
 from forgekeeper.engine.queued_objects import (
     count_backlog,
     find_some_objects,
@@ -37,10 +37,12 @@ from forgekeeper.engine.queued_objects import (
     refused_objects,
     stake_of_objects,
 )
+from forgekeeper.engine.restoring import RestorableRows, subject_of
 from forgekeeper.engine.rows import parts_of
-from forgekeeper.engine.work import work
+from forgekeeper.engine.work import using, work
 from forgekeeper.platform.database import Base
-from forgekeeper.platform.settings import Place
+from forgekeeper.platform.settings import Place, Settings
+from forgekeeper.sources.outbox import tables_of
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
@@ -182,11 +184,9 @@ def _declared(
         **({key: value for key, value in facts.items() if key not in DERIVED} | more),
     )
     if isinstance(declared, BatchSpec):
-        declared.tables = tuple(dict.fromkeys((*declared.tables, *(one.model for one in rows))))
-        declared.walks = {one.model: one.since.column_name for one in rows}
         _name_tables(declared, objects)
-        followers = (model for one in rows for model in one.cascades_to if model not in declared.tables)
-        declared.reads = tuple(dict.fromkeys((*declared.reads, *followers)))
+    for one in rows:
+        _name_tables_of_rows(declared, one)
     if buckets is not None:
         _check_buckets(declared, buckets, rows)
     register(declared)
@@ -225,6 +225,21 @@ def _name_tables(declared: BatchSpec, objects: Sequence[Objects[Any]]) -> None:
         declared.deletes_from = declared.deletes_from or "stores"
 
 
+def _name_tables_of_rows(declared: Declared, rows: Rows[Any]) -> None:
+    """Name the tables that the deletion of rows needs, and the column by which they are found."""
+    batch = declared.batch
+    needed = [] if rows.total is None else [rows.total.kept.model]
+    needed += [] if rows.outbox is None else tables_of(rows.outbox)
+    needed += [one.model for one in rows.spared]
+    found = (rows.model, *needed)
+    # Tables that a batch names besides those of its child's rows are of less importance.
+    tables = (*batch.tables, *found) if declared is batch else (*found, *batch.tables)
+    batch.tables = tuple(dict.fromkeys(tables))
+    batch.walks[rows.model] = rows.since.column_name
+    followers = (model for model in rows.cascades_to if model not in batch.tables)
+    batch.reads = tuple(dict.fromkeys((*batch.reads, *followers)))
+
+
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     """Let everybody who asks about the objects be answered by the queue that the run claims from."""
     batch = declared.batch.name
@@ -235,6 +250,7 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.preview(partial(preview_objects, objects))
     declared.quarantines(refused_objects(objects, batch))
     declared.batch.objects(partial(find_some_objects, objects))
+    declared.batch.emptied.append(objects.source.model)
 
 
 def _check_buckets(declared: Declared, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
@@ -335,17 +351,43 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
     for one in rows:
         if one.objective is not None:
             declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
-        declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
+        declared.batch.audited(_subject(declared.batch, one))
         for model in (model for model in one.shown_followers if model is not one.model):
             record = record_of(model)
             declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
+        if one.waits:
+            show_waiting(declared.batch, one, subject_of(one).called, due)
     declared.preview(partial(_previewed, declared.batch.name, due))
-    declared.shows_rows(lambda now, _settings: rows_of(declared.batch.name, due, now))
+    declared.shows_rows(partial(_show_rows, declared.batch.name, due))
     if any(one.objective for one in rows):
         declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
 
 
+def _show_rows(name: str, due: Due, now: datetime, settings: Settings) -> list[Rows[Any]]:
+    with using(settings):
+        return rows_of(name, due, now)
+
+
+def _subject(batch: BatchSpec, rows: Rows[Any]) -> Subject:
+    """Return how people ask for a row; if it can be restored with its object, also how that is done."""
+    subject = subject_of(rows)
+    if not rows.restorable or rows.outbox is None:
+        return subject
+    batch.restorable.append(rows)
+    kind = RestorableRows(rows)
+    return subject._replace(
+        restore=f"forgekeeper objects hold --{kind.called} {{id}}",
+        restore_run="forgekeeper objects hold --run {run}",
+        undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
+        kept="object_grace",
+        obstacle=kind.describe_obstacle,
+        count_recoverable=partial(count_recoverable, kind),
+        is_there=kind.exists,
+    )
+
+
 def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:
-    all_rows = rows_of(name, due, look.now)
+    with using(look.settings):
+        all_rows = rows_of(name, due, look.now)
     for number, rows in enumerate(all_rows):
         yield from parts_of(rows, look.within_share(1 / (len(all_rows) - number)))

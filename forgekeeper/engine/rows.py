@@ -418,11 +418,11 @@ def _part(rows: Rows[Any], look: Look) -> Part:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
     part = look.part(rows.record, verb=rows.verb)
-    counting = look.within_share(COUNTED_SHARE) if rows.stays else look
+    counting = look.within_share(COUNTED_SHARE) if rows.stay_reasons else look
     counting.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
     _keep(rows, look, part)
-    if rows.stays:
-        look.keep(part, _stay(rows, look.now), rows.stays)
+    if rows.stay_reasons:
+        look.keep(part, _stay(rows, look.now), rows.stay_reasons)
     return part
 
 

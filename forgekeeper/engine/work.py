@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
@@ -42,11 +42,26 @@ PAGE = 100
 CHUNK = 1_000
 """So many of forgekeeper's own records are removed at a time."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
+_settings: ContextVar[Settings] = ContextVar("settings")
 
 
 def settings() -> Settings:
-    """Return the settings of this process; raise `LookupError` outside a run: no declaration may depend on them."""
-    return _run.get().settings
+    """Return the settings of this process.
+
+    A declaration is asked with the defaults of all settings: the shape of its answer must not depend on them.
+    """
+    run = _run.get(None)
+    return _settings.get(None) or (run.settings if run else client.settings) or Settings.model_construct()
+
+
+@contextmanager
+def using(chosen: Settings) -> Iterator[None]:
+    """Let `settings` return these within the block."""
+    token = _settings.set(chosen)
+    try:
+        yield
+    finally:
+        _settings.reset(token)
 
 
 def run_number() -> int | None:
@@ -100,13 +115,14 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
 
     A generator is asked step by step, and closed on every way out.  A child does nothing while another has its lease.
     """
-    _run.set(run)
+    token = _run.set(run)
     try:
         stopped = _worked(run, ask, *ids)
         if stopped is not None and hasattr(run.outcome, "stopped"):
             run.outcome.stopped = stopped
         run.more = stopped in run.declared.continues
     finally:
+        _run.reset(token)
         if run.declared.logged_as is not None:
             structlog.contextvars.bind_contextvars(**{run.declared.logged_as: asdict(run.outcome)})
 

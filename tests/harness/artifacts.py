@@ -25,7 +25,6 @@ from workers.expired_job_artifacts import (
     HIGH_CONCURRENCY_FLAG,
     MAX_RUNTIME,
     delete_artifact_bucket,
-    expired,
 )
 
 buckets = BucketSet("bulk_delete_expired_job_artifacts")
@@ -148,7 +147,8 @@ class Chunk(NamedTuple):
 
 
 def due_in_class(number, at):
-    return expired(at).bind("expired_job_artifacts", at).in_class(number)
+    (due,) = delete_artifact_bucket.shown_rows[0](at, settings_with())
+    return due.in_class(number)
 
 
 def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):

@@ -317,7 +317,7 @@ def test_preview_and_backlog_count_what_goes_by_its_job(settings, monkeypatch):
 
     assert found.due == len(going)
     assert found.parts[0].kept == {"trace": 1, "locked": 1, "unknown": 3}
-    assert expired_job_artifacts.due(now()).records == len(going)
+    assert delete_artifact_bucket.backlogs["expired_artifact"](now()).records == len(going)
 
 
 def test_without_the_forges_rule_nothing_is_resolved_and_the_batch_is_blocked(settings):

@@ -34,7 +34,7 @@ from forgekeeper.sources.outbox import DeletedObject
 KINDS = find_restorable()
 """The kinds of rows that can be restored, each with the name of its batch."""
 NAMES = " and ".join(f"{kind.called}s" for kind, _ in KINDS)
-DONE = KINDS[0][0].done if KINDS else "deleted"
+DONE = "deleted" if len({kind.done for kind, _ in KINDS}) > 1 else KINDS[0][0].done
 Project = Annotated[int | None, typer.Option(metavar="P", help=f"Of the {NAMES} of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help=f"Of the {NAMES} that this run has {DONE}.")]
 OPTIONS = ["--project P", "--run N", *(f"--{kind.called} ID" for kind, _ in KINDS)]

@@ -49,7 +49,7 @@ FIND_RELATION = """
 Row = dict[str, Any]
 
 
-class Relation(NamedTuple):
+class RestoredRelation(NamedTuple):
     """The forge's relation of the rows: a table, or a view that has a function to restore its rows or lacks it."""
 
     is_table: bool
@@ -138,7 +138,7 @@ class RestorableRows:
         names |= {"total_key": show_column(total.kept.model._meta.primary_key.column_name)}
         return f"{INSERT}{ADD_TO_TOTALS}".format(**names)
 
-    def _find_relation(self) -> Relation | None:
+    def _find_relation(self) -> RestoredRelation | None:
         names = {"relation": relation_name(self.rows.model), "function": self._function}
         found = database.execute_sql(FIND_RELATION, names).fetchone()
-        return None if found is None else Relation(*found)
+        return None if found is None else RestoredRelation(*found)

@@ -88,11 +88,12 @@ def expired_job_artifacts(now: datetime) -> Children:
 )
 def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
     """Work on one bucket, and leave a successor while there is more in it."""
-    resolves_locks = settings().unknown_locks == "resolve" and JobLock.is_known()
+    resolves_locks = settings().unknown_locks == "resolve"
     return Rows(
         JobArtifact,
         JobArtifact.is_expired(now),
         or_where=JobArtifact.is_expired_by_rule(now) if resolves_locks else None,
+        or_needs=JobLock,
         since=JobArtifact.expire_at,
         classes=Classes(CLASS, CLASSES),
         chunk=BATCH_SIZE,

@@ -143,8 +143,9 @@ class Rows(Answer, Generic[Row]):
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
-    *or_where* is the condition of more rows, for which another index is made.  With *classes* a chunk has rows of one
-    class; children that work in `Buckets` share the classes.
+    *or_where* is the condition of more rows, for which another index is made; if the forge lacks the relation of
+    *or_needs*, there are none of these.  With *classes* a chunk has rows of one class; children that work in `Buckets`
+    share the classes.
 
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
     due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
@@ -191,6 +192,7 @@ class Rows(Answer, Generic[Row]):
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
     or_where: pw.Node | None = None
+    or_needs: type[Base] | None = None
     classes: Classes | None = None
     share: pw.Node | None = None
     cascades_to: Sequence[type[Base]] = ()
@@ -242,9 +244,11 @@ class Rows(Answer, Generic[Row]):
         return replace(self, share=self.classes.only(number))
 
     def by_index(self) -> list[Self]:
-        """Return the rows apart for each condition that has an index of its own."""
+        """Return the rows apart for each condition that has an index of its own.  Asks the database for `or_needs`."""
         if self.or_where is None:
             return [self]
+        if self.or_needs is not None and not exclusions.visible(self.or_needs):
+            return [replace(self, or_where=None)]
         return [replace(self, where=where, or_where=None) for where in (self.where, self.or_where)]
 
     def within(self, whole: Rows[Any]) -> Self:
@@ -419,7 +423,9 @@ class Children(Answer):
 
     def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""
-        assert not isinstance(self.of, Buckets), "the engine tidies the buckets first"
+        if isinstance(self.of, Buckets):
+            said = f"buckets {self.of.name} that their batch does not declare: write buckets= in @batch, too"
+            raise Mistake(f"{self.child.name} is sent for the {said}")
         if isinstance(self.of, Mapping):
             pairs: Iterable[Keyed] = self.of.items()
         else:

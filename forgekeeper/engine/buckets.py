@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -12,7 +12,7 @@ from typing import Any
 import peewee as pw
 import structlog
 
-from forgekeeper.api.answers import Answer, Children, Mistake, Note, Rows
+from forgekeeper.api.answers import Answer, Children, Mistake, Note, Rows, Skip
 from forgekeeper.api.batches import BatchSpec, FeatureFlag
 from forgekeeper.api.buckets import LOOP_LIMIT, Buckets
 from forgekeeper.engine.run import Run
@@ -57,36 +57,55 @@ def read_limit(batch: BatchSpec) -> int:
         raise Blocked("flag_unreadable", f"flag {flag} cannot be read ({describe(error)})") from error
 
 
-def tidy_buckets(run: Run[Any], children: Children) -> Children:
-    """Tidy the buckets of the batch and note their counts; return a child for each bucket."""
+def ask_in_buckets(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Generator[object, None, str | None]:
+    """Yield the *answers* of a batch if it has buckets now, or of a child if it claims one; return why it stopped."""
+    if run.declared.parent is None:
+        limit = read_limit(run.declared.batch)
+        yield from _ask_batch(run, limit, answers) if limit else [Skip("flag_off")]
+        return None
+    return (yield from _work_on_bucket(run, answers))
+
+
+def _ask_batch(run: Run[Any], limit: int, answers: Callable[[], Iterable[object]]) -> Iterator[object]:
+    """Yield the answers; before the children are sent, tidy the buckets and note their counts."""
     buckets = run.declared.batch.buckets
-    if buckets is None or buckets != children.of:
-        raise Mistake(f"{run.batch} sends children for buckets that it does not declare: write buckets= in @batch, too")
-    limit = read_limit(run.declared.batch)
-    run.note(BucketSet(buckets.name).tidy(client, limit, silent_for=run.settings.bucket_silent_after))
-    # A child claims any free bucket: its key is not the number of its bucket.  After the third death a child is started
-    # again by the parent alone, and finds its own bucket, which is occupied until then.
-    return replace(children, of={str(number): () for number in range(limit)})
+    with _asking(answers) as asked:
+        for answer in asked:
+            if isinstance(answer, Children) and buckets is not None and answer.of == buckets:
+                shares, silent_for = BucketSet(buckets.name), run.settings.bucket_silent_after
+                yield Note(**shares.tidy(client, limit, silent_for=silent_for))
+                # A child claims any free bucket: its key is not the number of its bucket.  After the third death a
+                # child is started again by the parent alone, and finds its own bucket, which is occupied until then.
+                yield replace(answer, of={str(number): () for number in range(limit)})
+            else:
+                yield answer
 
 
-def work_on_bucket(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Generator[Answer, None, str]:
+def _work_on_bucket(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Generator[Answer, None, str]:
     """Claim a bucket; yield the rows of its classes among the *answers*, and return why the child stopped."""
     batch, name = run.declared.batch, run.declared.name
     assert batch.buckets is not None, f"{batch.name} has no buckets"
-    buckets = BucketSet(batch.buckets.name)
-    with buckets.claimed(client, read_limit(batch), child=run.audit.child) as bucket:
+    shares = BucketSet(batch.buckets.name)
+    with shares.claimed(client, read_limit(batch), child=run.audit.child) as bucket:
         if bucket is None:
             return NO_BUCKET
         yield Note(bucket=bucket.number)
         failpoint(f"{name}.claimed")
-        until = partial(_stop, buckets, bucket, batch.buckets.loop_limit, count(1))
-        asked = answers()
-        with closing(asked) if isinstance(asked, Generator) else nullcontext():
+        until = partial(_stop, shares, bucket, batch.buckets.loop_limit, count(1))
+        with _asking(answers) as asked:
             for answer in asked:
                 for rows in _divide(name, answer, bucket):
                     yield replace(rows, until=until)
         failpoint(f"{name}.finished")
     return "drained"
+
+
+@contextmanager
+def _asking(answers: Callable[[], Iterable[object]]) -> Iterator[Iterable[object]]:
+    """Ask; if a generator answers, close it on every way out."""
+    asked = answers()
+    with closing(asked) if isinstance(asked, Generator) else nullcontext():
+        yield asked
 
 
 def _divide(name: str, answer: object, bucket: Bucket) -> Iterator[Rows[Any]]:

@@ -24,11 +24,10 @@ from forgekeeper.api.answers import (
     Skip,
     rows_of,
 )
-from forgekeeper.api.buckets import Buckets
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects
 from forgekeeper.engine import items, rows
-from forgekeeper.engine.buckets import read_limit, tidy_buckets, work_on_bucket
+from forgekeeper.engine.buckets import ask_in_buckets
 from forgekeeper.engine.queued_objects import bind_objects
 from forgekeeper.engine.run import Run
 from forgekeeper.platform.connections import client, identity
@@ -71,8 +70,6 @@ def run_number() -> int | None:
 
 def send(run: Run[Any], children: Children) -> str | None:
     """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
-    if isinstance(children.of, Buckets):
-        children = tidy_buckets(run, children)
     calls = iter(children.calls())
     while page := list(islice(calls, PAGE)):
         with engine():
@@ -131,9 +128,7 @@ def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
     try:
         with _lease(run, *ids) as run.lease:
             answers = partial(_ask, run, ask, *ids)
-            if run.declared.batch.buckets is not None:
-                answers = partial(_ask_in_buckets, run, answers)
-            answer = answers()
+            answer = answers() if run.declared.batch.buckets is None else ask_in_buckets(run, answers)
             with closing(answer) if isinstance(answer, Generator) else nullcontext():
                 return _all(run, iter(answer))
     except LeaseTaken:
@@ -144,13 +139,6 @@ def _ask(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Iterable[object]:
     """Ask the function; return its answers."""
     answer = ask(run.now, *ids)
     return answer if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)) else [answer]
-
-
-def _ask_in_buckets(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Iterable[object]:
-    """Ask a batch if it has buckets now; ask a child when it has claimed one."""
-    if run.declared.parent is not None:
-        return work_on_bucket(run, answers)
-    return answers() if read_limit(run.declared.batch) else [Skip("flag_off")]
 
 
 def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:

@@ -190,6 +190,14 @@ def test_a_mistake_is_an_error_where_it_is_written(answer, said):
         answer()
 
 
+def test_children_of_undeclared_buckets_are_an_error_of_the_run(declared, stored):
+    parent = declared.batch
+    parent.buckets = Buckets("others", count=1)
+
+    with pytest.raises(Mistake, match="the buckets old_crates that their batch does not declare: write buckets= in"):
+        perform(parent, settings=settings())
+
+
 def test_two_batches_do_not_share_the_keys_of_their_buckets(declared):
     with pytest.raises(Mistake, match="has the buckets old_crates, as old_crates has: rename one of them"):
         with_buckets()

@@ -165,9 +165,10 @@ def _declared(
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
     if due is not None and kind is BatchSpec:
         raise Mistake(f"{name}: due= is for children; what a batch returns is what its preview and breaker see")
-    buckets = facts.get("buckets") or (more["of"].buckets if kind is ChildSpec else None)
+    shared = more["of"].buckets if kind is ChildSpec else None
+    buckets = facts.get("buckets") or shared
     # A batch with buckets answers with its child, which is declared after it.
-    asked = due is not None or (records is None and facts.get("writes") is None and "buckets" not in facts)
+    asked = (shared or due) is not None or (records is None and facts.get("writes") is None and buckets is None)
     answers = _shape_of(name, due or function) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     objects = [one for one in answers if isinstance(one, Objects)]
@@ -187,11 +188,12 @@ def _declared(
         _name_tables(declared, objects)
     for one in rows:
         _name_tables_of_rows(declared, one)
-    if buckets is not None:
-        _check_buckets(declared, buckets, rows)
-    register(declared)
+    if shared is not None:
+        _check_classes(name, shared, rows)
     if isinstance(declared, BatchSpec) and buckets is not None:
+        _check_buckets(declared, buckets)
         show_buckets(declared, buckets)
+    register(declared)
     for one in rows:
         # A model that two batches answer with says itself what both need.
         if one.model.grants == Base.grants:
@@ -253,22 +255,24 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.batch.emptied.append(objects.source.model)
 
 
-def _check_buckets(declared: Declared, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
-    """Refuse buckets that another batch has or whose flags nobody declares, and rows that they cannot divide."""
-    name = declared.name
-    if isinstance(declared, BatchSpec):
-        for other in BATCHES.values():
-            if other.buckets is not None and other.buckets.name == buckets.name:
-                raise Mistake(f"{name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
-        for flag in buckets.count_with:
-            if flag not in declared.flags:
-                raise Mistake(f"{name}: its buckets ask the flag {flag}; describe it in flags=")
-    for one in rows:
-        if one.classes is None:
-            raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
-        if one.classes.count < max(buckets.counts):
-            most = max(buckets.counts)
-            raise Mistake(f"{name} has {most} buckets and {one.classes.count} classes: a bucket is one class at least")
+def _check_buckets(batch: BatchSpec, buckets: Buckets) -> None:
+    """Refuse buckets that another batch has, and flags that nobody describes."""
+    for other in BATCHES.values():
+        if other.buckets is not None and other.buckets.name == buckets.name:
+            raise Mistake(f"{batch.name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
+    for flag in buckets.count_with:
+        if flag not in batch.flags:
+            raise Mistake(f"{batch.name}: its buckets ask the flag {flag}; describe it in flags=")
+
+
+def _check_classes(name: str, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
+    """Refuse rows that the buckets cannot divide."""
+    most, classes = max(buckets.counts), [one.classes for one in rows]
+    if not rows or None in classes:
+        raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+    for count in (one.count for one in classes if one is not None):
+        if count < most:
+            raise Mistake(f"{name} has {most} buckets and {count} classes: a bucket is one class at least")
 
 
 def _outcome(

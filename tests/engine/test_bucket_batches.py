@@ -182,6 +182,7 @@ def named(name, answer=lambda: None):
          "since has to be a DateTimeTZField of Shelf"),
         (lambda: with_buckets(flags={}), "its buckets ask the flag old_crates_faster; describe it in flags="),
         (lambda: with_buckets(rows=lambda: crates(classes=None)), "return Rows with classes="),
+        (lambda: with_buckets(rows=list), "return Rows with classes="),
         (lambda: with_buckets(Buckets("many", count=5)), "has 5 buckets and 4 classes"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ What a batch does to them stands with the batch.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import ClassVar
@@ -16,7 +16,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import Base, BigIdentityField, database, default, exclusions
-from forgekeeper.platform.database.survey import missed
+from forgekeeper.platform.database.survey import missed, sample
 
 
 class UserStatus(Base):
@@ -232,15 +232,21 @@ IS_TABLE = "select relkind in ('r', 'p') from pg_class where oid = to_regclass('
 PATHLESS = "select {column} from {source} and {column} = any(%(numbers)s)"
 
 
+FILE_STORES = {"artifacts": 2, "artifacts_local": 1}
+"""The number in the column `file_store` for each location of artifacts' objects."""
+
+
 class JobArtifact(Base):
     """A file that a CI job left behind; its object is at `artifacts`, or if `file_store` is 1 at `artifacts_local`."""
 
     location = "artifacts"
-    locations: ClassVar[Sequence[str]] = ("artifacts", "artifacts_local")
+    locations: ClassVar[Sequence[str]] = tuple(FILE_STORES)
     sentence = "an artifact names it"
 
     found_by = ("id", "project_id", "job_id", "partition_id")
     partition = "partition_id"
+    # All that was destroyed before the audit had this column was unlocked.
+    unaudited: ClassVar[Mapping[str, int]] = {"locked": UNLOCKED}
     grants = "worker: select, update (id), delete; exporter: select"
 
     id = BigIdentityField()
@@ -277,20 +283,18 @@ class JobArtifact(Base):
         return condition
 
     @classmethod
-    def in_class(cls, number: int) -> pw.SQL:
-        """Return the condition of the artifacts of a class."""
-        return pw.SQL(f"{CLASS} = %s", [number])
-
-    @classmethod
-    def waiting(cls, reason: str, now: datetime) -> pw.ModelSelect[JobArtifact]:
-        """Select what is past its time and stays for one of the reasons in `WAITS`."""
-        return cls.select().where(cls.expire_at < now, pw.SQL(WAITS[reason]))
-
-    @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return those of *paths* that a live artifact still names, or that one without a path may have."""
         named = {path for (path,) in database.execute_sql(NAMED, {"paths": list(paths)}).fetchall()}
         return named | PathlessArtifact.named(paths)
+
+    @classmethod
+    def sample(cls, location: str) -> list[str]:
+        """Return the paths of some live artifacts whose objects are at the location."""
+        if location not in FILE_STORES:
+            return []
+        path = f"case file_store when {FILE_STORES[location]} then file_final_path end"
+        return sample("ci_job_artifacts", "id", path)
 
     @classmethod
     def overlooked(cls) -> set[str]:
@@ -410,6 +414,11 @@ class JobLock(Base):
 
     class Meta:
         table_name = "ci_job_locks"
+
+    @classmethod
+    def is_known(cls) -> bool:
+        """Return whether the forge has the relation."""
+        return exclusions.visible(cls)
 
     @classmethod
     def unlocks(cls, job: pw.Field[int]) -> pw.Node:

@@ -33,8 +33,14 @@ from forgekeeper.delivery import queues
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
-from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY
-from workers.expired_job_artifacts import buckets as shares
+from forgekeeper.sources.buckets import BucketSet
+from workers.expired_job_artifacts import (
+    BUCKETS,
+    FLAG,
+    HIGH_CONCURRENCY_FLAG,
+    MAX_BUCKETS,
+    MAX_BUCKETS_HIGH_CONCURRENCY,
+)
 
 ARTIFACTS = 1_000_000
 PROJECTS = 1_000
@@ -216,7 +222,7 @@ def _artifacts(servers: Servers, artifacts: int, buckets: int) -> Iterator[tuple
 
 
 def _quiet() -> bool:
-    return not client.hlen(queues.bodies(QUEUE)) and not shares.held(client)
+    return not client.hlen(queues.bodies(QUEUE)) and not BucketSet(BUCKETS.name).held(client)
 
 
 def _check(artifacts: int, destroyed: int, due: int) -> None:

@@ -17,7 +17,8 @@ from forgekeeper.engine.attempt import Runner
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
-from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
+from forgekeeper.sources.buckets import BucketSet
+from workers.expired_job_artifacts import BUCKETS, FLAG, MAX_BUCKETS, delete_artifact_bucket
 
 ARTIFACTS = 100_000
 PROJECTS = 100
@@ -84,7 +85,7 @@ def _add(artifacts: int) -> None:
 def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS) -> int:
     """Work on all buckets in turn, as workers do; return how many artifacts that destroyed."""
     runner = Runner(settings, lambda *_sent: Enqueued(0))
-    buckets.tidy(client, number_of_buckets, silent_for=settings.bucket_silent_after)
+    BucketSet(BUCKETS.name).tidy(client, number_of_buckets, silent_for=settings.bucket_silent_after)
     destroyed, more = 0, True
     while more:
         more = False

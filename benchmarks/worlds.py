@@ -19,8 +19,9 @@ from forgekeeper.platform.connections import client, identity
 from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.buckets import BucketSet
 from forgekeeper.targets.sentinel import Folder
-from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
+from workers.expired_job_artifacts import BUCKETS, FLAG, MAX_BUCKETS, delete_artifact_bucket
 
 CHUNK = 100_000
 """So many entries a script registers at once: Redis answers nobody else meanwhile."""
@@ -114,7 +115,8 @@ def _fill_artifacts(count: int) -> None:
 
 def _work_artifacts(settings: Settings) -> tuple[int, float]:
     """Work on all buckets in turn until they are drained."""
-    client.delete(buckets.AVAILABLE, buckets.OCCUPIED, buckets.OWNERS, buckets.STATE)
+    buckets = BucketSet(BUCKETS.name)
+    client.delete(*buckets.keys)
     FeatureFlag.turn(FLAG, on=True)
     runner = Runner(settings, lambda *_sent: Enqueued(0))
     buckets.tidy(client, MAX_BUCKETS, silent_for=settings.bucket_silent_after)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forgekeeper.api.answers import Changes as Changes
     from forgekeeper.api.answers import Children as Children
+    from forgekeeper.api.answers import Classes as Classes
     from forgekeeper.api.answers import Note as Note
     from forgekeeper.api.answers import Recoverable as Recoverable
     from forgekeeper.api.answers import Rows as Rows
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Total as Total
     from forgekeeper.api.batches import Record as Record
     from forgekeeper.api.batches import Threshold as Threshold
+    from forgekeeper.api.buckets import Buckets as Buckets
     from forgekeeper.api.housekeeping import Housekeeping as Housekeeping
     from forgekeeper.api.items import Items as Items
     from forgekeeper.api.items import Kept as Kept
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from forgekeeper.api.refs import StatusQueue as StatusQueue
     from forgekeeper.engine.decorators import batch as batch
     from forgekeeper.engine.decorators import child as child
+    from forgekeeper.engine.work import settings as settings
     from forgekeeper.guards.preconditions import Blocked as Blocked
     from forgekeeper.platform.database import Base
+    from forgekeeper.sources.outbox import Outbox as Outbox
     from forgekeeper.sources.register.producer import Producer as Producer
     from metrics.catalogue import Counter as Counter
 
@@ -48,6 +52,7 @@ _NAMES = {
     "forgekeeper.api.answers": [
         "Changes",
         "Children",
+        "Classes",
         "Note",
         "Recoverable",
         "Rows",
@@ -56,12 +61,15 @@ _NAMES = {
         "Subject",
         "Total",
     ],
+    "forgekeeper.api.buckets": ["Buckets"],
     "forgekeeper.api.housekeeping": ["Housekeeping"],
     "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Register", "Retry"],
     "forgekeeper.api.refs": ["ChildPerRepository", "Refs", "StatusQueue"],
     "forgekeeper.engine.decorators": ["batch", "child"],
+    "forgekeeper.engine.work": ["settings"],
     "forgekeeper.guards.preconditions": ["Blocked"],
+    "forgekeeper.sources.outbox": ["Outbox"],
     "forgekeeper.sources.register.producer": ["Producer"],
     "metrics.catalogue": ["Counter"],
 }

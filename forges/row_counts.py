@@ -93,7 +93,7 @@ class _Counting:
 
     def count_kept(self, until: float) -> dict[str, int | None]:
         """Count what looks due and stays, by the reason; None for each if the time was up."""
-        reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stays.items()}
+        reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stay_reasons.items()}
         due, values = self._write(self.rows.condition)
         for reason, (spared, more) in self._spared.items():
             reasons[reason] = f"({due}) and ({spared})", [*values, *more]

@@ -8,20 +8,16 @@ quarantine for a person.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
-from forgekeeper import Locations, NamedBy, Objects, Queue, Retry, batch
-from forgekeeper.platform.database import survey
-from forgekeeper.sources.outbox import LOCATIONS, MAX_ATTEMPTS, DeletedObject
+from forgekeeper import NamedBy, Objects, Outbox, batch
 from models import JobArtifact, PathlessArtifact, ProjectGroup
-
-CHUNK = 1_000
-MAX_RUNTIME = timedelta(minutes=4)
 
 
 @batch(
     cron="* * * * *",
     queue="objects",
-    budget=MAX_RUNTIME,
+    budget=timedelta(minutes=4),
     time_limit=timedelta(minutes=6),
     # By it people exclude groups.
     reads=[ProjectGroup],
@@ -29,29 +25,6 @@ MAX_RUNTIME = timedelta(minutes=4)
     released_with="expired_job_artifacts",
     collector="objects",
 )
-def delete_objects(now: datetime) -> Objects[DeletedObject]:
+def delete_objects(now: datetime) -> Objects[Any]:
     """Delete the objects of destroyed artifacts."""
-    return Objects(
-        Queue(
-            DeletedObject,
-            due_at=DeletedObject.pick_up_at,
-            attempts=DeletedObject.attempts,
-            created_at=DeletedObject.created_at,
-            retry=Retry(first=timedelta(minutes=1), attempts=MAX_ATTEMPTS),
-        ),
-        location=Locations(DeletedObject.file_store, LOCATIONS),
-        path=DeletedObject.full_path(),
-        project=DeletedObject.project_id,
-        unless=NamedBy(JobArtifact, unsure=PathlessArtifact),
-        chunk=CHUNK,
-        called="object",
-    )
-
-
-@delete_objects.objects
-def known(location: str) -> list[str]:
-    """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
-    codes = [code for code, place in LOCATIONS.items() if place == location]
-    paths = {"ci_job_artifacts": "file_final_path", "deleted_objects": "concat_ws('/', nullif(store_dir, ''), file)"}
-    there = [(table, f"case file_store when {code} then {path} end") for code in codes for table, path in paths.items()]
-    return [path for table, found in there for path in survey.sample(table, "id", found)]
+    return Outbox.objects(unless=NamedBy(JobArtifact, unsure=PathlessArtifact))

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from json import dumps
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
+from forgekeeper.api.buckets import Buckets
+from forgekeeper.api.mistakes import Mistake as Mistake  # noqa: PLC0414, imported from here by others
+from forgekeeper.api.row_objects import RowObject
 from forgekeeper.platform.database import Base, database, exclusions, queries
 from forgekeeper.platform.database.cascades import Cascades
 from forgekeeper.platform.database.naming import column_name, quote_name, relation_name
@@ -26,10 +29,6 @@ AN_HOUR = timedelta(hours=1)
 WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 Keyed = tuple[str, tuple[Any, ...]]
 """A message's key and the child's arguments: ids, as JSON has them."""
-
-
-class Mistake(TypeError):
-    """A batch is declared wrongly; the message names it and says what to write instead."""
 
 
 class Answer:
@@ -58,6 +57,25 @@ class Total(NamedTuple):
     def key(self) -> str:
         """The column of its key, in SQL."""
         return quote_name(self.kept.model._meta.primary_key.column_name)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Equal parts of a table: the *number* of a row's class in SQL, from 0 to below *count*.
+
+    An index that begins with this expression and continues with *since* and the key makes each class one index scan.
+    """
+
+    number: str
+    count: int
+
+    def only(self, number: int) -> pw.SQL:
+        """Return the condition of the rows of a class."""
+        return pw.SQL(f"{self.number} = %s", [number])
+
+    def every(self) -> pw.SQL:
+        """Return the condition that all rows meet: with it PostgreSQL uses the index that begins with the class."""
+        return pw.SQL(f"{self.number} = any(%s)", [list(range(self.count))])
 
 
 class Spared(NamedTuple):
@@ -125,6 +143,10 @@ class Rows(Answer, Generic[Row]):
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
+    *or_where* is the condition of more rows, for which another index is made; if the forge lacks the relation of
+    *or_needs*, there are none of these.  With *classes* a chunk has rows of one class; children that work in `Buckets`
+    share the classes.
+
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
     due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
     them down to a child's part.  *until* is asked after each chunk; what it returns is why the run has to end.
@@ -138,14 +160,17 @@ class Rows(Answer, Generic[Row]):
 
     Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
     and patterns by *name*; the engine says which *batch* that is of.  *stays* has conditions in SQL, by the reasons, of
-    rows whose time has passed and that do not meet *where*: previews count them.
+    rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows that
+    stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
 
     Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
     models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
-    table, the batch is blocked.
+    table, the batch is blocked.  If they are a part of the row (*shows_followers* is false), the result does not count
+    them by themselves, and the audit is not asked for them.
 
     *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
-    ``deleted``, which has the columns of the model.  *total* is a sum of the sizes: each chunk takes its bytes off.
+    ``deleted``, which has the columns of the model.  The *outbox* gets the objects that the rows name.  *total* is a
+    sum of the sizes: each chunk takes its bytes off.
 
     Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* that allows no deletion in chunks.
     """
@@ -166,14 +191,20 @@ class Rows(Answer, Generic[Row]):
     project: pw.Field[Any] | None = None
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
+    or_where: pw.Node | None = None
+    or_needs: type[Base] | None = None
+    classes: Classes | None = None
     share: pw.Node | None = None
     cascades_to: Sequence[type[Base]] = ()
+    shows_followers: bool = True
     also: Sequence[pw.SQL] = ()
+    outbox: RowObject | None = None
     total: Total | None = None
     until: Callable[[], str | None] | None = None
     verb: str = "deleted"
     spared: Sequence[Spared] = ()
     stays: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
     batch: str | None = None
     now: datetime | None = None
 
@@ -188,12 +219,37 @@ class Rows(Answer, Generic[Row]):
             raise Mistake(f"Rows of {name}: nothing says which are due; write older_than=, a condition, or both")
         if self.where is not None and not isinstance(self.where, pw.Node):
             raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
+        self._check_parts(name)
         if self.chunk < 1:
             raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
         if self.total is not None and self.size is None:
             raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
         if not self.record:
             object.__setattr__(self, "record", record_of(self.model))
+        if self.classes is not None and self.share is None:
+            object.__setattr__(self, "share", self.classes.every())
+
+    def _check_parts(self, name: str) -> None:
+        """Refuse a second condition without a first, an outbox of another table, and a table without a class."""
+        if self.or_where is not None and self.where is None:
+            raise Mistake(f"Rows of {name}: or_where= adds to a condition; write that, too")
+        if self.outbox is not None and self.outbox.path.model is not self.model:
+            raise Mistake(f"Rows of {name}: the outbox gets a path, which has to be a column of {name}")
+        if self.classes is not None and self.classes.count < 1:
+            raise Mistake(f"Rows of {name}: there is one class at least, not {self.classes.count}")
+
+    def in_class(self, number: int) -> Self:
+        """Return the rows of a class."""
+        assert self.classes is not None, "rows without classes"
+        return replace(self, share=self.classes.only(number))
+
+    def by_index(self) -> list[Self]:
+        """Return the rows apart for each condition that has an index of its own.  Asks the database for `or_needs`."""
+        if self.or_where is None:
+            return [self]
+        if self.or_needs is not None and not exclusions.visible(self.or_needs):
+            return [replace(self, or_where=None)]
+        return [replace(self, where=where, or_where=None) for where in (self.where, self.or_where)]
 
     def within(self, whole: Rows[Any]) -> Self:
         """Return those that are among the *whole*, too: a share of it."""
@@ -201,8 +257,13 @@ class Rows(Answer, Generic[Row]):
         return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, spared=spared)
 
     def bind(self, batch: str, now: datetime) -> Self:
-        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then."""
-        return replace(self, batch=batch, now=now)
+        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then.
+
+        A total that the forge lacks, which an `optional` model says is allowed, is left out.  Asks the database.
+        """
+        model = None if self.total is None else self.total.kept.model
+        is_missing = model is not None and model.optional and not exclusions.visible(model)
+        return replace(self, batch=batch, now=now, total=None if is_missing else self.total)
 
     @property
     def grants(self) -> str:
@@ -218,12 +279,15 @@ class Rows(Answer, Generic[Row]):
     @property
     def condition(self) -> pw.Node:
         """The condition of the rows of all shares: old enough, and *where*.  Needs `bind` before."""
+        where = self.where
+        if where is not None and self.or_where is not None:
+            where = pw.Expression(where, "OR", self.or_where)
         if self.older_than is None:
-            assert self.where is not None, "Rows has one of both"
-            return self.where
+            assert where is not None, "Rows has one of both"
+            return where
         assert self.now is not None, "rows have to be bound to an instant"
         is_old: pw.Node = self.since < self.now - self.older_than
-        return is_old if self.where is None else pw.Expression(is_old, "AND", self.where)
+        return is_old if where is None else pw.Expression(is_old, "AND", where)
 
     @property
     def looks_due(self) -> pw.Node:
@@ -248,7 +312,14 @@ class Rows(Answer, Generic[Row]):
     @property
     def due(self) -> pw.Node:
         """The condition of those that go."""
-        found = self.looks_due
+        return self._without_kept(self.looks_due)
+
+    @property
+    def due_of_all_shares(self) -> pw.Node:
+        """The condition of those that go, of all shares."""
+        return self._without_kept(self.condition)
+
+    def _without_kept(self, found: pw.Node) -> pw.Node:
         for kept in self.kept.values():
             found = pw.Expression(found, "AND", exclusions.but(kept))
         return found
@@ -256,6 +327,16 @@ class Rows(Answer, Generic[Row]):
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
         return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    @property
+    def stay_reasons(self) -> dict[str, str]:
+        """The reasons why rows stay whose time has passed, with their conditions."""
+        return dict(self.stays) | dict(self.waits)
+
+    @property
+    def shown_followers(self) -> Sequence[type[Base]]:
+        """The models of the rows that follow these and that people see by themselves."""
+        return self.cascades_to if self.shows_followers else ()
 
     @cached_property
     def cascades(self) -> Cascades:
@@ -330,12 +411,13 @@ class Children(Answer):
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
     children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
-    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.  Where the
-    first argument of each is a project's id (*by_project*), a project that is excluded gets none.
+    Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* one that counts
+    those on their way, too.  If the first argument of each is a project's id (*by_project*), a project that is excluded
+    gets none.
     """
 
     child: Any
-    of: Iterable[Any] | Mapping[str, tuple[Any, ...]]
+    of: Iterable[Any] | Mapping[str, tuple[Any, ...]] | Buckets
     _: KW_ONLY
     sent: str = "children_enqueued"
     all_of: str | None = None
@@ -343,6 +425,9 @@ class Children(Answer):
 
     def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""
+        if isinstance(self.of, Buckets):
+            said = f"buckets {self.of.name} that their batch does not declare: write buckets= in @batch, too"
+            raise Mistake(f"{self.child.name} is sent for the {said}")
         if isinstance(self.of, Mapping):
             pairs: Iterable[Keyed] = self.of.items()
         else:
@@ -398,26 +483,6 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
 def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
     """Return the rows of the batch that are due at an instant; raise `Mistake` for an answer that is none."""
     return [one.bind(batch, now) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
-
-
-def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
-    """Count the rows of a kind that are due, by the very condition by which they go."""
-    rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
-    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
-
-
-def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
-    """Return what the breaker weighs: the rows that are due and what follows them, of all in their tables."""
-    found = rows_of(batch, due, now)
-    models = [model for rows in found for model in (rows.model, *rows.followers)]
-    return queries.Stake(partial(_count_all, found), partial(queries.count_rows, models))
-
-
-def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
-    found = 0
-    for one in rows:
-        found += sum(one.count(bound - found).values()) if found < bound else 0
-    return found
 
 
 def require_table(model: Any, answer: str) -> str:

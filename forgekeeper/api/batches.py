@@ -17,6 +17,7 @@ from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.answers import Backlog, Due, Mistake, Rows, Subject
+from forgekeeper.api.buckets import Buckets
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Shown
@@ -143,7 +144,11 @@ class Declared(Shown, Actor[..., None]):
 
 @dataclass(kw_only=True, eq=False)
 class BatchSpec(Declared):
-    """The declaration of a batch; its row in the database is `forgekeeper.ledger.holds.Batch`."""
+    """The declaration of a batch; its row in the database is `forgekeeper.ledger.holds.Batch`.
+
+    Its *restorable* rows can be inserted back while their objects are there.  It deletes the objects of the queues in
+    the tables *emptied*.
+    """
 
     cron: str
     flag: str | None = None
@@ -159,6 +164,9 @@ class BatchSpec(Declared):
     stake: AtStake | None = None
     children: list[ChildSpec] = field(default_factory=list)
     commands: str | None = None
+    buckets: Buckets | None = None
+    restorable: list[Rows[Any]] = field(default_factory=list)
+    emptied: list[type[Base]] = field(default_factory=list)
     known_repositories: list[Repositories] = field(default_factory=list)
     known_objects: list[KnownObjects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)

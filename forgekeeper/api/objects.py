@@ -121,7 +121,8 @@ class Owner(Protocol):
 class NamedBy(NamedTuple):
     """Rows that keep objects: an object that the *owner* names stays, and its row is removed.
 
-    If *unsure* names it, too, the row stays as well, as after a failure: only a person can know whose it is.
+    If *unsure* names it, too, the row stays as well, as after a failure: only a person can know whose it is.  If the
+    owner has a method ``sample(location)``, `check` looks for the objects at the paths that it returns.
     """
 
     owner: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from typing import Annotated
@@ -14,7 +14,7 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper.api.batches import BATCHES
+from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli import (
     audit,
     check,
@@ -119,13 +119,22 @@ def application(*, demo: bool = True) -> typer.Typer:
                 _add(app, panel, getattr(import_module(ABOVE[command]), command))
     if children_with_refs():
         _add(app, "Look", refs.refs)
-    for batch in BATCHES.values():
-        if batch.commands:
-            for name, command in import_module(batch.commands).COMMANDS.items():
-                _add(app, "Look", command, name)
+    for module in dict.fromkeys(module for batch in BATCHES.values() for module in _modules(batch)):
+        for name, command in import_module(module).COMMANDS.items():
+            _add(app, "Look", command, name)
     if uploads.find_holders():
         _add(app, "Look", uploads.uploads)
     return app
+
+
+def _modules(batch: BatchSpec) -> Iterator[str]:
+    """Yield the modules of the commands for a batch: those that follow from its declaration, and its own."""
+    if batch.buckets is not None:
+        yield "forgekeeper.cli.buckets"
+    if batch.restorable:
+        yield "forgekeeper.cli.objects"
+    if batch.commands:
+        yield batch.commands
 
 
 def _add(app: typer.Typer, panel: str, command: Callable[..., None] | typer.Typer, name: str | None = None) -> None:

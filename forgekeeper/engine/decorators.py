@@ -21,17 +21,17 @@ from forgekeeper.api.answers import (
     Rows,
     Subject,
     answers_of,
-    backlog_of,
     record_of,
     rows_of,
-    stake_of,
 )
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.batches import BATCHES, BatchSpec, ChildSpec, Declared, Record, Threshold, register
+from forgekeeper.api.buckets import COUNTED, LOOP_LIMIT, Buckets
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects, Register
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Look, Part
+from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
 from forgekeeper.engine.declaration import require_declarable
 from forgekeeper.engine.declared_refs import (
     SOME_PROJECT,
@@ -41,17 +41,27 @@ from forgekeeper.engine.declared_refs import (
     refuse_refs,
     result_of_refs,
 )
+from forgekeeper.engine.deleted_rows import count_recoverable
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
+from forgekeeper.engine.due_rows import backlog_of, show_waiting, stake_of
 from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
-from forgekeeper.engine.queued_objects import count_backlog, preview_objects, refused_objects, stake_of_objects
+from forgekeeper.engine.queued_objects import (
+    count_backlog,
+    find_some_objects,
+    preview_objects,
+    refused_objects,
+    stake_of_objects,
+)
 from forgekeeper.engine.registered_facts import REGISTER_TABLES, register_fields, register_records, require_register
 from forgekeeper.engine.registered_looks import show_register
+from forgekeeper.engine.restoring import RestorableRows, subject_of
 from forgekeeper.engine.rows import parts_of
-from forgekeeper.engine.work import work
+from forgekeeper.engine.work import using, work
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.notices import Notice
 from forgekeeper.platform.database import Base
-from forgekeeper.platform.settings import Place
+from forgekeeper.platform.settings import Place, Settings
+from forgekeeper.sources.outbox import tables_of
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
@@ -106,6 +116,7 @@ class OfBatch(Options, total=False):
     released_with: str
     logged_as: str
     commands: str
+    buckets: Buckets
 
 
 class OfChild(Options, total=False):
@@ -133,7 +144,8 @@ def batch(
     *released_with* names the batch that creates its records: in a new installation the release of that batch releases
     this one too.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
-    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.  With *buckets* its children
+    share its rows: it sends them by ``Children(child, BUCKETS)``.
 
     With *child_per*, a column, the run deletes nothing itself: it sends a child to *queue* for each value of the column
     in the rows that are due, the oldest first, and each child deletes the rows with its value.  Preview, backlog,
@@ -161,8 +173,13 @@ def child(
     starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
     result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
     From `Refs` all of this follows.
+
+    If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes
+    those of the bucket that it claims.
     """
-    parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    parent: dict[str, Any] = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    if of.buckets is not None:
+        parent |= {"continues": facts.get("continues", ("deadline", LOOP_LIMIT))}
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
 
 
@@ -189,8 +206,11 @@ def _declared(
     timetable: dict[str, Any] = {name: more[name] for name in ("cron", "queue") if name in more}
     require_declarable(function, {"budget": budget, **facts, **timetable}, options)
     name, due, records = function.__name__, facts.get("due"), facts.get("records")
-    asked = due is not None or (records is None and facts.get("writes") is None)
-    answers = _ask_shape(kind, name, function, due) if asked else []
+    buckets = facts.get("buckets") or (more["of"].buckets if kind is ChildSpec else None)
+    shared = buckets if kind is ChildSpec else None
+    # A batch with buckets answers with its child, which is declared after it.
+    asked = (shared or due) is not None or (records is None and facts.get("writes") is None and buckets is None)
+    answers = _ask_shape(kind, name, function, function if shared else due) if asked else []
     rows, items = [one for one in answers if isinstance(one, Rows)], [one for one in answers if isinstance(one, Items)]
     objects = [one for one in answers if isinstance(one, Objects)]
     if any(isinstance(one, Housekeeping) for one in answers):
@@ -203,29 +223,45 @@ def _declared(
         work=partial(work, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + MARGIN,
-        outcome=facts.get("outcome") or result_of_refs(name, answers) or _outcome(name, rows, items, objects),
+        outcome=facts.get("outcome") or result_of_refs(name, answers) or _outcome(name, rows, items, objects, buckets),
         records=(*(derived if records is None else records), *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
-        **{key: value for key, value in facts.items() if key not in DERIVED},
-        **more,
+        **({key: value for key, value in facts.items() if key not in DERIVED} | more),
     )
-    for answer in (one for one in objects if isinstance(one.source, Register)):
-        require_register(declared, answer, answers)
-    _name_tables(declared.batch, rows, objects)
-    register(declared)
+    _check(declared, buckets, answers)
+    _name_tables(declared.batch, objects)
     for one in rows:
-        # A model that two batches answer with says itself what both need.
-        if one.model.grants == Base.grants:
-            one.model.grants = one.grants
-    for answer in objects:
-        _derive_from_objects(declared, answer)
-    for keep in answers:
-        if isinstance(keep, Housekeeping):
-            declared.preview(partial(preview_old_records, keep))
-    derive_from_refs(declared, answers)
-    if rows:
-        _derive(declared, rows, due or function)
+        _name_tables_of_rows(declared, one)
+    register(declared)
+    _complete(declared, answers, due or function)
     return declared
+
+
+def _check(declared: Declared, buckets: Buckets | None, answers: Sequence[Answer]) -> None:
+    """Raise `Mistake` for a register or buckets that the declaration does not fit."""
+    for answer in answers:
+        if isinstance(answer, Objects) and isinstance(answer.source, Register):
+            require_register(declared, answer, answers)
+    if buckets is not None and isinstance(declared, BatchSpec):
+        _check_buckets(declared, buckets)
+        show_buckets(declared, buckets)
+    elif buckets is not None:
+        _check_classes(declared.name, buckets, [one for one in answers if isinstance(one, Rows)])
+
+
+def _complete(declared: Declared, answers: Sequence[Answer], due: Due) -> None:
+    """Let everybody who asks about the records be answered by the answers."""
+    for answer in answers:
+        if isinstance(answer, Objects):
+            _derive_from_objects(declared, answer)
+        elif isinstance(answer, Housekeeping):
+            declared.preview(partial(preview_old_records, answer))
+        elif isinstance(answer, Rows) and answer.model.grants == Base.grants:
+            # A model that two batches answer with says itself what both need.
+            answer.model.grants = answer.grants
+    derive_from_refs(declared, answers)
+    if rows := [one for one in answers if isinstance(one, Rows)]:
+        _derive(declared, rows, due)
 
 
 def _shape_of(name: str, due: Due) -> list[Answer]:
@@ -241,20 +277,12 @@ def _shape_of(name: str, due: Due) -> list[Answer]:
         ) from error
 
 
-def _name_tables(spec: BatchSpec, rows: Sequence[Rows[Any]], objects: Sequence[Objects[Any]]) -> None:
-    """Name the tables of a batch, or of its child, and the places that its objects are in."""
-    noticed: list[type[Base]] = [Notice] if any(isinstance(one, Changes) and one.notice for one in rows) else []
-    models: list[type[Base]] = [
-        *noticed,
-        *(one.model for one in rows),
-        *(table for one in objects for table in _tables_of(one)),
-    ]
-    spec.tables = tuple(dict.fromkeys((*spec.tables, *models)))
-    spec.walks |= {one.model: one.since.column_name for one in rows}
-    keepers = [model for one in objects for model in one.unless or () if model is not None]
-    followers = [model for one in rows for model in one.cascades_to if model not in spec.tables]
-    spec.reads = tuple(dict.fromkeys((*keepers, *spec.reads, *followers)))
-    if objects:
+def _name_tables(spec: BatchSpec, objects: Sequence[Objects[Any]]) -> None:
+    """Name the tables and places that a batch's objects are in, and the tables that keep some."""
+    for one in objects:
+        keepers = [model for model in one.unless or () if model is not None]
+        spec.tables = tuple(dict.fromkeys((*spec.tables, *_tables_of(one))))
+        spec.reads = tuple(dict.fromkeys((*keepers, *spec.reads)))
         spec.deletes_from = spec.deletes_from or "stores"
 
 
@@ -282,6 +310,22 @@ def _shape_of_child(name: str, function: Callable[..., Any]) -> list[Answer]:
     return answers
 
 
+def _name_tables_of_rows(declared: Declared, rows: Rows[Any]) -> None:
+    """Name the tables that the deletion of rows needs, and the column by which they are found."""
+    batch = declared.batch
+    needed = [] if rows.total is None else [rows.total.kept.model]
+    needed += [] if rows.outbox is None else tables_of(rows.outbox)
+    needed += [one.model for one in rows.spared]
+    needed += [Notice] if isinstance(rows, Changes) and rows.notice else []
+    found = (rows.model, *needed)
+    # Tables that a batch names besides those of its child's rows are of less importance.
+    tables = (*batch.tables, *found) if declared is batch else (*found, *batch.tables)
+    batch.tables = tuple(dict.fromkeys(tables))
+    batch.walks[rows.model] = rows.since.column_name
+    followers = (model for model in rows.cascades_to if model not in batch.tables)
+    batch.reads = tuple(dict.fromkeys((*batch.reads, *followers)))
+
+
 def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     """Let everybody who asks about the objects be answered by the source that the run claims from."""
     if isinstance(objects.source, Register):
@@ -295,29 +339,74 @@ def _derive_from_objects(declared: Declared, objects: Objects[Any]) -> None:
     declared.preview(partial(preview_objects, objects))
     declared.quarantines(refused_objects(objects, batch))
     declared.batch.audited(Subject(objects.called, "ID", objects.record, because="it was due at {due}"))
+    declared.batch.objects(partial(find_some_objects, objects))
+    declared.batch.emptied.append(objects.source.model)
+
+
+def _check_buckets(batch: BatchSpec, buckets: Buckets) -> None:
+    """Refuse buckets that another batch has, and flags that nobody describes."""
+    for other in BATCHES.values():
+        if other.buckets is not None and other.buckets.name == buckets.name:
+            raise Mistake(f"{batch.name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
+    for flag in buckets.count_with:
+        if flag not in batch.flags:
+            raise Mistake(f"{batch.name}: its buckets ask the flag {flag}; describe it in flags=")
+
+
+def _check_classes(name: str, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
+    """Refuse rows that the buckets cannot divide."""
+    most, classes = max(buckets.counts), [one.classes for one in rows]
+    if not rows or None in classes:
+        raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+    for count in (one.count for one in classes if one is not None):
+        if count < most:
+            raise Mistake(f"{name} has {most} buckets and {count} classes: a bucket is one class at least")
 
 
 def _outcome(
-    name: str, rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
+    name: str,
+    rows: Sequence[Rows[Any]],
+    items: Sequence[Items[Any]],
+    objects: Sequence[Objects[Any]],
+    buckets: Buckets | None,
 ) -> type[DataclassInstance]:
     """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
     if objects:
         found = register_fields(objects[0]) if isinstance(objects[0].source, Register) else OBJECT_FIELDS
         return make_dataclass("Outcome", found, namespace={"__doc__": f"Of {name}."})
+    if buckets is not None:
+        return _outcome_in_buckets(name, rows)
     counted = [one for each in rows for one in (each.counted, each.counted_bytes, "batches") if one]
     counted += [one for each in items for one in (*each.processed, *each.failed)]
     fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
-    if any(one.cascades_to for one in rows):
+    if any(one.shown_followers for one in rows):
         fields.append((CASCADED, int, field(default=0)))
     stopped = ("stopped", str, field(default="drained"))
     return make_dataclass("Outcome", [*fields, stopped], namespace={"__doc__": f"Of {name}."})
+
+
+def _outcome_in_buckets(name: str, rows: Sequence[Rows[Any]]) -> type[DataclassInstance]:
+    """Make the result of a batch with buckets: their counts and the children, or of its child: the bucket and its rows.
+
+    A child's result grows with each chunk.
+    """
+    counted = [one for each in rows for one in (each.counted, each.counted_bytes) if one]
+    if any(one.shown_followers for one in rows):
+        counted.append(CASCADED)
+    fields: list[tuple[str, Any, Any]] = [
+        (one, int, field(default=0)) for one in dict.fromkeys(counted or (*COUNTED, "children_enqueued"))
+    ]
+    if rows:
+        bucket = ("bucket", int | None, field(default=None))
+        fields = [bucket, *fields, ("stopped", str, field(default=NO_BUCKET))]
+    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
 
 
 def _records(
     rows: Sequence[Rows[Any]], items: Sequence[Items[Any]], objects: Sequence[Objects[Any]]
 ) -> tuple[Record, ...]:
     """Say how all that the batch deletes is counted."""
-    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.cascades_to for one in rows) else []
+    followers = [Record(CASCADED, processed=(CASCADED,))] if any(one.shown_followers for one in rows) else []
     of_objects = [record for one in objects for record in _object_records(one)]
     return (*map(_record, rows), *followers, *map(_items, items), *of_objects)
 
@@ -357,17 +446,43 @@ def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
     for one in rows:
         if one.objective is not None:
             declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))
-        declared.batch.audited(one.called or Subject(one.record, "ID", one.record, because="it was due at {due}"))
-        for model in (model for model in one.cascades_to if model is not one.model):
+        declared.batch.audited(_subject(declared.batch, one))
+        for model in (model for model in one.shown_followers if model is not one.model):
             record = record_of(model)
             declared.batch.audited(Subject(record, "ID", record, gone=FOLLOWED, because="it led to {deleted_with}"))
+        if one.waits:
+            show_waiting(declared.batch, one, subject_of(one).called, due)
     declared.preview(partial(_previewed, declared.batch.name, due))
-    declared.shows_rows(lambda now, _settings: rows_of(declared.batch.name, due, now))
+    declared.shows_rows(partial(_show_rows, declared.batch.name, due))
     if any(one.objective for one in rows):
         declared.batch.at_stake(partial(stake_of, declared.batch.name, due))
 
 
+def _show_rows(name: str, due: Due, now: datetime, settings: Settings) -> list[Rows[Any]]:
+    with using(settings):
+        return rows_of(name, due, now)
+
+
+def _subject(batch: BatchSpec, rows: Rows[Any]) -> Subject:
+    """Return how people ask for a row; if it can be restored with its object, also how that is done."""
+    subject = subject_of(rows)
+    if not rows.restorable or rows.outbox is None:
+        return subject
+    batch.restorable.append(rows)
+    kind = RestorableRows(rows)
+    return subject._replace(
+        restore=f"forgekeeper objects hold --{kind.called} {{id}}",
+        restore_run="forgekeeper objects hold --run {run}",
+        undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
+        kept="object_grace",
+        obstacle=kind.describe_obstacle,
+        count_recoverable=partial(count_recoverable, kind),
+        is_there=kind.exists,
+    )
+
+
 def _previewed(name: str, due: Due, look: Look) -> Iterator[Part]:
-    all_rows = rows_of(name, due, look.now)
+    with using(look.settings):
+        all_rows = rows_of(name, due, look.now)
     for number, rows in enumerate(all_rows):
         yield from parts_of(rows, look.within_share(1 / (len(all_rows) - number)))

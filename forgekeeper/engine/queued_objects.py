@@ -178,6 +178,13 @@ def _find_named(owner: Owner, items: Sequence[QueueItem], settings: Settings) ->
     return found
 
 
+def find_some_objects(objects: Objects[Any], location: str) -> list[str]:
+    """Return the paths of some objects at the location: of rows that keep theirs, and of objects to delete."""
+    sample = None if objects.unless is None else getattr(objects.unless.owner, "sample", None)
+    named = [] if sample is None else sample(location)
+    return [*named, *QueueTable(objects, "").sample(location)]
+
+
 def count_backlog(objects: Objects[Any], batch: str, now: datetime) -> Backlog:
     """Count the objects to delete."""
     due_at = objects.queue.due_at

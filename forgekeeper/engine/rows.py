@@ -40,6 +40,8 @@ from forgekeeper.platform.database.sessions import (
     writing,
 )
 from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import write_insert
 
 COUNTED_SHARE = 0.7
 """Share of a preview's time for counting the rows that would be deleted; the rest is for the rows that stay."""
@@ -79,10 +81,19 @@ class RowSize(NamedTuple):
     records: int
 
 
+def insert_objects(rows: Rows[Any], settings: Settings) -> Rows[Any]:
+    """Return the rows with the statement that inserts their objects into the outbox."""
+    if rows.outbox is None:
+        return rows
+    assert rows.now is not None, "rows have to be bound to an instant"
+    return replace(rows, also=[*rows.also, write_insert(rows.outbox, rows.project, rows.now, settings)])
+
+
 class Sweep:
     """One pass over the rows, from the oldest on."""
 
     def __init__(self, run: Run[Any], rows: Rows[Any]) -> None:
+        rows = insert_objects(rows, run.settings)
         self._run = run
         self._rows = rows
         self._statements = RowStatements(rows)
@@ -420,11 +431,11 @@ def _part(rows: Rows[Any], look: Look) -> Part:
         table, key = rows.total.table, rows.total.key
         named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
     part = look.part(rows.record, verb=rows.verb)
-    counting = look.within_share(COUNTED_SHARE) if rows.stays else look
+    counting = look.within_share(COUNTED_SHARE) if rows.stay_reasons else look
     counting.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
     _keep(rows, look, part)
-    if rows.stays:
-        look.keep(part, _stay(rows, look.now), rows.stays)
+    if rows.stay_reasons:
+        look.keep(part, _stay(rows, look.now), rows.stay_reasons)
     return part
 
 

@@ -41,6 +41,7 @@ import peewee as pw
 
 from forgekeeper.api.answers import Rows, Total
 from forgekeeper.audit.deletions import OTHER
+from forgekeeper.engine.row_audit import write_audited
 from forgekeeper.engine.total_locks import lock_all_totals, lock_free_totals, owner_of, reduce_totals
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import Base
@@ -136,7 +137,7 @@ class RowStatements:
             self.values |= values
         self.values |= {"tables": list(self.cascades.deleted)} if self.follows else {}
         others = find_other_columns(rows.model) if rows.restorable else ()
-        self.audit = dict(rows.audit) | {f"{OTHER}{name}": _as_json(name) for name in others}
+        self.audit = write_audited(rows) | {f"{OTHER}{name}": _as_json(name) for name in others}
         self._table = relation_name(rows.model)
         self._since = column_name(rows.since)
         self._key = column_name(rows.model._meta.primary_key)

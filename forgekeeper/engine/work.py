@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects, Register
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine import items, rows
+from forgekeeper.engine.buckets import ask_in_buckets
 from forgekeeper.engine.housekeeping import remove_old_records
 from forgekeeper.engine.queued_objects import bind_objects
 from forgekeeper.engine.queued_refs import bind_refs
@@ -42,16 +44,26 @@ from forgekeeper.platform.settings import Settings
 PAGE = 100
 """So many children are sent at a time."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
+_settings: ContextVar[Settings] = ContextVar("settings")
 
 
 def settings() -> Settings:
-    """Return the settings of this process; raise `LookupError` outside a run: no declaration may depend on them."""
-    return _run.get().settings
+    """Return the settings of this process.
+
+    A declaration is asked with the defaults of all settings: the shape of its answer must not depend on them.
+    """
+    run = _run.get(None)
+    return _settings.get(None) or (run.settings if run else client.settings) or Settings.model_construct()
 
 
-def get_child_key() -> str | None:
-    """Return the key of this child, by which its message is known; None in a run of a batch and without a message."""
-    return _run.get().audit.child
+@contextmanager
+def using(chosen: Settings) -> Iterator[None]:
+    """Let `settings` return these within the block."""
+    token = _settings.set(chosen)
+    try:
+        yield
+    finally:
+        _settings.reset(token)
 
 
 def send(run: Run[Any], children: Children) -> str | None:
@@ -82,13 +94,14 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
 
     A generator is asked step by step, and closed on every way out.  A child does nothing while another has its lease.
     """
-    _run.set(run)
+    token = _run.set(run)
     try:
         stopped = _worked(run, ask, *ids)
         if stopped is not None and hasattr(run.outcome, "stopped"):
             run.outcome.stopped = stopped
         run.more = stopped in run.declared.continues
     finally:
+        _run.reset(token)
         if run.declared.logged_as is not None:
             structlog.contextvars.bind_contextvars(**{run.declared.logged_as: asdict(run.outcome)})
 
@@ -96,12 +109,18 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
 def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
     try:
         with _lease(run, *ids) as run.lease:
-            answer = ask(run.now, *ids)
+            answers = partial(_ask, run, ask, *ids)
+            answer = answers() if run.declared.batch.buckets is None else ask_in_buckets(run, answers)
             with closing(answer) if isinstance(answer, Generator) else nullcontext():
-                several = isinstance(answer, Iterable) and not isinstance(answer, (Answer, str))
-                return _all(run, iter(answer if several else [answer]))
+                return _all(run, iter(answer))
     except LeaseTaken:
         return "lease_held"
+
+
+def _ask(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Iterable[object]:
+    """Ask the function; return its answers."""
+    answer = ask(run.now, *ids)
+    return answer if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)) else [answer]
 
 
 def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:

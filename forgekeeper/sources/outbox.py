@@ -1,4 +1,7 @@
-"""The outbox: objects whose artifacts are gone and that must go too."""
+"""The outbox: objects whose rows are deleted and that are deleted later.
+
+The statement that deletes a row inserts its object here, so either both happen or neither.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,30 @@ from typing import Any, ClassVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
+from forgekeeper.api.objects import Locations, NamedBy, Objects, Queue, Retry
+from forgekeeper.api.row_objects import RowObject
 from forgekeeper.platform.database import Base, BigIdentityField, database, default
+from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.survey import missed
+from forgekeeper.platform.settings import Settings
 
 LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
-"""Where an object lies, by its row's `file_store`; one of another number waits for a person."""
+"""The location of an object by its row's `file_store`; an object of another number waits for a person."""
 MAX_ATTEMPTS = 10
-"""After so many failures an object waits for a person."""
+"""Failures after which an object waits for a person."""
+INSERT = """
+    insert into {table} (project_id, file_store, store_dir, file, pick_up_at)
+    -- "/a" must not become "a": that would be another object.
+    select {project}, {location}, coalesce(folder, ''), case when folder = '' then {path} else last end,
+        %s::timestamptz
+    from deleted,
+        lateral (select split_part({path}, '/', -1) as last offset 0) as name,
+        lateral (
+            select left({path}, greatest(0, length({path}) - length(last) - 1)) as folder offset 0
+        ) as place
+    where {path} <> ''
+"""
+"""Insert the objects of a chunk's deleted rows.  A row without a path has no object."""
 
 FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
 # A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
@@ -134,3 +154,53 @@ class DeletedObject(Base):
     def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
         """Let held objects go, due after *grace*; return how many there were."""
         return int(database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount)
+
+
+class Outbox(RowObject):
+    """The outbox gets the object of each deleted row, in the statement that deletes the row.
+
+    *path* is the column of the object's path, *location* the column with the number of its store: 1 is
+    ``artifacts_local``, 2 is ``artifacts`` in ``FORGEKEEPER_OBJECT_STORES``.  The object is due
+    ``FORGEKEEPER_OBJECT_GRACE`` later; until then people can hold it back, and restore `Rows` that are restorable.  A
+    row without a path has no object.
+
+    >>> Outbox(Package.path, location=Package.store)
+
+    Raises `Mistake` for columns that name no object.
+    """
+
+    @staticmethod
+    def objects(*, unless: NamedBy | None = None) -> Objects[DeletedObject]:
+        """Return the objects that are due, for the batch that deletes them; rows of *unless* keep theirs."""
+        queue = Queue(
+            DeletedObject,
+            due_at=DeletedObject.pick_up_at,
+            attempts=DeletedObject.attempts,
+            created_at=DeletedObject.created_at,
+            retry=Retry(first=timedelta(minutes=1), attempts=MAX_ATTEMPTS),
+        )
+        return Objects(
+            queue,
+            location=Locations(DeletedObject.file_store, LOCATIONS),
+            path=DeletedObject.full_path(),
+            project=DeletedObject.project_id,
+            unless=unless,
+            called="object",
+        )
+
+
+def tables_of(outbox: RowObject) -> list[type[Base]]:
+    """Return the tables that may get the objects: ours, and the forge's if the answer names it."""
+    return [DeletedObject] if outbox.theirs is None else [DeletedObject, outbox.theirs]
+
+
+def write_insert(outbox: RowObject, project: pw.Field[Any] | None, now: datetime, settings: Settings) -> pw.SQL:
+    """Return the statement that inserts the objects of the rows in the part ``deleted``, due after the grace."""
+    theirs = outbox.theirs if settings.objects == "theirs" else None
+    names = {
+        "table": relation_name(theirs or DeletedObject),
+        "project": "null::bigint" if project is None else quote_name(project.column_name),
+        "location": quote_name(outbox.location.column_name),
+        "path": quote_name(outbox.path.column_name),
+    }
+    return pw.SQL(INSERT.format(**names), [now + settings.object_grace])

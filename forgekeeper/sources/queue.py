@@ -14,7 +14,7 @@ import peewee as pw
 
 from forgekeeper.api.objects import Locations, Objects
 from forgekeeper.api.shown import Entry
-from forgekeeper.platform.database import database, exclusions
+from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import chosen
 from forgekeeper.platform.database.survey import literal
@@ -139,6 +139,11 @@ class QueueTable:
             query.where(where).select(key, pw.SQL(self._names["location"])).order_by(key).tuples().first()
         )
         return row
+
+    def sample(self, location: str) -> list[str]:
+        """Return the paths of some items at the location, due or not."""
+        path = f"case {self._names['location']} when {literal('%s', [location])} then {self._names['path']} end"
+        return survey.sample(self._names["table"], self._names["key"], path)
 
     def claim(
         self,

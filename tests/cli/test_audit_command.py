@@ -10,9 +10,10 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from models import JobArtifact, ProjectStatistics
+from tests.harness.artifacts import buckets
 from tests.harness.performing import ended, runner_of
 from tests.harness.thorough import whole_only
-from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
+from workers.expired_job_artifacts import FLAG, delete_artifact_bucket
 
 pytestmark = pytest.mark.usefixtures("database")
 

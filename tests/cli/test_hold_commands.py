@@ -12,6 +12,7 @@ import pytest
 
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion
+from forgekeeper.engine import restoring
 from forgekeeper.platform.database import database, now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets.objects import is_normal
@@ -22,7 +23,6 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import WHOLE, examples, whole_only
 from workers.delete_objects import delete_objects
-from workers.expired_job_artifacts import restoring
 
 RUN = 17
 RUNS = count(RUN)

@@ -30,10 +30,10 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination import leases as locks
 from forgekeeper.platform.coordination import values as redis_values
 from forgekeeper.platform.database import release
+from tests.harness.artifacts import buckets
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
-from workers.expired_job_artifacts import buckets
 
 PATIENCE = timedelta(seconds=1)
 KEYS = redis_values.DECLARED | keys.types(queues())
@@ -110,8 +110,8 @@ def put(name, kind, members):
 def put_noise(noise):
     for name, members in noise.items():
         put(name, KEYS[name], members)
-    for field, (_member, value, _score) in zip(("last_claimed", "max_buckets"), noise[buckets.STATE], strict=False):
-        client.hset(buckets.STATE, field, value)
+    for field, (_member, value, _score) in zip(("last_claimed", "max_buckets"), noise[buckets.state_key], strict=False):
+        client.hset(buckets.state_key, field, value)
 
 
 def in_a_thread(work):

@@ -16,9 +16,9 @@ from forgekeeper.sources.register.redis_register import RedisRegister
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel
 from models import JobArtifact
+from tests.harness.artifacts import buckets
 from tests.harness.stale_uploads import uploads
 from tests.harness.thorough import whole_only
-from workers.expired_job_artifacts import buckets
 
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)

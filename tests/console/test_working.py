@@ -9,8 +9,8 @@ from forgekeeper.ledger.processes import Process
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.leases import lease
 from forgekeeper.platform.database import now
+from tests.harness.artifacts import buckets
 from tests.harness.html import read_rows
-from workers.expired_job_artifacts import buckets
 
 SCRIPT = "<script>alert(1)</script>"
 

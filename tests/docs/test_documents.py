@@ -21,12 +21,12 @@ from forgekeeper.engine import counting
 from forgekeeper.ledger import reconcile, retry
 from forgekeeper.platform.coordination.leases import lease
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
+from tests.harness.artifacts import buckets
 from tests.harness.catalogue import SERIES
 from tests.harness.every import every
 from tests.harness.performing import attempt_at, runner_of
 from tests.harness.settings import settings_with
 from workers import expired_job_artifacts, git_ref_cleanup, stale_direct_uploads, user_status_cleanup
-from workers.expired_job_artifacts import buckets
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 

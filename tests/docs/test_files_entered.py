@@ -9,8 +9,9 @@ from pathlib import Path
 
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.platform.connections import client
+from tests.harness.artifacts import buckets
 from tests.harness.thorough import whole_only
-from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
+from workers.expired_job_artifacts import FLAG, MAX_BUCKETS
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 120

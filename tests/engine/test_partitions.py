@@ -7,7 +7,8 @@ from forgekeeper.platform.database import database, now
 from forgekeeper.platform.database.queries import START
 from models import JobArtifact
 from tests.harness.many_rows import artifacts, destroy_artifacts, ids
-from workers.expired_job_artifacts import expired
+from tests.harness.settings import settings_with
+from workers.expired_job_artifacts import delete_artifact_bucket
 
 PARTED = """
     create schema parted;
@@ -50,7 +51,8 @@ def test_rows_of_all_partitions_go_and_no_other_does():
 @pytest.mark.usefixtures("parted")
 def test_the_deletion_looks_into_the_partitions_of_its_rows_alone():
     artifacts(10)
-    statements = RowStatements(expired(now()))
+    (due,) = delete_artifact_bucket.shown_rows[0](now(), settings_with())
+    statements = RowStatements(due)
     values = statements.values | START._asdict()
 
     with database.atomic() as transaction:

@@ -73,7 +73,7 @@ def test_run_preview_backlog_and_breaker_agree_on_artifacts_without_a_path():
 
     assert (shown.records, shown.kept) == (13, {"no_path": 5, "unknown": 2})
     assert child.backlogs["expired_artifact"](now()).records == 13
-    assert expired_job_artifacts.at_stake(now()).due(100) == 13
+    assert batch.stake(now()).due(100) == 13
     assert (destroy_artifacts(), DeletedObject.select().count()) == (13, 12)
     assert Quarantined.select().count() == 0
 

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import statement
-from forgekeeper.engine.rows import Sweep
+from forgekeeper.engine.rows import Sweep, insert_objects
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.queries import START
+from forgekeeper.sources.buckets import BucketSet
 from forgekeeper.sources.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.performing import perform
@@ -23,11 +24,10 @@ from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
     MAX_RUNTIME,
-    buckets,
     delete_artifact_bucket,
-    expired,
 )
 
+buckets = BucketSet("bulk_delete_expired_job_artifacts")
 NO_GRACE = timedelta(0)
 NONE_BAD = SimpleNamespace(keys=frozenset())
 BUCKETS, MANY_BUCKETS = 5, 10
@@ -146,12 +146,19 @@ class Chunk(NamedTuple):
     held_up: list[int]
 
 
+def due_in_class(number, at):
+    (due,) = delete_artifact_bucket.shown_rows[0](at, settings_with())
+    return due.in_class(number)
+
+
 def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):
     """Destroy up to *limit* artifacts of class *number* that have expired *at* an instant, beyond a position."""
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
-    run = Run(delete_artifact_bucket, settings_with(), outcome=outcome, deadline=deadline, audit=audit)
-    sweep = Sweep(run, expired(at, number, grace=grace))
+    run = Run(
+        delete_artifact_bucket, settings_with(object_grace=grace), outcome=outcome, deadline=deadline, audit=audit
+    )
+    sweep = Sweep(run, due_in_class(number, at))
     sweep._position = after
     reached = sweep._take(NONE_BAD, limit, None)
     return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
@@ -159,5 +166,6 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
 
 def chunk_statement(number, at):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
-    statements = statement.RowStatements(expired(at, number, grace=NO_GRACE))
+    due = insert_objects(due_in_class(number, at), settings_with(object_grace=NO_GRACE))
+    statements = statement.RowStatements(due)
     return statements.delete(statement.Chunk(limit=BATCH_SIZE)), statements.values

@@ -22,7 +22,6 @@ from tests.harness import ref_deletions
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.performing import start_run
-from workers import expired_job_artifacts as artifacts
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
 
@@ -180,7 +179,7 @@ def test_a_run_that_stops_at_its_budget_is_a_timeout_unless_its_worker_drains(da
 
 def test_what_a_batch_alone_counts_is_counted(counted):
     end("git_ref_cleanup", outcome=ref_deletions.Outcome(10, 8, 2, "max_projects"))
-    end("expired_job_artifacts", outcome=artifacts.Outcome(5, 2, 1, 1, 2, 3))
+    end("expired_job_artifacts", outcome=DECLARED["expired_job_artifacts"].outcome(5, 2, 1, 1, 2, 3))
 
     assert counted("children_enqueued_total", "git_ref_cleanup", "clean_project_refs") == 8
     assert counted("fanout_limit_reached_total", "git_ref_cleanup") == 1
@@ -189,7 +188,7 @@ def test_what_a_batch_alone_counts_is_counted(counted):
 
 
 def test_a_flag_that_could_not_be_read_is_counted(counted):
-    end("expired_job_artifacts", outcome=artifacts.Outcome(), skipped="flag_unreadable")
+    end("expired_job_artifacts", outcome=DECLARED["expired_job_artifacts"].outcome(), skipped="flag_unreadable")
 
     assert counted("feature_flag_errors_total", "bulk_delete_job_artifacts") == 1
     assert counted("runs_skipped_total", "expired_job_artifacts", "flag_unreadable") == 1

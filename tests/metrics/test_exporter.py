@@ -21,11 +21,11 @@ from forgekeeper.platform.database import now, queries
 from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.targets import sentinel
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from tests.harness.artifacts import buckets
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import start_run
 from tests.harness.stale_uploads import uploads as register
-from workers.expired_job_artifacts import buckets
 
 DAY = timedelta(days=1)
 NAME = "user_status_cleanup"

@@ -7,11 +7,11 @@ from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, GitRefDeletion, JobArtifact, UserStatus
+from tests.harness.artifacts import buckets
 from tests.harness.performing import perform
 from tests.preview.outside import Objects, Refs, Uploads, UploadsInHash
 from tests.preview.world import DAY, HOUR, MICROSECOND, NOON, World
 from workers import expired_job_artifacts
-from workers.expired_job_artifacts import buckets
 
 BUCKETS = 5
 

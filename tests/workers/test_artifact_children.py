@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from tests.harness.artifacts import (
     DELETABLE,
     WRONG_STATISTICS,
     artifact,
+    buckets,
     count,
     due_artifacts,
     ids,
@@ -32,7 +34,7 @@ from tests.harness.settings import settings_with
 from tests.harness.thorough import examples, whole_only
 from tests.harness.waiting import patient
 from workers import expired_job_artifacts
-from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, BucketOutcome, buckets
+from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, delete_artifact_bucket
 
 BUCKETS, MANY_BUCKETS = 5, 10
 ARTIFACTS = examples(200_000)
@@ -70,7 +72,10 @@ def test_a_child_that_finds_no_bucket_does_nothing():
 
     outcome = run()
 
-    assert (outcome, len(ids())) == (BucketOutcome(None, 0, 0, "no_bucket"), 3)
+    assert (asdict(outcome), len(ids())) == (
+        {"bucket": None, "destroyed": 0, "bytes": 0, "stopped": "no_bucket"},
+        3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,8 @@ def test_a_child_that_finds_no_bucket_does_nothing():
     ids=["deadline", "loop limit"],
 )
 def test_a_child_ends_at_its_limit_and_frees_its_bucket(options, batches, stopped, monkeypatch):
-    monkeypatch.setattr(expired_job_artifacts, "LOOP_LIMIT", 3)
+    parent = delete_artifact_bucket.batch
+    monkeypatch.setattr(parent, "buckets", replace(parent.buckets, loop_limit=3))
     turn_on()
     due_artifacts(3 * BATCH_SIZE + 1)
 
@@ -168,7 +174,7 @@ def test_the_parent_does_nothing_while_the_flag_is_off(parent):
     row = parent()
 
     assert (row.state, row.result["skipped"], row.result["children_enqueued"]) == ("succeeded", "flag_off", 0)
-    assert (client.exists(buckets.AVAILABLE), depth(client, "artifacts")["ready"]) == (0, 0)
+    assert (client.exists(buckets.available_key), depth(client, "artifacts")["ready"]) == (0, 0)
 
 
 def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
@@ -311,7 +317,7 @@ def test_preview_and_backlog_count_what_goes_by_its_job(settings, monkeypatch):
 
     assert found.due == len(going)
     assert found.parts[0].kept == {"trace": 1, "locked": 1, "unknown": 3}
-    assert expired_job_artifacts.due(now()).records == len(going)
+    assert delete_artifact_bucket.backlogs["expired_artifact"](now()).records == len(going)
 
 
 def test_without_the_forges_rule_nothing_is_resolved_and_the_batch_is_blocked(settings):

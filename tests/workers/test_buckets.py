@@ -10,11 +10,12 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from forgekeeper.sources.buckets import Bucket
+from tests.harness.artifacts import buckets
 from tests.harness.thorough import sequences, whole_only
-from workers.expired_job_artifacts import buckets
-from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS
 
 MINUTE = timedelta(minutes=1)
+AVAILABLE, OCCUPIED, OWNERS = buckets.keys[:3]
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
 
     assert sorted(bucket.number for bucket in claims if bucket) == list(range(10))
     assert claims.count(None) == 6
-    assert not buckets.release(client, buckets.Bucket(0, 10, "of an owner that was silent for too long"))
+    assert not buckets.release(client, Bucket(0, 10, "of an owner that was silent for too long"))
     buckets.tidy(client, 10)
     assert buckets.claim(client, 10) is None
 

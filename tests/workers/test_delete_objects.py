@@ -25,9 +25,9 @@ from tests.harness.stores import Folder
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
 from workers import delete_objects
-from workers.delete_objects import CHUNK, MAX_RUNTIME
 
 LIMIT = 10.0
+CHUNK, MAX_RUNTIME = 1_000, delete_objects.delete_objects.budget
 SECOND = timedelta(seconds=1)
 VISIBILITY = timedelta(minutes=10)
 Outcome = delete_objects.delete_objects.outcome

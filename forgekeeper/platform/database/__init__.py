@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import peewee as pw
@@ -24,6 +25,7 @@ class Base(pw.Model):
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  For
     the model of a batch's `Rows` or `Changes` that says nothing, it follows from these.  A
     forge may lack what is *optional*, and what no setting of this process makes necessary (*is_used*).
+    *unaudited* has values of columns that the audit of earlier versions lacks, by column.
     *overlooked* returns the names of rows that exist and that a lookup by their names misses, of a sample.
     """
 
@@ -33,6 +35,7 @@ class Base(pw.Model):
     found_by: ClassVar[tuple[str, ...]] = ()
     partition: ClassVar[str | None] = None
     beside: ClassVar[tuple[str, ...]] = ()
+    unaudited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     grants: ClassVar[str] = "worker: select, insert, update, delete"
 
     class Meta:

@@ -38,6 +38,11 @@ def shown_name(model: type[Base]) -> str:
     return ".".join(part if BARE.fullmatch(part) else quote_name(part) for part in name_parts(model) if part)
 
 
+def show_column(name: str) -> str:
+    """Return a column as people write it: quoted only if SQL would read it differently."""
+    return name if BARE.fullmatch(name) else quote_name(name)
+
+
 def column_name(field: pw.Field[Any]) -> str:
     """Return a column with the name of its table: a statement has no alias that could be taken for it."""
     return f"{table_alias(field.model)}.{quote_name(field.column_name)}"

@@ -6,8 +6,8 @@ from collections import Counter
 
 from forgekeeper.api.batches import queues
 from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
+from tests.harness.artifacts import buckets
 from tests.harness.stale_uploads import uploads
-from workers.expired_job_artifacts import buckets
 
 from .history import Final
 from .watch import HALF
@@ -157,7 +157,7 @@ def final(rig, bares):
 
 def shares(client):
     """Return the buckets; once all workers have ended, who take them for a moment even where nothing is to do."""
-    state = {key.decode(): value for key, value in client.hgetall(buckets.STATE).items()}
+    state = {key.decode(): value for key, value in client.hgetall(buckets.state_key).items()}
     return {
         "available": buckets.available(client),
         "occupied": [held.number for held in buckets.held(client)],

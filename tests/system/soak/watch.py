@@ -15,9 +15,9 @@ import redis
 
 from forgekeeper.delivery.queues import STARTED
 from forgekeeper.platform.coordination import leases as locks
+from tests.harness.artifacts import buckets
 from tests.metrics.pages import read
 from tests.system.service import LIMIT
-from workers.expired_job_artifacts import buckets
 
 from .citizens import Citizen
 from .properties import MOST_LOSSES, OLD_TRANSACTION
@@ -68,8 +68,8 @@ class Watcher(Citizen):
 
     def _look_at_holders(self):
         with self.redis.pipeline() as pipe:
-            pipe.smembers(buckets.AVAILABLE)
-            pipe.hgetall(buckets.OWNERS)
+            pipe.smembers(buckets.available_key)
+            pipe.hgetall(buckets.owners_key)
             pipe.hgetall(STARTED)
             available, owners, starts = pipe.execute()
         holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}

@@ -1,6 +1,6 @@
 -- Take a bucket back from its owner; return 1, or 0 when it was not its own any more.
 --
--- KEYS     available, occupied, owners, state: as `buckets.py` has them
+-- KEYS     available, occupied, owners, state: `BucketSet.keys`
 -- ARGV     number and token
 --
 -- A bucket that exists no longer is dropped instead of made available.

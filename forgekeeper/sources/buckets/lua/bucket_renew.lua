@@ -1,6 +1,6 @@
 -- Record a heartbeat of a bucket's owner, and return why it has to end.
 --
--- KEYS     available, occupied, owners, state: as `buckets.py` has them
+-- KEYS     available, occupied, owners, state: `BucketSet.keys`
 -- ARGV     number and token
 --
 -- Returns nil, 'scale_down' (still its own, but it exists no longer: to be released soon), or

@@ -1,6 +1,6 @@
 -- Bring the buckets into order: below max each exists once, and none stays with an owner that has no heartbeat.
 --
--- KEYS     available, occupied, owners, state: as `buckets.py` has them
+-- KEYS     available, occupied, owners, state: `BucketSet.keys`
 -- ARGV[1]  max, how many buckets there shall be
 -- ARGV[2]  seconds of silence after which an owner counts as dead
 --

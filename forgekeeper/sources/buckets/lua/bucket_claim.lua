@@ -1,6 +1,6 @@
 -- Give a bucket to an owner; return its number, or nil if none is free.
 --
--- KEYS     available, occupied, owners, state: as `buckets.py` has them
+-- KEYS     available, occupied, owners, state: `BucketSet.keys`
 -- ARGV[1]  max, the bucket's number will be below it
 -- ARGV[2]  token, new for each claim: the key of the owner's child, if it has one, and 32 hexadecimal digits
 --

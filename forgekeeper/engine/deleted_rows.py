@@ -1,0 +1,120 @@
+"""The rows that were deleted, as the audit has them, and those of them whose objects are still there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from forgekeeper.api.answers import Recoverable
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.audit.deletions import each_of
+from forgekeeper.engine.restoring import RestorableRows, Row
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.queries import pages
+from forgekeeper.platform.database.survey import literal
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.outbox import DeletedObject
+
+OBJECT = "deleted_object"
+"""The record of the outbox's objects in the audit."""
+LINES = 50
+"""Lines of the audit per page, each of a hundred rows."""
+
+OF_RUN = "run = %(run)s"
+OF_ROW = "%(row)s = any(ids)"
+# The clocks of an object's row and of the audit's line may differ by an hour.
+OF_PROJECT = """detail->{name} @> to_jsonb(%(project)s::bigint) and at >= (
+        select min(created_at) - interval '1 hour' from deleted_objects where project_id = %(project)s
+    )"""
+DELETED = (
+    "select ids, detail from audit_deletions where record = {record} and phase = 'done' and {which} order by id desc"
+)
+# If an attempt died between the store and the outbox, the next one closes its intents: the row is there, and held, and
+# the object is gone.
+GONE = f"""
+    select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
+    join deleted_objects as object using (id)
+    where record = '{OBJECT}' and phase = 'outcome'
+      and at >= (select min(created_at) - interval '1 hour' from deleted_objects)
+      and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
+"""
+
+
+class Which(NamedTuple):
+    """Rows and objects of a *project*, of a *run* that has deleted them, or of the one *row* that is *called* so."""
+
+    project: int | None = None
+    run: int | None = None
+    row: int | None = None
+    called: str | None = None
+
+    @property
+    def is_of_any(self) -> bool:
+        """Whether nothing is named."""
+        return self.project is None and self.run is None and self.row is None
+
+    def is_of(self, kind: RestorableRows) -> bool:
+        """Return whether rows of this kind may be meant."""
+        return self.called in {None, kind.called}
+
+
+def find_restorable() -> list[tuple[RestorableRows, str]]:
+    """Return the kinds of rows that can be restored, each with the name of its batch."""
+    return [(RestorableRows(rows), batch.name) for batch in BATCHES.values() for rows in batch.restorable]
+
+
+def count_recoverable(kind: RestorableRows, run: int, until: float, _settings: Settings) -> Recoverable:
+    """Count the rows that *run* has deleted and that can be restored, page by page until that instant."""
+    if obstacle := kind.describe_obstacle():
+        return Recoverable(0, 0, obstacle)
+    count = looked_at = 0
+    for rows, lost in pages_of_recoverable(kind, Which(run=run), held=False):
+        count, looked_at = count + len(rows), looked_at + len(rows) + lost
+        if time.monotonic() >= until:
+            break
+    return Recoverable(count, looked_at)
+
+
+def pages_of_deleted(kind: RestorableRows, which: Which) -> Iterator[list[Row]]:
+    """Yield pages of the rows as they were, the latest first: of a row that was deleted twice, the last one."""
+    seen = set[int]()
+    statement = DELETED.format(record=literal("%s", [kind.record]), which=_choose(kind, which))
+    for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
+        rows = list[Row]()
+        for ids, detail in page:
+            for row in map(kind.read_row, each_of(ids, detail, len(ids))):
+                project = None if kind.project is None else row[kind.project]
+                asked = which.project in {None, project} and which.row in {None, row[kind.key]}
+                if asked and row[kind.key] not in seen:
+                    seen.add(row[kind.key])
+                    rows.append(row)
+        yield rows
+
+
+def _choose(kind: RestorableRows, which: Which) -> str:
+    """Return the condition of the audit's lines that may have such rows."""
+    if which.run is not None:
+        return OF_RUN
+    if which.project is None:
+        return OF_ROW
+    if kind.project is None:
+        return "false"
+    return OF_PROJECT.format(name=literal("%s", [kind.columns[kind.project]]))
+
+
+def pages_of_recoverable(kind: RestorableRows, which: Which, *, held: bool = True) -> Iterator[tuple[list[Row], int]]:
+    """Yield pages of the rows whose objects are there, or that have none, and how many are lost.
+
+    A run may delete any object that is not *held* at any moment: these count only if *held* is false.
+    """
+    gone = {number for (number,) in database.execute_sql(GONE).fetchall()}
+    for rows in pages_of_deleted(kind, which):
+        there = {path for path, number, is_held in find_objects(kind, rows) if is_held >= held and number not in gone}
+        back = [row for row in rows if not row[kind.path] or row[kind.path] in there]
+        yield back, len(rows) - len(back)
+
+
+def find_objects(kind: RestorableRows, rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
+    """Return, of the rows whose objects are in the outbox, the path, the object's id, and whether it is held."""
+    return DeletedObject.lying([row[kind.path] for row in rows if row[kind.path]])

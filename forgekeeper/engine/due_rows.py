@@ -1,0 +1,103 @@
+"""Counts of due rows: the backlog, the breaker's stake, and rows that wait for the forge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import peewee as pw
+
+from forgekeeper.api.answers import Backlog, Due, Rows, rows_of
+from forgekeeper.api.batches import BatchSpec
+from forgekeeper.platform.database import database, exclusions, now, queries, survey
+from forgekeeper.platform.database.naming import column_name, relation_name
+from forgekeeper.platform.settings import Settings
+from metrics.catalogue import Gauge, Reading
+
+# One index scan for each class: a scan for all of them would read the whole index to sort it.
+OF_EACH_CLASS = """
+    from generate_series(0, {last}) as forgekeeper_class, lateral (
+        select {since} as due from {table}
+        where {number} = forgekeeper_class and {where}
+        order by {since}, {key} limit %(bound)s
+    ) as of_class"""
+OLDEST = f"select min(due) {OF_EACH_CLASS}"
+HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as counted"
+COUNTED_WITHIN_SECONDS = 1.0
+"""Time limit for counting rows that wait: a forge without an index for them is not read from end to end."""
+
+
+def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
+    """Count the rows of a kind that are due, by the very condition by which they go."""
+    rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
+    if rows.classes is None and rows.or_where is None:
+        return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
+    found = [_backlog_by_index(part, by_class=number == 0) for number, part in enumerate(rows.by_index())]
+    oldest = min((one.oldest for one in found if one.oldest), default=None)
+    return Backlog(sum(one.records for one in found), oldest)
+
+
+def _backlog_by_index(rows: Rows[Any], *, by_class: bool) -> Backlog:
+    if rows.classes is None or not by_class:
+        return Backlog.of(rows.select(), oldest=rows.since, after=rows.after)
+    oldest = _ask_each_class(OLDEST, rows, 1)
+    return Backlog(_ask_each_class(HOW_MANY, rows, queries.BOUND), oldest and oldest + rows.after)
+
+
+def _ask_each_class(statement: str, rows: Rows[Any], bound: int) -> Any:
+    assert rows.classes is not None, "rows without classes"
+    is_dated = pw.Expression(rows.due_of_all_shares, "AND", rows.since.is_null(False))
+    names = {
+        "last": rows.classes.count - 1,
+        "number": rows.classes.number.replace("%", "%%"),
+        "since": column_name(rows.since),
+        "table": relation_name(rows.model),
+        "key": column_name(rows.model._meta.primary_key),
+        "where": exclusions.written(rows.model, is_dated),
+    }
+    return database.execute_sql(statement.format(**names), {"bound": bound}).fetchone()[0]
+
+
+def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
+    """Return the counts that the breaker weighs: rows that are due and their followers, of all in their tables."""
+    found = rows_of(batch, due, now)
+    models = [model for rows in found for model in (rows.model, *(rows.followers if rows.shows_followers else ()))]
+    return queries.Stake(partial(_count_all, found), partial(queries.count_rows, models))
+
+
+def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
+    found = 0
+    for one in rows:
+        found += _count(one, bound - found) if found < bound else 0
+    return found
+
+
+def _count(rows: Rows[Any], bound: int) -> int:
+    if rows.shown_followers:
+        return sum(rows.count(bound).values())
+    (key,) = rows.model._meta.get_primary_keys()
+    first, *others = rows.by_index()
+    found = first.select(key).limit(bound).count() if rows.classes is None else _ask_each_class(HOW_MANY, first, bound)
+    return int(found) + sum(one.select(key).limit(bound).count() for one in others)
+
+
+def show_waiting(batch: BatchSpec, rows: Rows[Any], called: str, due: Due) -> None:
+    """Let the exporter count the rows that wait until the forge says more of them."""
+    name = f"waiting_{called}s"
+    text = f"Expired {called}s that stay until the forge says more of them (counted up to a bound)."
+    gauge = Gauge(name, text, ("reason",), tuple((reason,) for reason in rows.waits))
+    batch.collector(name, gauges=[gauge])(partial(_count_waiting, batch.name, due, rows.record, name))
+
+
+def _count_waiting(batch: str, due: Due, record: str, name: str, _settings: Settings) -> Iterator[Reading]:
+    """Count the rows of each reason; leave out a reason that takes too long to count."""
+    rows = next(rows for rows in rows_of(batch, due, now()) if rows.record == record)
+    assert rows.now is not None, "rows_of binds them"
+    is_past = rows.since < rows.now - rows.after
+    for reason, condition in rows.waits.items():
+        found = partial(queries.count, rows.model.select().where(is_past, pw.SQL(condition)))
+        if (records := survey.within(time.monotonic() + COUNTED_WITHIN_SECONDS, found)) is not None:
+            yield Reading(name, records, (reason,))

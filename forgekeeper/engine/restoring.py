@@ -1,0 +1,144 @@
+"""The SQL that inserts deleted rows back, from the columns that the audit has of them.
+
+Rows of a table are inserted with all of their columns.  Only the forge of a view knows the rows below it: its function
+``restore_artifacts``, or by whichever name the rows are called, inserts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from peewee import chunked
+from psycopg2.sql import Identifier
+
+from forgekeeper.api.answers import Rows, Subject
+from forgekeeper.engine.row_audit import name_columns
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.database import database
+from forgekeeper.platform.database.exclusions import visible
+from forgekeeper.platform.database.naming import relation_name, show_column, shown_name
+
+STATEMENT_ROWS = 500
+"""Rows per statement of the script."""
+
+# It means the same whatever the session's settings are: no name of an object leaves its literal.
+BEGIN = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
+INSERT = """\
+with back as (
+    insert into {relation} ({columns}) overriding system value
+    select {columns} from jsonb_populate_recordset(null::{relation}, {rows}::jsonb)
+    on conflict ({key}) do nothing
+    returning {returned}
+)"""
+ADD_TO_TOTALS = """
+update {table} as total
+set {kept} = total.{kept} + came.{size}
+from (select {of}, sum(coalesce({size}, 0)) as {size} from back group by {of}) as came
+where total.{total_key} = came.{of};"""
+RESTORE = "select {schema}.{function}({rows}::jsonb);"
+FIND_RELATION = """
+    select relkind in ('r', 'p'), quote_ident(nspname), quote_ident(nspname) || '.' || quote_ident(relname),
+        to_regprocedure(quote_ident(nspname) || '.' || quote_ident(%(function)s) || '(jsonb)') is not null
+    from pg_class as c join pg_namespace as n on n.oid = relnamespace where c.oid = to_regclass(%(relation)s)
+"""
+
+Row = dict[str, Any]
+
+
+class RestoredRelation(NamedTuple):
+    """The forge's relation of the rows: a table, or a view that has a function to restore its rows or lacks it."""
+
+    is_table: bool
+    schema: str
+    shown: str
+    has_function: bool
+
+
+def subject_of(rows: Rows[Any]) -> Subject:
+    """Return how people ask for a row of the answer."""
+    return rows.called or Subject(rows.record, "ID", rows.record, because="it was due at {due}")
+
+
+class RestorableRows:
+    """Deleted rows of an answer that can be inserted back; people call one *called*, and it is *done*: destroyed."""
+
+    def __init__(self, rows: Rows[Any]) -> None:
+        assert rows.outbox is not None, "rows without an outbox are not restored"
+        subject = subject_of(rows)
+        self.rows, self.record, self.called = rows, rows.record, subject.called
+        self.done = subject.gone.removeprefix("was ")
+        self.columns = name_columns(rows)
+        self.key = rows.model._meta.primary_key.column_name
+        self.path = rows.outbox.path.column_name
+        self.project = None if rows.project is None else rows.project.column_name
+        self._theirs = rows.outbox.theirs
+
+    @cached_property
+    def _function(self) -> str:
+        return f"restore_{self.called}s"
+
+    def describe_obstacle(self) -> str | None:
+        """Say why the deleted rows cannot be restored; None if nothing prevents it."""
+        found = self._find_relation()
+        if found is None:
+            return None
+        if self._theirs is not None and client.settings is not None and client.settings.objects == "theirs":
+            why = (
+                "FORGEKEEPER_OBJECTS is theirs, so the forge deletes their objects, and nothing here keeps it from that"
+            )
+        elif found.is_table or found.has_function:
+            return None
+        else:
+            function = f"{found.schema}.{self._function}(jsonb)"
+            why = f"{found.shown} is a view, and no function {function} inserts rows (docs/adopting.md)"
+        return f"{self.called}s that are {self.done} cannot be restored: {why}"
+
+    def read_row(self, facts: Mapping[str, Any]) -> Row:
+        """Return a row of the relation by its columns, from what the audit has of it."""
+        known = {column: facts[name] for column, name in self.columns.items() if name in facts}
+        unaudited = {name: value for name, value in self.rows.model.unaudited.items() if name not in known}
+        row = {column: (known | unaudited)[column] for column in self.columns if column in known or column in unaudited}
+        return row | dict(facts.get("others", {}))
+
+    def exists(self, number: int) -> bool:
+        """Return whether the forge has a row with this key."""
+        model = self.rows.model
+        return bool(model.select().where(model._meta.primary_key == number).exists())
+
+    def write_script(self, rows: Iterable[Row]) -> Iterator[str]:
+        """Yield the SQL that inserts rows back, in one transaction, and adds their sizes to the totals."""
+        relation = self._find_relation()
+        assert relation is not None, "the forge has the relation of rows that it has deleted"
+        template = self._write_insert() if relation.is_table else RESTORE
+        yield from BEGIN
+        (path,) = database.execute_sql("select current_setting('search_path')").fetchone()
+        yield f"set local search_path = {path};"
+        names = {"relation": relation.shown, "schema": relation.schema, "function": self._function}
+        with database.connection().cursor() as cursor:
+            for columns, alike in groupby(rows, tuple):
+                quoted = ", ".join(Identifier(column).as_string(cursor) for column in columns)
+                for some in chunked(alike, STATEMENT_ROWS):
+                    text = cursor.mogrify("%s", (json.dumps(some, ensure_ascii=False),)).decode()
+                    yield template.format(**names, columns=quoted, rows=text)
+        yield "commit;"
+
+    def _write_insert(self) -> str:
+        """Return the template of a statement; a total that the forge lacks gets nothing back."""
+        total, size = self.rows.total, self.rows.size
+        names = {"relation": "{relation}", "columns": "{columns}", "rows": "{rows}", "key": show_column(self.key)}
+        if total is None or size is None or not visible(total.kept.model):
+            return f"{INSERT.format(**names, returned=names['key'])} select from back;"
+        of, summed = show_column(total.of.column_name), show_column(size.column_name)
+        names |= {"returned": f"{of}, {summed}", "of": of, "size": summed, "table": shown_name(total.kept.model)}
+        names |= {"kept": show_column(total.kept.column_name)}
+        names |= {"total_key": show_column(total.kept.model._meta.primary_key.column_name)}
+        return f"{INSERT}{ADD_TO_TOTALS}".format(**names)
+
+    def _find_relation(self) -> RestoredRelation | None:
+        names = {"relation": relation_name(self.rows.model), "function": self._function}
+        found = database.execute_sql(FIND_RELATION, names).fetchone()
+        return None if found is None else RestoredRelation(*found)

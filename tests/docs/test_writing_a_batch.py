@@ -18,7 +18,7 @@ from tests.harness.toys import declaring
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
-WHOLE, OBJECTS, DECORATOR, REFS, REGISTER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+WHOLE, OBJECTS, DECORATOR, REFS, REGISTER, BUCKETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 DIVIDED = re.sub(r"@batch.*\n", DECORATOR, OBJECTS)
 NAMES = "from peewee import Model\nfrom forgekeeper import Retry\n"
 """Names that a mistake uses and the page does not."""
@@ -49,7 +49,9 @@ def said(tmp_path_factory):
     (folder / "refs.py").write_text(REFS)
     (folder / "wrong_ref.py").write_text(REFS.replace("ref=Branch.ref", "ref=Branch.name"))
     (folder / "no_repository.py").write_text(REFS.replace("        repository=Repository.path,\n", ""))
+    (folder / "buckets.py").write_text(BUCKETS)
     (folder / "wrong_path.py").write_text(OBJECTS.replace("path=Parcel.path", "path=Parcel.paths"))
+    (folder / "wrong_store.py").write_text(BUCKETS.replace("location=Package.store", "location=Package.stores"))
     (folder / "no_location.py").write_text(OBJECTS.replace('location="parcels", ', ""))
     (folder / "register.py").write_text(REGISTER)
     (folder / "location.py").write_text(REGISTER.replace("Objects(UPLOADS)", 'Objects(UPLOADS, location="packages")'))
@@ -149,7 +151,7 @@ def test_the_page_has_twenty_mistakes_or_more():
 
 
 @whole_only
-@pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py", "refs.py", "register.py"])
+@pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py", "refs.py", "register.py", "buckets.py"])
 def test_the_batches_that_the_page_shows_are_typed(said, file):
     assert file not in said
 
@@ -159,6 +161,7 @@ def test_the_batches_that_the_page_shows_are_typed(said, file):
     ("file", "error"),
     [
         ("wrong_path.py", '"type[Parcel]" has no attribute "paths"'),
+        ("wrong_store.py", '"type[Package]" has no attribute "stores"'),
         ("wrong_ref.py", '"type[Branch]" has no attribute "name"'),
         ("no_repository.py", 'named argument "repository"'),
         ("no_location.py", 'No overload variant of "Objects" matches argument types "Queue[Parcel]"'),

@@ -2,7 +2,7 @@
 
 A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one guarded update; a second one
 changes nothing, and its return value says so.  All times are the database's, so a machine whose clock is wrong claims
-nothing early and repeats nothing.  `docs/architecture/ticks.md` draws the states.
+nothing early and repeats nothing.  `docs/architecture/README.md` draws the states.
 
 A database that is restored gives the numbers of its lost runs out again.  So each run has a token, which is in its
 message, and each attempt another, in every change that it makes: what comes from the lost time learns that it is lost.

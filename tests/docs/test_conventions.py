@@ -103,6 +103,15 @@ def test_the_engine_has_at_most_ten_rooms():
     assert len(list((ROOT / "forgekeeper").glob("*/__init__.py"))) <= 10
 
 
+def test_the_architecture_draws_exactly_the_rooms_of_the_engine_in_the_order_of_their_layers():
+    page = (ROOT / "docs" / "architecture" / "README.md").read_text()
+    (picture,) = re.findall(r"^ *subgraph forgekeeper\n(.*?)^ *end$", page, re.MULTILINE | re.DOTALL)
+    rooms = {path.parent.name for path in (ROOT / "forgekeeper").glob("*/__init__.py")}
+    layers = re.findall(r"forgekeeper\.(\w+)", CONTRACTS["importlinter:contract:layers"]["layers"])
+
+    assert re.findall(r'\b(\w+)\["', picture) == [layer for layer in layers if layer in rooms]
+
+
 @every("module", [module for module in TREES if within(module, UNREAD)])
 def test_a_module_that_import_linter_does_not_read_imports_only_what_it_may(module):
     imported = {name for name in imports(module) if name.partition(".")[0] in OURS}

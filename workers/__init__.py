@@ -1,7 +1,4 @@
-"""The documents: a batch a module, or a folder where it needs more than one file.
-
-Importing this package declares them all, in the order in which they are shown.
-"""
+"""The batches, a module for each; importing this package declares them in the order in which they are shown."""
 
 import sys
 from typing import Any, cast

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forgekeeper.api.answers import Answer, Mistake, Subject, record_of
+from forgekeeper.api.answers import Answer, Due, Mistake, Subject, record_of
 from forgekeeper.api.batches import ChildSpec, Declared, Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine.preview_of_refs import preview_refs
@@ -59,11 +59,12 @@ CHILD_FIELDS = ("total_deletes", "rejected"), ("gone",)
 """The same of its child: rows whose refs are deleted, rejected rows, rows closed without a repository."""
 
 
-def refuse_refs(name: str, answers: Sequence[Answer], *, of_child: bool) -> None:
+def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for a batch that answers with `Refs`, and a child that answers with `ChildPerRepository`."""
-    if of_child and any(isinstance(answer, ChildPerRepository) for answer in answers):
+    name, is_child = declared.name, isinstance(declared, ChildSpec)
+    if is_child and any(isinstance(answer, ChildPerRepository) for answer in answers):
         raise Mistake(f"{name} answers with ChildPerRepository: that is the answer of its batch")
-    if not of_child and any(isinstance(answer, Refs) for answer in answers):
+    if not is_child and any(isinstance(answer, Refs) for answer in answers):
         raise Mistake(
             f"{name} answers with Refs, which are of one project: return ChildPerRepository, and return Refs from a"
             f" function with @child({name}, …)"
@@ -85,19 +86,17 @@ def refuse_other_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[],
         )
 
 
-def result_of_refs(name: str, answers: Sequence[Answer]) -> type[DataclassInstance] | None:
-    """Return the dataclass for the result of a batch or child that answers with refs; None for any other."""
-    for answer in answers:
-        if isinstance(answer, (Refs, ChildPerRepository)):
-            before, after = CHILD_FIELDS if isinstance(answer, Refs) else FAN_OUT_FIELDS
-            fields: list[tuple[str, type, Any]] = [(one, int, field(default=0)) for one in before]
-            fields.append(("stopped", str, field(default="drained")))
-            fields += [(one, int, field(default=0)) for one in after]
-            return make_dataclass("RefResult", fields, namespace={"__doc__": f"Of {name}."})
-    return None
+def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
+    """Return the dataclass for the result of a run or child."""
+    is_child = any(isinstance(answer, Refs) for answer in answers)
+    before, after = CHILD_FIELDS if is_child else FAN_OUT_FIELDS
+    fields: list[tuple[str, type, Any]] = [(one, int, field(default=0)) for one in before]
+    fields.append(("stopped", str, field(default="drained")))
+    fields += [(one, int, field(default=0)) for one in after]
+    return make_dataclass("RefResult", fields, namespace={"__doc__": f"Of {name}."})
 
 
-def records_of_refs(answers: Sequence[Answer]) -> Iterator[Record]:
+def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
     """Yield how the fields of that result are counted."""
     for answer in answers:
         if isinstance(answer, ChildPerRepository):
@@ -115,7 +114,7 @@ def records_of_refs(answers: Sequence[Answer]) -> Iterator[Record]:
             yield Record(answer.rejected_record, refused=True)
 
 
-def derive_from_refs(declared: Declared, answers: Sequence[Answer]) -> None:
+def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
     """Complete the declaration of a batch that fans out to repositories, or of its child and with it the batch."""
     for answer in answers:
         if isinstance(answer, ChildPerRepository):

@@ -1,0 +1,64 @@
+"""The declaration of a batch with buckets, and of the child that works on one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, make_dataclass
+from typing import TYPE_CHECKING, Any
+
+from forgekeeper.api.answers import Answer, Mistake, Rows
+from forgekeeper.api.batches import BATCHES, BatchSpec, Declared
+from forgekeeper.api.buckets import COUNTED, Buckets
+from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
+from forgekeeper.engine.declared_rows import complete_declaration, count_fields, list_records, select_rows
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["check_declaration", "complete_declaration", "list_records", "make_result"]
+
+
+def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
+    """Return the dataclass for the result of a child: its bucket and the counts of rows."""
+    bucket, stopped = ("bucket", int | None, field(default=None)), ("stopped", str, field(default=NO_BUCKET))
+    fields: list[tuple[str, Any, Any]] = [bucket, *count_fields(select_rows(answers)), stopped]
+    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+
+
+def make_result_of_batch(name: str) -> type[DataclassInstance]:
+    """Return the dataclass for the result of a run: the counts of buckets and children."""
+    fields = [(one, int, field(default=0)) for one in (*COUNTED, "children_enqueued")]
+    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+
+
+def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
+    """Raise `Mistake` for rows of a child that the buckets of its batch cannot divide."""
+    buckets = declared.batch.buckets
+    assert buckets is not None, "its batch has them"
+    _check_classes(declared.name, buckets, select_rows(answers))
+
+
+def complete_batch(batch: BatchSpec, buckets: Buckets) -> None:
+    """Let exporter, status and counters show the buckets; raise `Mistake` for a name or a flag that does not fit."""
+    _check_buckets(batch, buckets)
+    show_buckets(batch, buckets)
+
+
+def _check_buckets(batch: BatchSpec, buckets: Buckets) -> None:
+    """Refuse buckets that another batch has, and flags that nobody describes."""
+    for other in BATCHES.values():
+        if other.buckets is not None and other.buckets.name == buckets.name:
+            raise Mistake(f"{batch.name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
+    for flag in buckets.count_with:
+        if flag not in batch.flags:
+            raise Mistake(f"{batch.name}: its buckets ask the flag {flag}; describe it in flags=")
+
+
+def _check_classes(name: str, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
+    """Refuse rows that the buckets cannot divide."""
+    most, classes = max(buckets.counts), [one.classes for one in rows]
+    if not rows or None in classes:
+        raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+    for count in (one.count for one in classes if one is not None):
+        if count < most:
+            raise Mistake(f"{name} has {most} buckets and {count} classes: a bucket is one class at least")

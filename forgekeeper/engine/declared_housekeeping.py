@@ -1,0 +1,38 @@
+"""The declaration that follows from `Housekeeping`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forgekeeper.api.answers import Answer, Due
+from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.housekeeping import Housekeeping
+from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
+from forgekeeper.ledger.job_runs import JobRun
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def make_result(_name: str, _answers: Sequence[Answer]) -> type[DataclassInstance]:
+    """Return the dataclass for the result of a run."""
+    return HousekeepingOutcome
+
+
+def list_records(_answers: Sequence[Answer]) -> Sequence[Record]:
+    """Return how old records are counted."""
+    return RECORDS
+
+
+def check_declaration(_declared: Declared, _answers: Sequence[Answer]) -> None:
+    """Accept the declaration: `Housekeeping` has checked itself."""
+
+
+def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
+    """Let the preview count the old records."""
+    declared.batch.tables = (*declared.batch.tables, JobRun)
+    for answer in answers:
+        if isinstance(answer, Housekeeping):
+            declared.preview(partial(preview_old_records, answer))

@@ -1,0 +1,100 @@
+"""The declaration that follows from `Objects`, whose source is a queue or a register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field, make_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from forgekeeper.api.answers import Answer, Due, Subject
+from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.objects import Objects, Register
+from forgekeeper.engine.queued_objects import (
+    count_backlog,
+    find_some_objects,
+    preview_objects,
+    refused_objects,
+    stake_of_objects,
+)
+from forgekeeper.engine.registered_facts import REGISTER_TABLES, register_fields, register_records, require_register
+from forgekeeper.engine.registered_looks import show_register
+from forgekeeper.platform.database import Base
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+OBJECT_FIELDS: list[tuple[str, type, Any]] = [
+    *((name, int, field(default=0)) for name in ("deleted", "missing", "failed", "remaining")),
+    ("stopped", str, field(default="drained")),
+    ("kept", int, field(default=0)),
+]
+"""The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
+
+
+def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
+    """Return the dataclass for the result of a run."""
+    first = next(_select(answers))
+    fields = register_fields(first) if isinstance(first.source, Register) else OBJECT_FIELDS
+    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+
+
+def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
+    """Yield how objects are counted, and the objects that were given up."""
+    for one in _select(answers):
+        yield from _object_records(one)
+
+
+def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
+    """Raise `Mistake` for a register that the declaration does not fit."""
+    for one in _select(answers):
+        if isinstance(one.source, Register):
+            require_register(declared, one, answers)
+
+
+def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
+    """Let everybody who asks about the objects be answered by the source that the run claims from."""
+    for one in _select(answers):
+        _name_tables(declared, one)
+        if isinstance(one.source, Register):
+            show_register(declared, one)
+        else:
+            _show_queue(declared, one)
+
+
+def _select(answers: Sequence[Answer]) -> Iterator[Objects[Any]]:
+    return (one for one in answers if isinstance(one, Objects))
+
+
+def _name_tables(declared: Declared, objects: Objects[Any]) -> None:
+    """Name the tables and places of the objects, and the tables that keep some."""
+    batch = declared.batch
+    keepers = [model for model in objects.unless or () if model is not None]
+    tables = REGISTER_TABLES if isinstance(objects.source, Register) else (objects.source.model,)
+    batch.tables = tuple(dict.fromkeys((*batch.tables, *tables)))
+    batch.reads = tuple(dict.fromkeys((*keepers, *batch.reads)))
+    batch.deletes_from = batch.deletes_from or "stores"
+
+
+def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
+    """Say how objects are counted, and those that were given up."""
+    if isinstance(objects.source, Register):
+        return register_records(objects)
+    done = ("deleted", "missing")
+    by = ("pattern",) if objects.project is None else ("project", "pattern")
+    errors = {"database": (), "object_storage": ("failed",)}
+    counted = Record(objects.record, (*done, "failed"), done, errors, objective=objects.objective, excluded_by=by)
+    return counted, Record(f"dead_{objects.called}", refused=True)
+
+
+def _show_queue(declared: Declared, objects: Objects[Any]) -> None:
+    batch = declared.batch.name
+    if objects.queue.model.grants == Base.grants:
+        objects.queue.model.grants = "worker: select, update, delete; exporter: select"
+    declared.backlog(objects.record)(partial(count_backlog, objects, batch))
+    declared.batch.at_stake(partial(stake_of_objects, objects, batch))
+    declared.preview(partial(preview_objects, objects))
+    declared.quarantines(refused_objects(objects, batch))
+    declared.batch.audited(Subject(objects.called, "ID", objects.record, because="it was due at {due}"))
+    declared.batch.objects(partial(find_some_objects, objects))
+    declared.batch.emptied.append(objects.queue.model)

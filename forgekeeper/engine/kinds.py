@@ -1,0 +1,92 @@
+"""Kinds of answers: a module for each declares everything that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forgekeeper.api.answers import Answer, Due, Mistake, Note, Rows, Skip, answers_of
+from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.housekeeping import Housekeeping
+from forgekeeper.api.objects import Objects
+from forgekeeper.api.refs import ChildPerRepository, Refs
+from forgekeeper.engine import declared_buckets, declared_housekeeping, declared_objects, declared_refs, declared_rows
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+"""The instant at which a batch is asked for the shape of its answer."""
+
+
+class AnswerKind(Protocol):
+    """A module that derives declarations from answers of one type."""
+
+    def make_result(self, name: str, answers: Sequence[Answer], /) -> type[DataclassInstance]:
+        """Return the dataclass for the result of a run or child called *name*."""
+
+    def list_records(self, answers: Sequence[Answer], /) -> Iterable[Record]:
+        """Return how the fields of that result count records."""
+
+    def check_declaration(self, declared: Declared, answers: Sequence[Answer], /) -> None:
+        """Raise `Mistake` for a declaration that does not fit the answers."""
+
+    def complete_declaration(self, declared: Declared, answers: Sequence[Answer], due: Due, /) -> None:
+        """Derive tables, backlog, stake, preview, quarantine and audit; *due* returns the answers at an instant."""
+
+
+# A module has no `self`: its functions are the methods.
+KINDS: dict[type[Answer], AnswerKind] = {
+    Rows: declared_rows,
+    Objects: declared_objects,
+    Refs: declared_refs,
+    ChildPerRepository: declared_refs,
+    Housekeeping: declared_housekeeping,
+}
+
+
+def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> AnswerKind:
+    """Return the kind of the *answers*, *in_bucket* that of rows in buckets; that of rows if there are none.
+
+    Raises `Mistake` for answers of several kinds: limits, results and records are those of one.
+    """
+    if in_bucket:
+        return declared_buckets
+    kinds = [kind for answer in answers for type_, kind in KINDS.items() if isinstance(answer, type_)]
+    if any(kind is not kinds[0] for kind in kinds):
+        types = ", ".join(sorted({type(one).__name__ for one in answers if not isinstance(one, (Note, Skip))}))
+        raise Mistake(f"{name} answers with {types}: declare a batch for each")
+    return kinds[0] if kinds else declared_rows
+
+
+def ask_batch(name: str, due: Due) -> list[Answer]:
+    """Return the answers at any instant, for their shape; nothing of them is executed.
+
+    Raises `Mistake` if the function needs a run to answer.
+    """
+    try:
+        return answers_of(name, due, ANY_INSTANT)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
+            " build the expression alone, or declare records=, tables= and outcome="
+        ) from error
+
+
+def ask_child(name: str, function: Callable[..., Any]) -> list[Answer]:
+    """Return the answers of a child for some project; their shape is the same for each.
+
+    Raises `Mistake` for answers other than `Refs`: of these nobody knows how much is due to all children together.
+    """
+    answers = ask_batch(name, lambda now: function(now, declared_refs.SOME_PROJECT))
+    for answer in answers:
+        if not isinstance(answer, (Refs, ChildPerRepository)):
+            raise Mistake(f"{name} has no due=: it says what is due to all children together")
+        if isinstance(answer, Refs):
+            ask_missing = partial(function, ANY_INSTANT, declared_refs.SOME_PROJECT, True)
+            declared_refs.refuse_other_arguments(name, answer, ask_missing)
+    return answers

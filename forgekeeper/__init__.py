@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Children as Children
     from forgekeeper.api.answers import Classes as Classes
     from forgekeeper.api.answers import Note as Note
-    from forgekeeper.api.answers import Recoverable as Recoverable
     from forgekeeper.api.answers import Rows as Rows
     from forgekeeper.api.answers import Skip as Skip
     from forgekeeper.api.answers import Spared as Spared
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from forgekeeper.api.batches import Threshold as Threshold
     from forgekeeper.api.buckets import Buckets as Buckets
     from forgekeeper.api.housekeeping import Housekeeping as Housekeeping
-    from forgekeeper.api.items import Items as Items
-    from forgekeeper.api.items import Kept as Kept
     from forgekeeper.api.objects import Locations as Locations
     from forgekeeper.api.objects import NamedBy as NamedBy
     from forgekeeper.api.objects import Objects as Objects
@@ -54,7 +51,6 @@ _NAMES = {
         "Children",
         "Classes",
         "Note",
-        "Recoverable",
         "Rows",
         "Skip",
         "Spared",
@@ -63,7 +59,6 @@ _NAMES = {
     ],
     "forgekeeper.api.buckets": ["Buckets"],
     "forgekeeper.api.housekeeping": ["Housekeeping"],
-    "forgekeeper.api.items": ["Items", "Kept"],
     "forgekeeper.api.objects": ["Locations", "NamedBy", "Objects", "Queue", "Register", "Retry"],
     "forgekeeper.api.refs": ["ChildPerRepository", "Refs", "StatusQueue"],
     "forgekeeper.engine.decorators": ["batch", "child"],

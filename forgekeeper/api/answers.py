@@ -43,6 +43,11 @@ class Total(NamedTuple):
 
     The deletion takes its bytes off in the same statement.  A sum that somebody else has locked is not waited for: the
     rows that count towards it stay for a later run, all others go, also those that count towards none.
+
+    >>> totals = Total(Project.pipeline_bytes, of=Pipeline.project_id)
+    >>> pipelines = Rows(
+    ...     Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), size=Pipeline.bytes, total=totals
+    ... )
     """
 
     kept: pw.Field[Any]
@@ -64,6 +69,8 @@ class Classes:
     """Equal parts of a table: the *number* of a row's class in SQL, from 0 to below *count*.
 
     An index that begins with this expression and continues with *since* and the key makes each class one index scan.
+
+    >>> classes = Classes("mod(project_id, 8)", 8)
     """
 
     number: str
@@ -82,6 +89,10 @@ class Spared(NamedTuple):
     """Rows that stay for now, for a *reason* that the preview shows: *where* is their condition, by what *model* says.
 
     Where the forge has no relation of that model it spares nothing.
+
+    >>> its_project = Project.select().where(Project.id == Pipeline.project_id, Project.locked)
+    >>> locked = Spared("project_locked", Project, fn.EXISTS(its_project))
+    >>> pipelines = Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), spared=[locked])
     """
 
     reason: str
@@ -108,6 +119,9 @@ class Subject(NamedTuple):
     returns why nobody can here, and *kept* names the setting for how long.  *count_recoverable* counts the records of a
     run that can be restored, until an instant of the monotonic clock.  *is_there* returns whether the forge has a
     record with an id now.
+
+    >>> subject = Subject("pipeline", "ID", "pipeline", because="nothing had touched it since {due}")
+    >>> pipelines = Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), called=subject)
     """
 
     called: str
@@ -375,6 +389,21 @@ class Changes(Rows[Row]):
     audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
     moved on, and bad ones.  With *notice*, names with expressions of SQL over ``changed``, each changed row leaves a
     row with this detail in the table ``notices``, which the forge's own programs read and delete.
+
+    >>> TIME_OUT = \"\"\"
+    ...     with changed as (
+    ...         update pipeline set status = 4 where id = any(%(ids)s) and {due} returning id
+    ...     ){recorded}
+    ...     select id from changed
+    ... \"\"\"
+    >>> timed_out = Changes(
+    ...     Pipeline,
+    ...     Pipeline.status == 1,
+    ...     since=Pipeline.updated_at,
+    ...     older_than=timedelta(days=1),
+    ...     statement=TIME_OUT,
+    ...     each=lambda row: {},
+    ... )
     """
 
     _: KW_ONLY
@@ -414,6 +443,15 @@ class Children(Answer):
     Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* one that counts
     those on their way, too.  If the first argument of each is a project's id (*by_project*), a project that is excluded
     gets none.
+
+    >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
+    ... def start_shards(now: datetime) -> Children:
+    ...     \"\"\"Start a child for each of four shards.\"\"\"
+    ...     return Children(delete_shard, range(4))
+    >>> @child(start_shards, queue="shards", budget=timedelta(minutes=5), due=find_stale)
+    ... def delete_shard(now: datetime, shard: int) -> Rows[Pipeline]:
+    ...     \"\"\"Delete the stale pipelines of a shard.\"\"\"
+    ...     return Rows(Pipeline, Pipeline.project_id % 4 == shard, since=Pipeline.updated_at)
     """
 
     child: Any
@@ -440,13 +478,27 @@ class Children(Answer):
 
 @dataclass(frozen=True)
 class Skip(Answer):
-    """The run does nothing, for a *reason* that result, log and metrics show: one of `metrics.catalogue.SKIPS`."""
+    """The run does nothing, for a *reason* that result, log and metrics show: one of `metrics.catalogue.SKIPS`.
+
+    >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1))
+    ... def pipelines_at_night(now: datetime) -> Rows[Pipeline] | Skip:
+    ...     \"\"\"Delete stale pipelines, but not in office hours.\"\"\"
+    ...     if 8 <= now.hour < 18:
+    ...         return Skip("paused")
+    ...     return Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
+    """
 
     reason: str
 
 
 class Note(Answer):
-    """Fields of the result that the batch itself knows; the run raises `Mistake` for one that its outcome lacks."""
+    """Fields of the result that the batch itself knows; the run raises `Mistake` for one that its outcome lacks.
+
+    >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
+    ... def count_pipelines(now: datetime) -> Iterator[Note]:
+    ...     \"\"\"Note how many pipelines there are.\"\"\"
+    ...     yield Note(pipelines=Pipeline.select().count())
+    """
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

@@ -48,6 +48,8 @@ class Threshold(NamedTuple):
     """A number of the document, *name*d by its label, that is crossed *above* its limit.
 
     A backlog is what a run has left: the *found* fields of its outcome less those *done*; without any, what is due.
+
+    >>> threshold = Threshold("duration", above=60)
     """
 
     name: Literal["duration", "backlog", "consecutive_failures", "dead_letter"]
@@ -64,6 +66,8 @@ class Record:
     as they fail.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
     though they have none; *refused*, that they lie in quarantine.  *bytes* are the fields that add their sizes up.
     *excluded_by* says what people can exclude them by: their ``project``, the ``pattern`` of their names.
+
+    >>> record = Record("pipeline", processed=("deleted",), objective=timedelta(hours=1))
     """
 
     name: str

@@ -19,6 +19,17 @@ class Housekeeping(Answer):
     ``FORGEKEEPER_AUDIT_KEEP`` are dropped.  Rows that batches declare with `old_records` are removed, too.
 
     Raises `Mistake` for a negative time or a chunk without records.
+
+    >>> keep = Housekeeping(
+    ...     runs=timedelta(days=30),
+    ...     processes=timedelta(days=1),
+    ...     quarantine=timedelta(days=7),
+    ...     exclusions=timedelta(days=30),
+    ...     settled_uploads=timedelta(days=30),
+    ...     run_totals=timedelta(days=60),
+    ...     notices=timedelta(days=30),
+    ...     audit_ahead=timedelta(days=365),
+    ... )
     """
 
     _: KW_ONLY

@@ -28,7 +28,10 @@ REGISTER_RESULT = {"pending": "pending", "deleted": "deleted", "timed_out": "tim
 
 
 class Retry(NamedTuple):
-    """When a failed item is tried again: after *first*, then after twice as long each time, *attempts* times in all."""
+    """When a failed item is tried again: after *first*, then after twice as long each time, *attempts* times in all.
+
+    >>> retry = Retry(first=timedelta(minutes=5), attempts=3)
+    """
 
     first: timedelta = timedelta(minutes=1)
     attempts: int = 10
@@ -48,6 +51,8 @@ class Queue(Generic[Row]):
     stores *created_at* as the item's due time.  With an index on *due_at* and the key a claim is one index scan.
 
     Raises `Mistake` for columns of another type or table.
+
+    >>> queue = Queue(Parcel, due_at=Parcel.due_at, attempts=Parcel.attempts, created_at=Parcel.created_at)
     """
 
     model: type[Row]
@@ -83,6 +88,8 @@ class Register:
     as well.
 
     Raises `Mistake` for a name that is no hash tag, and for a time that is not in whole seconds.
+
+    >>> packages = Register("new_packages", older_than=timedelta(hours=3))
     """
 
     name: str
@@ -102,7 +109,10 @@ class Register:
 
 
 class Locations(NamedTuple):
-    """The location of each object by the value of a *column*."""
+    """The location of each object by the value of a *column*.
+
+    >>> location = Locations(Parcel.store, {1: "parcels_local", 2: "parcels"})
+    """
 
     column: pw.Field[Any]
     names: Mapping[int, str]
@@ -123,6 +133,8 @@ class NamedBy(NamedTuple):
 
     If *unsure* names it, too, the row stays as well, as after a failure: only a person can know whose it is.  If the
     owner has a method ``sample(location)``, `check` looks for the objects at the paths that it returns.
+
+    >>> unless = NamedBy(Label)
     """
 
     owner: Any
@@ -149,6 +161,14 @@ class Objects(Answer, Generic[Source]):
     *share* is the condition of a child's part of the rows.
 
     Raises `Mistake` for an option that the source does not allow, or that is not a column of the queue's table.
+
+    >>> parcels = Objects(
+    ...     Queue(Parcel, due_at=Parcel.due_at, attempts=Parcel.attempts, created_at=Parcel.created_at),
+    ...     location="parcels",
+    ...     path=Parcel.path,
+    ...     unless=NamedBy(Label),
+    ... )
+    >>> uploads = Objects(Register("new_packages", older_than=timedelta(hours=3)))
     """
 
     source: Queue[Any] | Register

@@ -37,6 +37,18 @@ class StatusQueue(Generic[Row]):
     deletes processed rows after *keep_processed*; None keeps them.
 
     Raises `Mistake` for columns of another type or table.
+
+    >>> branches = StatusQueue(
+    ...     Branch,
+    ...     status=Branch.state,
+    ...     pending=0,
+    ...     processed=1,
+    ...     rejected=2,
+    ...     reason=Branch.reason,
+    ...     created_at=Branch.created_at,
+    ...     updated_at=Branch.updated_at,
+    ...     processed_at=Branch.deleted_at,
+    ... )
     """
 
     model: type[Row]
@@ -85,6 +97,17 @@ class Refs(Answer, Generic[Row]):
     the default of both is the model's name.
 
     Raises `Mistake` for columns of another type or table.
+
+    >>> def find_branches(queue: StatusQueue[Branch], project_id: int, missing: bool) -> Refs[Branch]:
+    ...     return Refs(
+    ...         queue,
+    ...         of=project_id,
+    ...         missing=missing,
+    ...         project=Branch.project_id,
+    ...         ref=Branch.ref,
+    ...         expected=Branch.expected,
+    ...         repository=Project.path,
+    ...     )
     """
 
     source: StatusQueue[Row]
@@ -151,6 +174,11 @@ class ChildPerRepository(Answer):
     Missing repositories come last, once the run has seen all projects: their rows are closed only if few enough are
     missing (``FORGEKEEPER_MISSING_REPOSITORIES``).  Else the run fails with `RepositoriesMissing`.  Without the
     sentinel of the repositories' root it fails before any child is sent.
+
+    >>> @batch(cron="*/5 * * * *", budget=timedelta(minutes=4))
+    ... def merged_branches(now: datetime) -> ChildPerRepository:
+    ...     \"\"\"Delete branches that have been merged, a child for each repository.\"\"\"
+    ...     return ChildPerRepository(page=100, most=10_000)
     """
 
     _: KW_ONLY

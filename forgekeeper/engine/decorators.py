@@ -107,6 +107,11 @@ def batch(
     backlogs, if not its name.
 
     Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
+
+    >>> @batch(cron="*/10 * * * *", budget=timedelta(minutes=1))
+    ... def stale_pipelines(now: datetime) -> Rows[Pipeline]:
+    ...     \"\"\"Delete pipelines that nothing has touched for a year.\"\"\"
+    ...     return Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
     """
     if child_per is None:
         return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
@@ -125,6 +130,15 @@ def child(
 
     If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes
     those of the bucket that it claims.
+
+    >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
+    ... def pipelines_in_shards(now: datetime) -> Children:
+    ...     \"\"\"Delete stale pipelines in four shards.\"\"\"
+    ...     return Children(delete_pipelines, range(4))
+    >>> @child(pipelines_in_shards, queue="shards", budget=timedelta(minutes=5), due=find_stale)
+    ... def delete_pipelines(now: datetime, shard: int) -> Rows[Pipeline]:
+    ...     \"\"\"Delete the stale pipelines of a shard.\"\"\"
+    ...     return Rows(Pipeline, Pipeline.project_id % 4 == shard, since=Pipeline.updated_at)
     """
     parent: dict[str, Any] = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
     if of.buckets is not None:

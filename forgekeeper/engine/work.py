@@ -51,6 +51,8 @@ def settings() -> Settings:
     """Return the settings of this process.
 
     A declaration is asked with the defaults of all settings: the shape of its answer must not depend on them.
+
+    >>> grace = settings().object_grace
     """
     run = _run.get(None)
     return _settings.get(None) or (run.settings if run else client.settings) or Settings.model_construct()

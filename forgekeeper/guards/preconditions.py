@@ -104,6 +104,13 @@ class Blocked(Exception):
 
     It is raised before anything is changed, or between two chunks.  The run ends there without a retry: the next tick
     tries again.
+
+    >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1))
+    ... def own_parcels(now: datetime) -> Rows[Parcel]:
+    ...     \"\"\"Delete old parcels, unless the forge deletes them.\"\"\"
+    ...     if settings().objects == "theirs":
+    ...         raise Blocked("no_store", "the forge deletes its objects; set FORGEKEEPER_OBJECTS=ours")
+    ...     return Rows(Parcel, since=Parcel.created_at, older_than=timedelta(days=7))
     """
 
     def __init__(self, reason: Reason, sentence: str) -> None:

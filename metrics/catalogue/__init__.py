@@ -99,6 +99,8 @@ class Counter(NamedTuple):
     """A counter that a batch brings; *name* without prefix and ending.
 
     It adds up *fields* of the outcome, or counts the runs that *stopped* so.  Its label is the batch, where *by_batch*.
+
+    >>> counter = Counter("pipelines_seen", "Pipelines that runs have counted.", ("pipelines",))
     """
 
     name: str

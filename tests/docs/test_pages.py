@@ -18,9 +18,11 @@ from forgekeeper.delivery import boot
 from forgekeeper.platform.settings import PREFIX
 from forgekeeper.platform.settings.reading import describe
 from metrics.catalogue import of
+from tests.harness import public_names
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
+from tests.harness.toys import declaring
 from tests.mutation.promises import read_breaches
 from tests.system.forges import facts
 
@@ -200,10 +202,22 @@ def test_every_batch_has_a_page(batch):
     assert f"`{batch}`" in "".join(page.read_text() for page in (DOCS / "batches").glob("*.md"))
 
 
-def test_the_page_of_writing_a_batch_explains_every_name():
-    page = (DOCS / "writing_a_batch.md").read_text()
+def test_the_page_of_public_names_is_written_from_their_docstrings():
+    assert public_names.PAGE.read_text() == public_names.write_page()
 
-    assert [name for name in forgekeeper._HOMES if f"`{name}`" not in page] == []
+
+def test_there_are_thirty_public_names_at_most():
+    assert len(public_names.name_all()) <= 30
+
+
+@every("name", public_names.name_all())
+def test_the_example_of_every_public_name_works(name):
+    example = public_names.read_contract(name)[1]
+    names = {one: getattr(forgekeeper, one) for one in public_names.name_all()} | {"__name__": "examples"}
+
+    assert example
+    with declaring():
+        exec(compile(public_names.MODELS + example, name, "exec"), names)
 
 
 def test_the_page_of_forges_has_the_facts_that_each_forge_states():

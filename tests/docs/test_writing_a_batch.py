@@ -11,6 +11,7 @@ import pytest
 from forgekeeper import Table
 from forgekeeper.api.answers import Mistake
 from forgekeeper.platform.database import now
+from tests.harness import public_names
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
@@ -46,6 +47,7 @@ def said(tmp_path_factory):
     (folder / "whole.py").write_text(WHOLE)
     (folder / "objects.py").write_text(OBJECTS)
     (folder / "divided.py").write_text(DIVIDED)
+    (folder / "examples.py").write_text(public_names.write_examples())
     (folder / "refs.py").write_text(REFS)
     (folder / "wrong_ref.py").write_text(REFS.replace("ref=Branch.ref", "ref=Branch.name"))
     (folder / "no_repository.py").write_text(REFS.replace("        repository=Repository.path,\n", ""))
@@ -151,8 +153,10 @@ def test_the_page_has_twenty_mistakes_or_more():
 
 
 @whole_only
-@pytest.mark.parametrize("file", ["whole.py", "objects.py", "divided.py", "refs.py", "register.py", "buckets.py"])
-def test_the_batches_that_the_page_shows_are_typed(said, file):
+@pytest.mark.parametrize(
+    "file", ["whole.py", "objects.py", "divided.py", "refs.py", "register.py", "buckets.py", "examples.py"]
+)
+def test_the_batches_and_examples_of_the_pages_are_typed(said, file):
     assert file not in said
 
 

@@ -27,6 +27,9 @@ class Base(pw.Model):
     forge may lack what is *optional*, and what no setting of this process makes necessary (*is_used*).
     *unaudited* has values of columns that the audit of earlier versions lacks, by column.
     *overlooked* returns the names of rows that exist and that a lookup by their names misses, of a sample.
+
+    >>> class Visit(Table):
+    ...     seen_at = DateTimeTZField()
     """
 
     optional: ClassVar[bool] = False

@@ -30,6 +30,12 @@ class Producer:
     An upload that completes elsewhere is recorded in ``settled_uploads``.
 
     Raises `Mistake` for a batch without a register.
+
+    >>> @batch(cron="*/6 * * * *", budget=timedelta(minutes=4))
+    ... def stale_packages(now: datetime) -> Objects[Register]:
+    ...     \"\"\"Delete packages whose upload began three hours ago and never completed.\"\"\"
+    ...     return Objects(Register("packages", older_than=timedelta(hours=3)))
+    >>> producer = Producer(stale_packages)
     """
 
     PathTaken: ClassVar = PathTaken

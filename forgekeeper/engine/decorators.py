@@ -15,6 +15,7 @@ import peewee as pw
 from forgekeeper.api.answers import Answer, Due
 from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.api.buckets import LOOP_LIMIT, Buckets
+from forgekeeper.api.mistakes import Mistake
 from forgekeeper.engine import declared_buckets
 from forgekeeper.engine.declaration import require_declarable
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
@@ -142,6 +143,8 @@ def child(
     """
     parent: dict[str, Any] = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
     if of.buckets is not None:
+        if "due" in facts:
+            raise Mistake(f"{of.name} has buckets: its child returns all rows that are due; leave out due=")
         parent |= {"continues": facts.get("continues", ("deadline", LOOP_LIMIT))}
     return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
 

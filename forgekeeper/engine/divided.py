@@ -45,6 +45,8 @@ def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any
         raise Mistake(f"{name}: child_per= has to be a column of {model.__name__} with whole numbers or text")
     if "queue" not in options:
         raise Mistake(f"{name}: child_per= needs queue=, a queue for the children: runs of all batches use `cron`")
+    if "buckets" in options:
+        raise Mistake(f"{name}: child_per= and buckets= both divide rows among children; leave one out")
     for option in DERIVED:
         if option in options:
             raise Mistake(f"{name}: {option}= follows from the answer if child_per= divides it; leave it out")

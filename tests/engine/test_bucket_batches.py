@@ -199,6 +199,13 @@ def test_children_of_undeclared_buckets_are_an_error_of_the_run(declared, stored
         perform(parent, settings=settings())
 
 
+def test_a_child_in_buckets_has_no_due(declared):
+    with pytest.raises(
+        Mistake, match="old_crates has buckets: its child returns all rows that are due; leave out due="
+    ):
+        child(declared.batch, queue="cron", budget=MINUTE, due=lambda _now: crates())
+
+
 def test_two_batches_do_not_share_the_keys_of_their_buckets(declared):
     with pytest.raises(Mistake, match="has the buckets old_crates, as old_crates has: rename one of them"):
         with_buckets()

@@ -6,7 +6,7 @@ import peewee as pw
 import pytest
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper import Objects, Queue, Rows, Table, batch
+from forgekeeper import Buckets, Objects, Queue, Rows, Table, batch
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery.broker import broker, load_batches
@@ -151,6 +151,7 @@ def test_the_batch_names_the_tables_and_places_that_its_child_deletes_from(old_p
         (make_rows, {"child_per": Crate.project_id}, "has to be a column of Parcel with whole numbers or text"),
         (make_objects, {"child_per": Parcel.weight}, "has to be a column of Parcel with whole numbers or text"),
         (make_rows, {"child_per": "project_id"}, "has to be a column of Parcel with whole numbers or text"),
+        (make_rows, {"buckets": Buckets("old_parcels", count=2)}, "child_per= and buckets= both divide rows"),
         (make_rows, {"records": ()}, "records= follows from the answer if child_per= divides it"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a batch answers with, `Items` apart, and what is known of its rows before a run: how many, since when."""
+"""Answers of a batch, except `Objects` and `Refs`, and the numbers of due rows before a run."""
 
 from __future__ import annotations
 
@@ -528,7 +528,7 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
     answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
     for one in answers:
         if not isinstance(one, Answer):
-            raise Mistake(f"{name} answers with {one!r}: return Rows, Objects, Items, Children or Skip")
+            raise Mistake(f"{name} answers with {one!r}: return Rows, Objects, Refs, Children or Skip")
     return answers
 
 

@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
-from forgekeeper.api.items import Item
 from forgekeeper.platform.database import Base, Document, database, default, now
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import writing
@@ -57,6 +56,14 @@ AT_WORK = """
     where phase = 'intent' and record = %(record)s
       and not exists (select from audit_deletions as closing where closing.intent = intended.id)
 """
+
+
+class Item(NamedTuple):
+    """An item that is about to be deleted: the audit finds it by its *id* and *name*, and stores its *detail*."""
+
+    id: int | None
+    name: str
+    detail: Mapping[str, Any]
 
 
 class Intent(NamedTuple):

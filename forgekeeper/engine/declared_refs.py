@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from forgekeeper.api.answers import Answer, Due, Mistake, Subject, record_of
 from forgekeeper.api.batches import ChildSpec, Declared, Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
+from forgekeeper.engine.deletion_loop import STOPPED_AT_MOST
 from forgekeeper.engine.preview_of_refs import preview_refs
 from forgekeeper.engine.queued_refs import (
-    STOPPED_AT_MOST,
     count_pending_refs,
     pending_rows,
     processed_rows,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from forgekeeper.api.batches import batch_of
-from forgekeeper.api.items import Page
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import PASSED_OVER, Look, Part
 from forgekeeper.platform.database import exclusions, queries
+from forgekeeper.platform.database.queries import Page
 from forgekeeper.platform.database.survey import expected, selected
 from forgekeeper.sources.status_queue import PendingRef, RefQueue
 from forgekeeper.targets import git_refs

@@ -16,7 +16,7 @@ from forgekeeper.api.answers import Backlog
 from forgekeeper.api.batches import Declared
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.shown import BUSY, Entry, Look, Part, Refused, backlog_readings
-from forgekeeper.engine.registered_objects import UNFIT, find_answered, find_unfit
+from forgekeeper.engine.register_source import UNFIT, find_answered, find_unfit
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import exclusions, survey
 from forgekeeper.platform.database.queries import Stake

@@ -24,17 +24,17 @@ from forgekeeper.api.answers import (
     rows_of,
 )
 from forgekeeper.api.housekeeping import Housekeeping
-from forgekeeper.api.items import Items
 from forgekeeper.api.objects import Objects, Register
 from forgekeeper.api.refs import ChildPerRepository, Refs
-from forgekeeper.engine import items, rows
+from forgekeeper.engine import rows
 from forgekeeper.engine.buckets import ask_in_buckets
+from forgekeeper.engine.deletion_loop import delete_items
 from forgekeeper.engine.housekeeping import remove_old_records
-from forgekeeper.engine.queued_objects import bind_objects
-from forgekeeper.engine.queued_refs import bind_refs
-from forgekeeper.engine.registered_objects import bind_register
+from forgekeeper.engine.queue_source import QueueSource
+from forgekeeper.engine.register_source import RegisterSource
 from forgekeeper.engine.repository_children import children_per_repository
 from forgekeeper.engine.run import Run
+from forgekeeper.engine.status_queue_source import StatusQueueSource
 from forgekeeper.platform.connections import client, identity
 from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.platform.database import database, exclusions
@@ -161,8 +161,8 @@ def _one(run: Run[Any], answer: object) -> str | None:
             return rows.change(run, answer.bind(run.declared.batch.name, run.now))
         case Rows():
             return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
-        case Items() | Objects() | Refs():
-            return items.delete(run, _bind_items(run, answer))
+        case Objects() | Refs():
+            return _delete_named_items(run, answer)
         case Housekeeping():
             return remove_old_records(run, answer)
         case Children() | ChildPerRepository():
@@ -172,20 +172,18 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case Note():
             run.note(answer.fields)
         case _:
-            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Items, Children or Skip")
+            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Refs, Children or Skip")
     return None
 
 
-def _bind_items(run: Run[Any], answer: Items[Any] | Objects[Any] | Refs[Any]) -> Items[Any]:
-    """Return the answer as items of this run."""
-    match answer:
-        case Objects():
-            is_register = isinstance(answer.source, Register)
-            return bind_register(answer, run) if is_register else bind_objects(answer, run)
-        case Refs():
-            return bind_refs(answer, run)
-        case _:
-            return answer
+def _delete_named_items(run: Run[Any], answer: Objects[Any] | Refs[Any]) -> str | None:
+    """Delete the answer's objects or refs; return why the run has to end, None if all are deleted."""
+    source: QueueSource | RegisterSource | StatusQueueSource
+    if isinstance(answer, Refs):
+        source = StatusQueueSource(answer, run)
+    else:
+        source = (RegisterSource if isinstance(answer.source, Register) else QueueSource)(answer, run)
+    return delete_items(run, source, source.target)
 
 
 def _send_per_repository(run: Run[Any], answer: ChildPerRepository) -> str | None:

@@ -16,7 +16,7 @@ from forgekeeper.api.objects import Locations, Objects
 from forgekeeper.api.shown import Entry
 from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
-from forgekeeper.platform.database.queries import chosen
+from forgekeeper.platform.database.queries import Page, chosen
 from forgekeeper.platform.database.survey import literal
 
 OURS = "({key}, {due_at}) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
@@ -145,24 +145,15 @@ class QueueTable:
         path = f"case {self._names['location']} when {literal('%s', [location])} then {self._names['path']} end"
         return survey.sample(self._names["table"], self._names["key"], path)
 
-    def claim(
-        self,
-        now: datetime,
-        *,
-        locations: Collection[str],
-        visibility: timedelta,
-        limit: int,
-        only: Sequence[int] | None = None,
-        without: Collection[int] = (),
-    ) -> list[QueueItem]:
-        """Claim up to *limit* due items; if we die, others find them due after *visibility*."""
-        values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
-        values |= {"locations": list(locations), "now": now, "limit": limit}
+    def claim(self, now: datetime, page: Page, *, locations: Collection[str], visibility: timedelta) -> list[QueueItem]:
+        """Claim a page of due items; if we die, others find them due after *visibility*."""
+        values: dict[str, Any] = {"visibility": visibility, "only": page.only, "without": list(page.without)}
+        values |= {"locations": list(locations), "now": now, "limit": page.limit}
         values |= {"max_attempts": self._queue.retry.attempts}
         names = self._names | {
             "excluded": exclusions.written(self._queue.model, self.excluded),
             "share": exclusions.written(self._queue.model, self._share),
-            "chosen": chosen(self._names["key"], only=only, without=without),
+            "chosen": chosen(self._names["key"], only=page.only, without=page.without),
         }
         return [QueueItem(*row) for row in database.execute_sql(CLAIM.format(**names), values).fetchall()]
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.api.items import Page
 from forgekeeper.api.refs import Refs
 from forgekeeper.api.shown import Entry
 from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
+from forgekeeper.platform.database.queries import Page
 
 MAX_PROJECT_ID = 2**63 - 1
 

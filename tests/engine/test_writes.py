@@ -80,7 +80,7 @@ def delete_between_chunks(now):
 @pytest.mark.usefixtures("weeds")
 @pytest.mark.parametrize("work", [delete_raw, delete_by_peewee, delete_by_function, delete_between_chunks])
 def test_a_batch_that_deletes_by_itself_deletes_nothing_and_is_named(work):
-    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself: return Rows, Items or Children"):
+    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself: return Rows, Objects or Children"):
         run(work)
 
     assert Weed.select().count() == ROWS
@@ -167,7 +167,7 @@ def in_a_pipeline(_store, _root):
 def test_what_would_delete_is_refused_and_the_batch_is_named(places, work):
     client.set("kept", 1)
 
-    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Items or Children"):
+    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Objects or Children"):
         with_places(work, places)
 
     refs = git_refs.preview(places["repositories_root"], REPOSITORY, [DOOMED], until=time.monotonic() + 60)

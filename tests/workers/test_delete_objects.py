@@ -11,6 +11,7 @@ from forgekeeper.api.answers import answers_of
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import database, now
+from forgekeeper.platform.database.queries import Page
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.queue import QueueTable
 from forgekeeper.targets import sentinel
@@ -187,7 +188,7 @@ def queue():
 
 
 def claim(queue, limit):
-    return queue.claim(now(), locations=["artifacts"], visibility=VISIBILITY, limit=limit)
+    return queue.claim(now(), Page(limit), locations=["artifacts"], visibility=VISIBILITY)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.engine.registered_objects import MAX_LOCKS
+from forgekeeper.engine.register_source import MAX_LOCKS
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import Client, call, client
 from forgekeeper.platform.database import now as database_now

@@ -133,6 +133,15 @@ def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
     return {found for (found,) in query.select(key).where(key.in_(list(keys))).tuples()}
 
 
+class Page(NamedTuple):
+    """Up to *limit* items: with keys above *after*, *only* some keys if given, *without* those of bad records."""
+
+    limit: int
+    after: int = 0
+    only: Sequence[int] | None = None
+    without: Collection[int] = ()
+
+
 def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
     """Return a condition's end: *key* is one of *only*, if there are such, and none of *without*.
 

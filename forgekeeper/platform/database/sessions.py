@@ -59,7 +59,7 @@ READ_ONLY = "25006"
 GUARD = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
-INSTEAD = 'return Rows, Items or Children and the engine deletes, or declare writes="why"'
+INSTEAD = 'return Rows, Objects or Children and the engine deletes, or declare writes="why"'
 
 MOST = 50
 """So many statements are prepared on a connection."""

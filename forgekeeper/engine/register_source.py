@@ -1,4 +1,4 @@
-"""Objects that a register names: claimed, recorded as reaped, deleted in their stores, and forgotten or retried.
+"""A register as a source of objects: entries are claimed, recorded as reaped, and forgotten or retried.
 
 A claim that a crash leaves behind expires, and a later run takes it.  A bad entry, an unknown location or a store that
 is away stops no other entry.
@@ -12,28 +12,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import structlog
 
 from forgekeeper.api.answers import Mistake
-from forgekeeper.api.items import Deleted, Ended, Fence, Item, Items, Kept, Page, State
 from forgekeeper.api.objects import Objects
-from forgekeeper.engine.items import deleted_at, stood_at
-from forgekeeper.engine.object_items import ObjectItems
+from forgekeeper.audit.deletions import Item
+from forgekeeper.engine.object_target import Conditions, ObjectTarget
 from forgekeeper.engine.run import Run
+from forgekeeper.engine.source import Source
+from forgekeeper.engine.target import KeptItem, State
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.values import moment
+from forgekeeper.platform.database.queries import Page
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.register.entries import NO_TEXT, UploadClaim, UploadEntry
 from forgekeeper.sources.register.not_excluded import NotExcluded
 from forgekeeper.sources.register.redis_register import RedisRegister, last_seen
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import stores
-from forgekeeper.targets.objects import ObjectStore, is_below, is_normal
+from forgekeeper.targets.objects import is_below, is_normal
 from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
 
 MAX_LOCKS = 250
@@ -46,27 +47,22 @@ UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no 
 log = structlog.get_logger(__name__)
 
 
-def bind_register(objects: Objects[Any], run: Run[Any]) -> Items[UploadEntry]:
-    """Return the objects of a register as items of one run; raise `Mistake` if the declaration lacks the register.
+class RegisterSource(Source[UploadEntry]):
+    """The due entries of a register, for one run.
 
-    Then nothing would notice that Redis has lost the entries.
+    Raises `Mistake` if the declaration lacks the register: nothing would notice that Redis has lost the entries.
     """
-    declared = run.declared.batch.registered
-    if declared is None or declared.register != objects.register:
-        said = "its declaration lacks that register: leave records= out, and answer with the same at any time"
-        raise Mistake(f"{run.batch} answers with the register {objects.register.name!r}, and {said}")
-    return _RegisteredObjects(objects, run)
 
-
-class _RegisteredObjects(ObjectItems[UploadEntry]):
-    """The due entries of a register, for one run, location by location."""
-
-    called = "member"
-    marked = MAX_LOCKS
-    keyed = False
+    locked = MAX_LOCKS
 
     def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
-        super().__init__(objects, run)
+        declared = run.declared.batch.registered
+        if declared is None or declared.register != objects.register:
+            said = "its declaration lacks that register: leave records= out, and answer with the same at any time"
+            raise Mistake(f"{run.batch} answers with the register {objects.register.name!r}, and {said}")
+        self.record, self.chunk, self.visibility = objects.record, objects.chunk, run.settings.upload_visibility / 5
+        self.target = ObjectTarget[UploadEntry](run.settings, conditions=self._find_conditions)
+        self._objects, self._settings, self._deadline = objects, run.settings, run.deadline
         self._register, self._run_number = RedisRegister(objects.register), run.number
         self._not_excluded = NotExcluded(self._register, run.declared.batch.name)
         self._fields = objects.result
@@ -78,7 +74,6 @@ class _RegisteredObjects(ObjectItems[UploadEntry]):
             raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
         if corrected := self._register.correct_clock(client):
             log.warning("uploads registered in the future corrected", entries=corrected)
-        self.visibility = self._settings.upload_visibility / 5
         if self._register.bridge.is_open(client):
             # A forge that registers uploads in a hash takes no lock: an object is deleted right after the look at it.
             self.chunk = min(self.chunk, MAX_LOCKS)
@@ -87,32 +82,25 @@ class _RegisteredObjects(ObjectItems[UploadEntry]):
             log.error("uploads without a time stay", entries=found.unreadable, first=found.first)
         return {self._fields["pending"]: found.pending, self._fields["failed"]: found.unreadable}
 
-    def end(self, ended: Ended) -> dict[str, Any]:
+    def end(self, stopped: str | None, _error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
         # The next attempt gets the claimed entries of locations that do not answer.
         for claim, entries in self._untried:
             self._register.put_back(client, claim, entries)
-        return {self._fields["timed_out"]: ended.timed_out}
+        is_timed_out = stopped == "deadline" and self._deadline.left() == 0
+        return {self._fields["timed_out"]: is_timed_out}, self._find_failure()
 
-    def failure(self) -> StoreUnavailable | None:
+    def _find_failure(self) -> StoreUnavailable | None:
         # The names of all locations that had to be stopped are at the beginning: a ledger cuts long sentences.
-        names, reasons = list(map(str, self._away)), "; ".join(map(str, self._away.values()))
+        away = self.target.away
+        names, reasons = list(map(str, away)), "; ".join(map(str, away.values()))
         said = reasons if len(names) == 1 else f"{', '.join(sorted(names))}: {reasons}"
         return StoreUnavailable(said, {}) if names else None
 
     def scope(self, one: UploadEntry) -> str | None:
         return None if is_malformed(one) else one.location
 
-    def scopes(self) -> list[str | None]:
-        return list(self._settings.object_stores)
-
-    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        with suppress(StoreUnavailable):
-            if (store := self._store(scope)) is not None:
-                return stood_at(store, rows, until=until)
-        return [None] * len(rows)
-
-    def _store(self, location: str | None) -> ObjectStore | None:
-        return None if location is None else stores.at(location, self._settings)
+    def excludable(self, one: UploadEntry) -> tuple[None, str]:
+        return None, one.member
 
     def claim(self, page: Page) -> list[UploadEntry]:
         only = None
@@ -122,20 +110,11 @@ class _RegisteredObjects(ObjectItems[UploadEntry]):
         self._claim = self._register.claim(client, visibility=visibility, limit=page.limit, only=only)
         return self._claim.entries
 
-    def look(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, Kept]:
-        location = self.scope(items[0])
-        if location not in self._away:
-            try:
-                self._store(location)
-            except StoreUnavailable as error:
-                self.interrupted(location, error)
-        if location in self._away:
-            # Until the run's end they stay claimed, and the run does not get them again.
-            return dict.fromkeys(items, Kept(None, "unavailable"))
+    def look(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, KeptItem]:
         states = {entry: find_unfit(entry, self._settings) for entry in items}
-        kept: dict[UploadEntry, Kept] = {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state}
+        kept = {entry: KeptItem(UNFIT[state], state) for entry, state in states.items() if state}
         again = self._register.bridge.named(client, [entry.member for entry in items])
-        return {entry: Kept(PREPARED_AGAIN) for entry in items if entry.member in again} | kept
+        return {entry: KeptItem(PREPARED_AGAIN) for entry in items if entry.member in again} | kept
 
     def mark(self, items: Sequence[UploadEntry], kept: Mapping[UploadEntry, State]) -> dict[UploadEntry, Item | State]:
         # An upload that its producer is just completing stays: its claim expires, and a later run looks again.
@@ -147,7 +126,7 @@ class _RegisteredObjects(ObjectItems[UploadEntry]):
             going = [path for path in free if path not in answered]
             SettledUpload.reap(location, going, self._run_number)
             marked |= {some[path]: self._item(some[path]) for path in going}
-            marked |= {some[path]: Kept(reason) for path, reason in answered.items()}
+            marked |= {some[path]: KeptItem(reason) for path, reason in answered.items()}
         return marked
 
     def _item(self, entry: UploadEntry) -> Item:
@@ -157,21 +136,17 @@ class _RegisteredObjects(ObjectItems[UploadEntry]):
     def _due_since(self, entry: UploadEntry) -> datetime | None:
         return None if entry.registered is None else moment(entry.registered) + self._objects.register.older_than
 
-    def delete(self, items: Sequence[UploadEntry], fence: Fence[UploadEntry]) -> Deleted[UploadEntry]:
-        store = self._store(items[0].location)
-        assert store is not None, "its entries were kept"
-        paths = {entry: entry.path for entry in items}
+    def _find_conditions(self, items: Sequence[UploadEntry]) -> Conditions:
         seen = {entry.path: last_seen(entry.adopted) for entry in items if entry.adopted is not None}
         # An entry without its time of registration was claimed before: it has been stale for some time.
         latest = moment(client.time()[0]) - self._objects.register.older_than
-        begun = {entry.path: self._due_since(entry) or latest for entry in items} | seen
-        return deleted_at(store, paths, fence, unless_changed_since=seen, uploads_begun_before=begun)
+        return Conditions(seen, {entry.path: self._due_since(entry) or latest for entry in items} | seen)
 
     def find_lost(self, items: Sequence[UploadEntry]) -> list[UploadEntry]:
         return self._register.find_lost(client, self._claim, items)
 
     def unanswered(self, scope: str | None) -> None:
-        self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
+        self.target.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
 
     def settle(self, states: Mapping[UploadEntry, State]) -> dict[str, int]:
         # A changed object stays, so its upload was not reaped after all.

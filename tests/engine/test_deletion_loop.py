@@ -1,19 +1,23 @@
-"""Items outside the database, of a batch from outside the project: limited, audited, settled whatever ends the run."""
+"""The loop over a source and a target that know nothing of queues and stores: limited, audited, settled."""
 
 from datetime import timedelta
 
 import pytest
-from peewee import TextField
+from peewee import IntegerField, TextField
+from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
-from forgekeeper import Items, Kept, Table, batch
-from forgekeeper.api.answers import Mistake
+from forgekeeper import Objects, Queue, Table, batch
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.api.items import Deleted, Item
+from forgekeeper.audit.deletions import Item
 from forgekeeper.delivery.broker import broker, load_batches
+from forgekeeper.engine import work
+from forgekeeper.engine.source import KeyedSource
+from forgekeeper.engine.target import Deleted, KeptItem, Target
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
+from forgekeeper.platform.database import now
 from forgekeeper.platform.failpoints import FailpointReached
 from tests.harness.audited import lines, unclosed
 from tests.harness.excluding import exclude
@@ -28,25 +32,33 @@ class Leaf(Table):
     """A file of an operator's own, by its name."""
 
     name = TextField()
+    due_at = DateTimeTZField(default=now)
+    attempts = IntegerField(default=0)
+    created_at = DateTimeTZField(default=now)
 
 
-class Leaves(Items[Leaf]):
-    """The files that the table names; those called kept stay, those called failed fail, lost ones are another's by then."""
+class Leaves(KeyedSource[Leaf]):
+    """The files that the table names; files named kept are kept, files named lost are another worker's by then."""
 
     record = "leaf"
-    name = "name"
     chunk = CHUNK
 
     def __init__(self, folder):
-        self._folder = folder
+        self.target = Folder(folder)
 
-    def due_of(self, keys):
+    def scope(self, _one):
+        return None
+
+    def excludable(self, one):
+        return None, one.name
+
+    def find_due(self, keys):
         return {leaf.id for leaf in Leaf.select().where(Leaf.id.in_(list(keys)))}
 
     def key(self, one):
         return one.id
 
-    def next(self, page):
+    def find_keys(self, page):
         return [leaf.id for leaf in self.claim(page)]
 
     def claim(self, page):
@@ -55,29 +67,51 @@ class Leaves(Items[Leaf]):
         return list(found.where(Leaf.id.in_(list(page.only))) if page.only is not None else found)
 
     def look(self, items):
-        return {leaf: Kept("it says so") for leaf in items if leaf.name.startswith("kept")}
+        return {leaf: KeptItem("it says so") for leaf in items if leaf.name.startswith("kept")}
 
     def mark(self, items, kept):
         ours = [leaf for leaf in items if not leaf.name.startswith("lost")]
         return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
 
-    def delete(self, items, fence):  # noqa: ARG002
-        states = {}
-        for leaf in items:
-            if leaf.name.startswith("failed"):
-                states[leaf] = Kept("no", "failed")
-            else:
-                (self._folder / leaf.name).unlink(missing_ok=True)
-                states[leaf] = Kept(None, "deleted")
-        return Deleted(states)
+    def find_lost(self, _items):
+        return ()
 
     def settle(self, states):
         settled = [leaf.id for leaf, became in states.items() if became.state != "failed"]
         Leaf.delete().where(Leaf.id.in_(settled)).execute()
         return {state: sum(one.state == state for one in states.values()) for state in ("deleted", "failed")}
 
+
+class Folder(Target[Leaf]):
+    """A folder with the files; files named failed cannot be deleted, those named away not be looked at."""
+
+    name = "name"
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def scopes(self):
+        return [None]
+
     def became(self, _scope, _until, rows):
         return ["kept" if (self._folder / row["name"]).exists() else "deleted" for row in rows]
+
+    def look(self, _scope, items):
+        return {leaf: KeptItem("it is away") for leaf in items if leaf.name.startswith("away")}
+
+    def delete(self, _scope, items, fence):
+        assert not fence.find_lost(items)
+        states = {}
+        for leaf in items:
+            if leaf.name.startswith("failed"):
+                states[leaf] = KeptItem("no", "failed")
+            else:
+                (self._folder / leaf.name).unlink(missing_ok=True)
+                states[leaf] = KeptItem(None, "deleted")
+        return Deleted(states)
+
+    def interrupted(self, _scope, error):
+        raise error
 
 
 @pytest.fixture
@@ -93,12 +127,14 @@ def folder(database, tmp_path):
 
 
 @pytest.fixture
-def leaves(folder):
-    """A batch that answers with the files."""
+def leaves(folder, monkeypatch):
+    """A batch that deletes the files."""
+    monkeypatch.setattr(work, "QueueSource", lambda _answer, _run: Leaves(folder))
 
     def sweep_leaves(_now):
         """Sweep leaves."""
-        return Leaves(folder)
+        queue = Queue(Leaf, due_at=Leaf.due_at, attempts=Leaf.attempts, created_at=Leaf.created_at)
+        return Objects(queue, location="leaves", path=Leaf.name)
 
     return batch(cron="off", budget=timedelta(minutes=1))(sweep_leaves)
 
@@ -126,8 +162,9 @@ def test_a_limit_is_exact(leaves, folder, limit):
     assert (result["deleted"], FILES - left(folder), FILES - Leaf.select().count()) == (limit, limit, limit)
 
 
-def test_what_stays_is_settled_and_uses_no_limit(leaves, folder):
-    Leaf.update(name="kept").where(Leaf.id <= Leaf.select(Leaf.id).order_by(Leaf.id).limit(1)).execute()
+@pytest.mark.parametrize("name", ["kept", "away"])
+def test_what_stays_is_settled_and_uses_no_limit(leaves, folder, name):
+    Leaf.update(name=name).where(Leaf.id <= Leaf.select(Leaf.id).order_by(Leaf.id).limit(1)).execute()
 
     result = run(leaves, max_per_run_sweep_leaves=FILES - 1)
 
@@ -187,16 +224,3 @@ def test_what_people_exclude_by_its_name_is_left_as_it_is(leaves, folder):
     kept = {"leaf-1", *(f"leaf-{number}" for number in range(10, 20))}
     assert (result["deleted"], {file.name for file in folder.iterdir()}) == (FILES - len(kept), kept)
     assert {leaf.name for leaf in Leaf.select()} == kept
-
-
-def test_items_that_lack_what_people_exclude_them_by_end_the_run_while_anything_is_excluded(
-    leaves, folder, monkeypatch
-):
-    monkeypatch.setattr(Leaves, "called", "path")
-    exclude("pattern:leaf-1*")
-
-    with pytest.raises(
-        Mistake, match="Leaves has items that nobody can exclude: 'Leaf' object has no attribute 'path'"
-    ):
-        run(leaves)
-    assert left(folder) == FILES

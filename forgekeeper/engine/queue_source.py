@@ -1,0 +1,131 @@
+"""A queue as a source of objects: items are claimed in its table, removed, retried or put back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from forgekeeper.api.objects import Objects, Owner
+from forgekeeper.audit.deletions import Item
+from forgekeeper.engine.object_target import ObjectTarget
+from forgekeeper.engine.run import Run
+from forgekeeper.engine.source import KeyedSource
+from forgekeeper.engine.target import KeptItem, State
+from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.platform.database import now
+from forgekeeper.platform.database.queries import START, Page, among, positions
+from forgekeeper.platform.settings import Settings
+from forgekeeper.sources.queue import QueueItem, QueueTable
+from forgekeeper.targets import stores
+
+log = structlog.get_logger(__name__)
+
+
+class QueueSource(KeyedSource[QueueItem]):
+    """The queue of an answer, for one run: items at the locations of stores that are available."""
+
+    def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
+        self.record, self.chunk, self.visibility = objects.record, objects.chunk, run.settings.object_visibility
+        self.target = ObjectTarget[QueueItem](run.settings, objects.locations)
+        self._objects, self._settings = objects, run.settings
+        self._table = QueueTable(objects, run.declared.batch.name)
+
+    def begin(self) -> dict[str, Any]:
+        for location in self._objects.locations:
+            self.target.open(location)
+        return {}
+
+    def end(self, stopped: str | None, error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
+        if error is not None:
+            return {}, None
+        due = self._table.not_excluded(now())
+        left = self._table.elsewhere(self.target.available, due)
+        unavailable = next(iter(self.target.away.values()), None)
+        stopped = "store_unavailable" if unavailable else "no_store" if left else stopped or "drained"
+        fields = {"stopped": stopped, "remaining": due.count()}
+        return fields, unavailable or (_no_store(*left) if left else None)
+
+    def scope(self, one: QueueItem) -> str | None:
+        return one.location
+
+    def excludable(self, one: QueueItem) -> tuple[int | None, str]:
+        return one.project_id, one.path
+
+    def key(self, one: QueueItem) -> int:
+        return one.id
+
+    def find_keys(self, page: Page) -> list[int]:
+        due = self._table.at(self.target.available, self._table.not_excluded(now()))
+        by = self._objects.queue.due_at
+        return [one.key for one in positions(due, by, START, limit=page.limit, without=page.without)]
+
+    def find_due(self, keys: Sequence[int]) -> set[int]:
+        return among(self._objects.queue.model.select(), keys)
+
+    def claim(self, page: Page) -> list[QueueItem]:
+        visibility = self._settings.object_visibility
+        return self._table.claim(now(), page, locations=self.target.available, visibility=visibility)
+
+    def look(self, items: Sequence[QueueItem]) -> dict[QueueItem, KeptItem]:
+        return find_kept(self._objects, items, self._settings)
+
+    def mark(self, items: Sequence[QueueItem], kept: Mapping[QueueItem, State]) -> dict[QueueItem, Item | State]:
+        ours = self._table.lock_ours(items)
+        for one, became in kept.items():
+            log.error("object kept", reason=became.reason, path=one.path)
+        return {one: kept.get(one) or _item(one) for one in items if one.id in ours}
+
+    def find_lost(self, items: Sequence[QueueItem]) -> list[QueueItem]:
+        claimed = self._table.find_ours(items)
+        return [one for one in items if one.id not in claimed]
+
+    def settle(self, states: Mapping[QueueItem, State]) -> dict[str, int]:
+        for one in (one for one, became in states.items() if became.state == "changed"):
+            log.error("object kept, it was written again", path=one.path)
+        reference = self._objects.unless
+        unsure = None if reference is None or reference.unsure is None else KeptItem(reference.unsure.sentence)
+        failed = {one for one, became in states.items() if became.state == "failed" or became == unsure}
+        self._table.remove({one.id: one.path for one in states if one not in failed})
+        if failed and (given_up := self._table.fail(list(failed))):
+            log.error("objects given up", objects=given_up)
+        return Counter(became.state for became in states.values())
+
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        removed = self._table.remove({row["id"]: row["path"] for row in rows})
+        return [row["id"] in removed for row in rows]
+
+    def put_back(self, items: Sequence[QueueItem]) -> None:
+        self._table.put_back(items, now())
+
+
+def _no_store(key: int, location: str | None) -> Blocked:
+    if location is None:
+        return Blocked("no_store", f"object {key} has a location that its batch does not name")
+    return Blocked("no_store", f"no object store {location!r} is configured; set FORGEKEEPER_OBJECT_STORES")
+
+
+def _item(one: QueueItem) -> Item:
+    return Item(one.id, one.path, {"path": one.path, "project_id": one.project_id, "due": one.created_at})
+
+
+def find_kept(objects: Objects[Any], items: Sequence[QueueItem], settings: Settings) -> dict[QueueItem, KeptItem]:
+    """Return the items whose objects rows of other tables name, and why each is kept."""
+    if objects.unless is None:
+        return {}
+    owner, unsure = objects.unless
+    named = _find_named(owner, items, settings)
+    uncertain = set() if unsure is None else _find_named(unsure, list(named), settings)
+    return {one: KeptItem(unsure.sentence if one in uncertain else owner.sentence) for one in named}
+
+
+def _find_named(owner: Owner, items: Sequence[QueueItem], settings: Settings) -> set[QueueItem]:
+    """Return the items whose objects the *owner* names."""
+    found = set[QueueItem]()
+    for location in {str(one.location) for one in items}:
+        here = [one for one in items if str(one.location) == location]
+        named = stores.named_by(owner, location, [one.path for one in here], settings)
+        found |= {one for one in here if one.path in named}
+    return found

@@ -1,0 +1,116 @@
+"""Sources: where the list of due items is kept, how items are claimed, settled, retried and put back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic
+
+from forgekeeper.audit.deletions import Item
+from forgekeeper.engine.target import One, State
+from forgekeeper.platform.database.queries import Page
+
+
+class Source(ABC, Generic[One]):
+    """The items of an answer, for one run.  `forgekeeper.engine.deletion_loop` says when each method is called.
+
+    *record* names an item in metrics and the audit.  *chunk* items are claimed at a time, and belong to the run for
+    *visibility*; None if the run's lease is their claim.  `mark` gets at most *locked* items in one transaction.  A run
+    ends after *most* items.  *deleted_field* is the field of the result that grows by `settle_earlier`.
+    """
+
+    record: str
+    chunk: int
+    visibility: timedelta | None = None
+    locked = 1_000
+    most: int | None = None
+    deleted_field = "deleted"
+
+    def begin(self) -> Mapping[str, Any]:
+        """Prepare the source for a run; return fields of its result, or raise `Blocked`."""
+        return {}
+
+    def end(self, stopped: str | None, error: Exception | None) -> tuple[Mapping[str, Any], Exception | None]:
+        """Release claims that the run still has; return fields of its result, and an error with which it fails now.
+
+        *stopped* says why the loop ended, *error* is an exception that has ended it and is raised in any case.
+        """
+        return {}, None
+
+    @abstractmethod
+    def scope(self, one: One) -> str | None:
+        """Return the target's scope of an item: its store or repository."""
+
+    @abstractmethod
+    def excludable(self, one: One) -> tuple[int | None, str | None]:
+        """Return the project and the name by which people exclude the item; None if it has none."""
+
+    @abstractmethod
+    def claim(self, page: Page) -> Sequence[One]:
+        """Claim the next items, the oldest first; return none at the end."""
+
+    def look(self, items: Sequence[One]) -> Mapping[One, State]:
+        """Return the items of a scope that the source or other tables keep, and why.  Changes nothing."""
+        return {}
+
+    @abstractmethod
+    def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State | None]:
+        """Lock items that are still ours; return each with its audit entry, or with its state if it is *kept*.
+
+        Called in the transaction of the audit's intent.  None: the target announces the item, when it knows more of it.
+        Items that are not returned belong to another worker, or to a person.
+        """
+
+    def record_look(self, items: Mapping[One, Item]) -> None:
+        """Store in the rows of announced items how they look, in the transaction of the intent.
+
+        If a record makes that fail, nothing is stored and the items are deleted all the same.
+        """
+
+    @abstractmethod
+    def find_lost(self, items: Sequence[One]) -> Collection[One]:
+        """Return the items that another worker has claimed or settled since; locks nothing."""
+
+    @abstractmethod
+    def settle(self, states: Mapping[One, State]) -> Mapping[str, int]:
+        """Close or retry items in the transaction of the outcome; return how fields of the result grow."""
+
+    def forget(self, states: Mapping[One, State]) -> Mapping[str, int]:
+        """Close or retry, after that commit, items outside the database; return how fields of the result grow."""
+        return {}
+
+    def settle_earlier(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[bool] | None:
+        """Close items that a dead attempt has deleted, in the transaction that closes its intent.
+
+        *rows* are their details in the audit.  Returns for each if it was closed now, or None if the items stay due: a
+        run claims them again.
+        """
+        return None
+
+    def put_back(self, items: Sequence[One]) -> None:
+        """Release the claims of items to which nothing was done."""
+
+    def unanswered(self, scope: str | None) -> None:
+        """Note that a claim expired before the target answered for any item of it."""
+
+
+class KeyedSource(Source[One]):
+    """A source in a table: if a row cannot be read or settled, the run passes it over as a bad record.
+
+    If *fails_with_chunk*, a run fails in which no item of a chunk could be settled.
+    """
+
+    fails_with_chunk = False
+
+    @abstractmethod
+    def key(self, one: One) -> int:
+        """Return the primary key of an item."""
+
+    @abstractmethod
+    def find_keys(self, page: Page) -> Sequence[int]:
+        """Return the keys of the rows that `claim` would claim, readable or not."""
+
+    @abstractmethod
+    def find_due(self, keys: Sequence[int]) -> set[int]:
+        """Return the keys of rows that are still due."""

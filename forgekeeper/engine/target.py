@@ -1,0 +1,88 @@
+"""Targets: where items are, how they are looked at and deleted, and how a later run sees what a crash left."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from forgekeeper.audit.deletions import Item
+
+One = TypeVar("One", bound=Hashable)
+
+
+class State(Protocol):
+    """The state of an item after a run has worked on it."""
+
+    @property
+    def state(self) -> str:
+        """One word, which the audit stores."""
+
+    @property
+    def reason(self) -> str | None:
+        """The reason why the item was not deleted."""
+
+
+class KeptItem(NamedTuple):
+    """The state of an item that is not deleted, with the reason."""
+
+    reason: str | None
+    state: str = "kept"
+
+
+@dataclass(frozen=True)
+class Deleted(Generic[One]):
+    """The result of a deletion: the *states* of the items for which the state is known.
+
+    *error* ended it early.  If it had not *begun*, nothing was deleted.
+    """
+
+    states: Mapping[One, State]
+    error: Exception | None = field(default=None, kw_only=True)
+    began: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Fence(Generic[One]):
+    """Prevents a worker that was suspended, and has lost its items to another worker since, from deleting.
+
+    The claim or the budget ends at *until*, an instant of the monotonic clock.  *announce* commits the audit's intent
+    for items that `Source.mark` returned without one.  *find_lost* is called as late as the target allows, right before
+    some items are deleted.  It returns the items that another worker has claimed or settled, and raises `LeaseLost` if
+    the lease is not ours any more.
+    """
+
+    until: float
+    announce: Callable[[Mapping[One, Item]], None]
+    find_lost: Callable[[Sequence[One]], Collection[One]]
+
+
+class Target(ABC, Generic[One]):
+    """The places that items are deleted from, for one run.
+
+    A scope is a store or a repository, and None a place without a name.  *name* is the detail by which the audit finds
+    an item.
+    """
+
+    name: str
+
+    @abstractmethod
+    def scopes(self) -> Sequence[str | None]:
+        """Return the scopes in which a dead attempt may have left intents open."""
+
+    @abstractmethod
+    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        """Return the state of each item of a dead attempt, by its details in the audit; None if it is unknown."""
+
+    def look(self, scope: str | None, items: Sequence[One]) -> Mapping[One, State]:
+        """Return the items that cannot be deleted in the scope now, and why.  Changes nothing."""
+        return {}
+
+    @abstractmethod
+    def delete(self, scope: str | None, items: Sequence[One], fence: Fence[One]) -> Deleted[One]:
+        """Delete the items, except those that the *fence* finds lost."""
+
+    @abstractmethod
+    def interrupted(self, scope: str | None, error: Exception) -> str | None:
+        """Handle the error of one scope; return why the run ends, None if it continues, or raise the error."""

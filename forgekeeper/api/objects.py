@@ -245,6 +245,8 @@ class Objects(Answer, Generic[Source]):
             raise Mistake(f"{self._shown}: counted= has no {unknown[0]!r}, but {', '.join(REGISTER_RESULT)}")
 
     def _require_columns(self, model: type[Base]) -> None:
+        if not isinstance(self.location, (str, Locations)):
+            raise Mistake(f"{self._shown}: location has to be a name or Locations(COLUMN, NAMES)")
         if not self.location or self.path is NOWHERE:
             raise Mistake(f"{self._shown}: say with location= and path= where the object of a row is")
         if self.counted:
@@ -256,8 +258,9 @@ class Objects(Answer, Generic[Source]):
                 raise Mistake(f"{self._shown}: {option} has to be a column of {model.__name__}")
         if self.project is not None and not isinstance(self.project, WHOLE_NUMBERS):
             raise Mistake(f"{self._shown}: project has to be a column with the ids of projects")
-        if not isinstance(self.path, pw.Node):
-            raise Mistake(f"{self._shown}: path has to be a column or an expression of columns")
+        is_text = not isinstance(self.path, pw.Field) or isinstance(self.path, (pw.TextField, pw.CharField))
+        if not isinstance(self.path, pw.Node) or not is_text:
+            raise Mistake(f"{self._shown}: path has to be a column of text or an expression of columns")
 
     @property
     def _shown(self) -> str:

@@ -40,7 +40,7 @@ def _require_function(name: str, function: Callable[..., Any]) -> None:
 
 
 def _require_options(name: str, facts: Mapping[str, Any], options: Iterable[str]) -> None:
-    known = sorted({*options, "cron", "budget", "queue"})
+    known = sorted({*options, "cron", "budget", "queue", "child_per"})
     for option in facts:
         if option not in known:
             close = get_close_matches(option, known, n=1)

@@ -95,6 +95,8 @@ def _show_queue(declared: Declared, objects: Objects[Any]) -> None:
     declared.batch.at_stake(partial(stake_of_objects, objects, batch))
     declared.preview(partial(preview_objects, objects))
     declared.quarantines(refused_objects(objects, batch))
-    declared.batch.audited(Subject(objects.called, "ID", objects.record, because="it was due at {due}"))
+    declared.batch.audited(
+        Subject(objects.called, "ID", objects.record, because="it was in the queue since {due}, and due")
+    )
     declared.batch.objects(partial(find_some_objects, objects))
     declared.batch.emptied.append(objects.queue.model)

@@ -63,7 +63,8 @@ def complete_declaration(declared: Declared, answers: Sequence[Answer], due: Due
         # A model that two batches answer with says itself which rights both need.
         if one.model.grants == Base.grants:
             one.model.grants = one.grants
-    _derive(declared, rows, due)
+    if rows:
+        _derive(declared, rows, due)
 
 
 def select_rows(answers: Sequence[Answer]) -> list[Rows[Any]]:

@@ -16,6 +16,7 @@ from forgekeeper.api.answers import Answer, Due
 from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.api.buckets import LOOP_LIMIT, Buckets
 from forgekeeper.api.mistakes import Mistake
+from forgekeeper.api.objects import Objects
 from forgekeeper.engine import declared_buckets
 from forgekeeper.engine.declaration import require_declarable
 from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
@@ -155,10 +156,13 @@ def _declare_divided(
     """Declare a batch whose rows the *column* divides, and its child."""
     name, child = function.__name__, f"{function.__name__}_child"
     require_declarable(function, {"cron": cron, "budget": budget, **facts}, OfBatch.__annotations__)
-    require_divisible(name, ask_batch(name, function), column, facts)
+    answers = ask_batch(name, function)
+    require_divisible(name, answers, column, facts)
     of_run = {key: value for key, value in facts.items() if key != "queue"} | {"outcome": FanOutOutcome, "records": ()}
     spec = _declared(BatchSpec, make_fan_out(function, column, child), budget, of_run, cron=cron)
     of_child = {key: facts[key] for key in ("time_limit", "collector") if key in facts} | {"due": function}
+    # Rows are locked by the statement that deletes them; of objects nobody else may close our intents.
+    of_child["lease"] = any(isinstance(answer, Objects) for answer in answers)
     parent = {"of": spec, "document": spec.document, "team": spec.team}
     _declared(ChildSpec, make_share(function, column, child), budget, of_child, queue=facts["queue"], **parent)
     return spec

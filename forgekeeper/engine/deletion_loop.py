@@ -62,10 +62,16 @@ def delete_items(run: Run[Any], source: Source[Any], target: Target[Any]) -> str
     return stopped
 
 
+def _within_share(source: Source[Any], scope: str | None) -> str | None:
+    """Return the name of a scope in the audit: a child must not close the intents of a child with another share."""
+    return scope if source.share is None else f"{scope or ''}: {source.share}"
+
+
 def _close_earlier(run: Run[Any], source: Source[Any], target: Target[Any], scope: str | None, until: float) -> None:
     """Close intents that dead attempts left open; count the items that they deleted and did not count."""
     became = partial(target.became, scope, until)
-    for found in find_earlier(run.audit, source.record, became, name=target.name, scope=scope):
+    shared = _within_share(source, scope)
+    for found in find_earlier(run.audit, source.record, became, name=target.name, scope=shared):
         ended, deleted, counted = [], 0, 0
         with writing():
             for earlier in found:
@@ -180,7 +186,7 @@ class _Pass(Generic[One]):
         kept = dict(self._target.look(scope, these))
         if unseen := [one for one in these if one not in kept]:
             kept |= self._source.look(unseen)
-        intended = Intended[One](self._run.audit, self._source.record, scope=scope)
+        intended = Intended[One](self._run.audit, self._source.record, scope=_within_share(self._source, scope))
         with self._giving_back(intended):
             lot = self._mark(intended, these, kept)
         self._going += len(lot.going)

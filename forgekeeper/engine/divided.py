@@ -72,7 +72,7 @@ def make_share(due: Due, column: pw.Field[Any], child: str) -> Callable[[datetim
     """Return the function of the *child*: the rows whose *column* has its value, None for rows without a value."""
 
     def find_share(now: datetime, value: Any) -> Divisible:
-        return replace(_ask(due, now), share=column.is_null() if value is None else column == value)
+        return replace(_ask(due, now), share=column == value)
 
     find_share.__name__, find_share.__module__, find_share.__doc__ = child, due.__module__, due.__doc__
     return find_share

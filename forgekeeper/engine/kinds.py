@@ -72,9 +72,17 @@ def ask_batch(name: str, due: Due) -> list[Answer]:
         raise
     except Exception as error:
         raise Mistake(
-            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
-            " build the expression alone, or declare records=, tables= and outcome="
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}){_advise(error)}"
         ) from error
+
+
+def _advise(error: Exception) -> str:
+    """Return the advice for an error of a function that was asked for its answers."""
+    if "uninitialized Proxy" in str(error):
+        return ": it queries the database; return the expression, which the engine queries"
+    if isinstance(error, (AttributeError, TypeError, NameError)):
+        return ""
+    return ": build the expression alone, or declare records=, tables= and outcome="
 
 
 def ask_child(name: str, function: Callable[..., Any]) -> list[Answer]:

@@ -15,7 +15,7 @@ from forgekeeper.engine.run import Run
 from forgekeeper.engine.source import KeyedSource
 from forgekeeper.engine.target import KeptItem, State
 from forgekeeper.guards.preconditions import Blocked
-from forgekeeper.platform.database import now
+from forgekeeper.platform.database import exclusions, now
 from forgekeeper.platform.database.queries import START, Page, among, positions
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.queue import QueueItem, QueueTable
@@ -32,6 +32,8 @@ class QueueSource(KeyedSource[QueueItem]):
         self.target = ObjectTarget[QueueItem](run.settings, objects.locations)
         self._objects, self._settings = objects, run.settings
         self._table = QueueTable(objects, run.declared.batch.name)
+        if objects.share is not None:
+            self.share = exclusions.written(objects.queue.model, objects.share)
 
     def begin(self) -> dict[str, Any]:
         for location in self._objects.locations:

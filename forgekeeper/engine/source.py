@@ -18,6 +18,7 @@ class Source(ABC, Generic[One]):
     *record* names an item in metrics and the audit.  *chunk* items are claimed at a time, and belong to the run for
     *visibility*; None if the run's lease is their claim.  `mark` gets at most *locked* items in one transaction.  A run
     ends after *most* items.  *deleted_field* is the field of the result that grows by `settle_earlier`.
+    *share* names a child's part of the items: intents of other shares are not this run's to close.
     """
 
     record: str
@@ -26,6 +27,7 @@ class Source(ABC, Generic[One]):
     locked = 1_000
     most: int | None = None
     deleted_field = "deleted"
+    share: str | None = None
 
     def begin(self) -> Mapping[str, Any]:
         """Prepare the source for a run; return fields of its result, or raise `Blocked`."""

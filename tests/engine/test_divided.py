@@ -15,6 +15,7 @@ from forgekeeper.engine.previewing import preview
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
+from forgekeeper.platform.failpoints import FailpointReached
 from tests.harness.excluding import exclude
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
@@ -128,6 +129,18 @@ def test_an_excluded_project_gets_no_child(old_parcels, given):
     recorded(old_parcels, given)
 
     assert keys_sent() == {"old_parcels_child:1", "old_parcels_child:null"}
+
+
+@pytest.mark.parametrize("old_parcels", [make_objects], ids=["objects"], indirect=True)
+def test_a_child_leaves_the_intents_of_another_child(old_parcels, given, folder):
+    child = CHILDREN["old_parcels_child"]
+    dying = settings_with(object_stores={"parcels": folder.url}, failpoints="old_parcels_child.deleted=raise")
+    with pytest.raises(FailpointReached):
+        as_child(child, dying, 1)
+
+    others, its_own = (as_child(child, given, project).outcome.deleted for project in (2, 1))
+
+    assert (others, its_own) == (2, 3)
 
 
 def test_preview_backlog_and_breaker_see_the_rows_of_all_children(old_parcels, given):

@@ -42,7 +42,7 @@ class Total(NamedTuple):
     """A sum of the rows' sizes that another table keeps in the column *kept*, in a row for each value of *of*.
 
     The deletion takes its bytes off in the same statement.  A sum that somebody else has locked is not waited for: the
-    rows that count towards it stay for a later run, all others go, also those that count towards none.
+    rows that count towards it stay for a later run; all others are deleted, also rows that count towards no sum.
 
     >>> totals = Total(Project.pipeline_bytes, of=Pipeline.project_id)
     >>> pipelines = Rows(
@@ -152,13 +152,13 @@ class Rows(Answer, Generic[Row]):
     """Rows of *model* that are due; the engine deletes them in chunks, the oldest *since* first.
 
     A row is due if its *since*, a `DateTimeTZField`, is older than *older_than* and if it meets the condition *where*;
-    write one of both, or both.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row from
+    write at least one.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row from
     when it became due.  With an index on *since* and the key each chunk is one index scan.
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
-    *or_where* is the condition of more rows, for which another index is made; if the forge lacks the relation of
-    *or_needs*, there are none of these.  With *classes* a chunk has rows of one class; children that work in `Buckets`
+    *or_where* is the condition of more rows, with an index of their own; if the forge lacks the relation of
+    *or_needs*, these rows stay.  With *classes* a chunk has rows of one class; children that work in `Buckets`
     share the classes.
 
     *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
@@ -383,7 +383,7 @@ class Changes(Rows[Row]):
     The statement names the page's keys ``%(ids)s``, the run's time ``%(now)s`` and the condition ``{due}``, has a part
     ``changed`` that returns a row for each that was changed, its key called ``id``, and says ``{recorded}`` behind its
     last part: there the engine writes the audit and counts.  It repeats the condition where it changes rows, so that
-    what moves on meanwhile stays.  Raises `Mistake` for one that lacks any of these.
+    rows that move on meanwhile stay.  Raises `Mistake` if the statement lacks any of these.
 
     *each* is called with each row of ``changed`` after the commit: it may log it, and returns what it counts.  The
     audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
@@ -440,7 +440,7 @@ class Children(Answer):
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
     children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
-    Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* one that counts
+    Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* a field that counts
     those on their way, too.  If the first argument of each is a project's id (*by_project*), a project that is excluded
     gets none.
 
@@ -492,7 +492,7 @@ class Skip(Answer):
 
 
 class Note(Answer):
-    """Fields of the result that the batch itself knows; the run raises `Mistake` for one that its outcome lacks.
+    """Fields of the result that the batch itself knows; the run raises `Mistake` for a field that its outcome lacks.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
     ... def count_pipelines(now: datetime) -> Iterator[Note]:

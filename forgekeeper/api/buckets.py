@@ -15,7 +15,7 @@ LOOP_LIMIT = "loop_limit"
 
 @dataclass(frozen=True)
 class Buckets:
-    """The capacity of a batch: *count* shares of its rows, each of which one child works on at a time.
+    """The capacity of a batch: *count* shares of its rows; one child at a time works on a share.
 
     *count_with* has another count by the name of a flag: the highest count whose flag is on.  Flags are read at each
     run; while the batch's own *flag* is off there are no buckets.  A child claims a free bucket, deletes the rows of

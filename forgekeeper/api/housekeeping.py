@@ -13,7 +13,7 @@ class Housekeeping(Answer):
     """Retention of forgekeeper's own records; older records are removed in chunks, beside limits and brakes.
 
     *runs*, *exclusions*, *notices* and *settled_uploads* count from the end of a run, the end of an exclusion, the
-    change of a record, the end of an upload.  *processes* counts from the instant at which a silent process expired,
+    change of a record, the end of an upload.  *processes* counts from the expiry of a silent process,
     *quarantine* from the last failure, *run_totals* from the day of the run.  The newest run of each batch and the last
     hundred totals of each batch stay.  The audit has partitions until *audit_ahead* from now; months older than
     ``FORGEKEEPER_AUDIT_KEEP`` are dropped.  Rows that batches declare with `old_records` are removed, too.

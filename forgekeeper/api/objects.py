@@ -44,7 +44,7 @@ ONE_SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True)
 class Queue(Generic[Row]):
-    """Rows of *model*, each of which is work that is due at *due_at*.
+    """Rows of *model* as items of work; an item is due at *due_at*.
 
     A claim moves *due_at* ahead: if the worker dies, another one finds the row due then.  A failure moves it ahead by
     *retry* and counts in *attempts*; after the last attempt the row waits in quarantine for a person.  The audit

@@ -29,7 +29,7 @@ TIMES = ColumnKind((DateTimeTZField,), "times (DateTimeTZField)")
 
 @dataclass(frozen=True)
 class StatusQueue(Generic[Row]):
-    """Rows of *model*, each of which is work until its *status* says that it is done.
+    """Rows of *model* as items of work until their *status* says that they are done.
 
     *pending*, *processed* and *rejected* are the numbers of the states.  A row that cannot be worked on is rejected
     with a *reason* and waits in quarantine for a person.  *created_at* is when the work was asked for; the engine sets

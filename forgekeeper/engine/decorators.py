@@ -90,8 +90,8 @@ def batch(
     all the same: then nothing limits or records its writes, and `check` says so.
 
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
-    may take before it stops by itself.  Of *tables*, and of those that it only *reads*, it is asked before each run
-    whether they are as their models say, and whether its statements would misread them.
+    may take before it stops by itself.  Before each run *tables*, and tables that it only *reads*, are compared with
+    their models, and a look finds out whether statements would misread them.
     *released_with* names the batch that creates its records: in a new installation the release of that batch releases
     this one too.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
@@ -100,7 +100,7 @@ def batch(
 
     With *child_per*, a column, the run deletes nothing itself: it sends a child to *queue* for each value of the column
     in the rows that are due, the oldest first, and each child deletes the rows with its value.  Preview, backlog,
-    breaker and limits remain those of the whole answer.
+    breaker and limits are unchanged.
 
     What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
     is a dataclass for the result, *records* say which of its fields count what: both follow from the answer.
@@ -131,7 +131,7 @@ def child(
     From `Refs` all of this follows.
 
     If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes
-    those of the bucket that it claims.
+    the rows of the bucket that it claims.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
     ... def pipelines_in_shards(now: datetime) -> Children:

@@ -18,8 +18,8 @@ __all__ = ["database", "now", "reachable", "release", "sqlstate"]
 class Base(pw.Model):
     """What every table here shares: the database.
 
-    *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
-    *partition* is the column by which a forge may have cut the table into partitions: a statement that knows the value
+    *found_by* names the columns by which its rows are found: a row with NULL in any of them is never found.
+    *partition* is the column that divides the table into partitions in some forges: a statement that knows the value
     of its rows reads no other partition.
     *beside* names columns that no statement of ours names: the example forge has them, another may not.
     *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.  For

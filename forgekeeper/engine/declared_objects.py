@@ -7,8 +7,8 @@ from dataclasses import field, make_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forgekeeper.api.answers import Answer, Due, Subject
-from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.answers import Answer, Due, Mistake, Subject
+from forgekeeper.api.batches import ChildSpec, Declared, Record
 from forgekeeper.api.objects import Objects, Register
 from forgekeeper.engine.queued_objects import (
     count_backlog,
@@ -46,8 +46,11 @@ def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
 
 
 def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
-    """Raise `Mistake` for a register that the declaration does not fit."""
+    """Raise `Mistake` for a register that the declaration does not fit, and for a child whose share nobody knows."""
     for one in _select(answers):
+        # A child without a share would close the audit's intents of another child that is still at work.
+        if isinstance(declared, ChildSpec) and declared.whole is not None:
+            raise Mistake(f"{declared.name} answers with Objects: let its batch do that, with child_per= a column")
         if isinstance(one.source, Register):
             require_register(declared, one, answers)
 

@@ -6,7 +6,7 @@ import peewee as pw
 import pytest
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper import Buckets, Objects, Queue, Rows, Table, batch
+from forgekeeper import Buckets, Objects, Queue, Rows, Table, batch, child
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery.broker import broker, load_batches
@@ -133,12 +133,12 @@ def test_an_excluded_project_gets_no_child(old_parcels, given):
 
 @pytest.mark.parametrize("old_parcels", [make_objects], ids=["objects"], indirect=True)
 def test_a_child_leaves_the_intents_of_another_child(old_parcels, given, folder):
-    child = CHILDREN["old_parcels_child"]
+    declared = CHILDREN["old_parcels_child"]
     dying = settings_with(object_stores={"parcels": folder.url}, failpoints="old_parcels_child.deleted=raise")
     with pytest.raises(FailpointReached):
-        as_child(child, dying, 1)
+        as_child(declared, dying, 1)
 
-    others, its_own = (as_child(child, given, project).outcome.deleted for project in (2, 1))
+    others, its_own = (as_child(declared, given, project).outcome.deleted for project in (2, 1))
 
     assert (others, its_own) == (2, 3)
 
@@ -171,6 +171,13 @@ def test_the_batch_names_the_tables_and_places_that_its_child_deletes_from(old_p
 def test_a_mistake_is_refused_when_the_batch_is_declared(answer, facts, said):
     with declaring(), pytest.raises(Mistake, match=said):
         declare(answer, **facts)
+
+
+def test_a_child_cannot_answer_with_objects_of_its_own():
+    with declaring():
+        spec = batch(cron="off", budget=MINUTE, records=())(make_rows)
+        with pytest.raises(Mistake, match="let its batch do that, with child_per= a column"):
+            child(spec, queue="objects", budget=MINUTE, due=make_objects)(make_twice)
 
 
 def test_children_need_a_queue_of_their_own():

@@ -36,7 +36,7 @@ def odd(_now):
 def declared(work):
     """Declare *work* as a child."""
     limit = timedelta(seconds=0.1) if work.__name__ == "be_deaf" else timedelta(minutes=10)
-    times = {"budget": timedelta(minutes=1), "time_limit": limit}
+    times = {"budget": min(limit, timedelta(minutes=1)), "time_limit": limit}
     return child(odd, queue=QUEUE, outcome=Outcome, records=[], enqueued_as="enqueued", **times)(work)
 
 

@@ -1,9 +1,9 @@
-"""Rows that foreign keys delete or change together with the rows of a relation: which, and how many.
+"""Rows that foreign keys delete or change together with a relation's rows, and the counts.
 
-A row that can follow another only once, because its foreign key is unique, is a part of that row: its table has to be
-named, and it is not counted.  All others are, by one recursive part of a statement, whatever way the keys take: by
-several tables, by several columns, within one table, in a circle.  There a row is the texts of its key and of the
-columns that other keys lead to.
+A row whose foreign key is unique follows at most one row, and is a part of that row: its table has to be declared, and
+it is not counted.  All other rows are counted by one recursive common table.  The keys may use several tables or
+columns, stay within one table, or form a circle.  In that common table a row is an array of texts: its key, and the
+columns to which other keys lead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_COLUMN = "{relation} has no column {column}, to which foreign key {name} of {
 
 @dataclass(frozen=True)
 class Link:
-    """A foreign key that leads from rows of the model *below* to rows of the model *above*, both places in a list."""
+    """A foreign key from the model *below* to the model *above*, both as indexes of a list."""
 
     above: int
     below: int
@@ -47,21 +47,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Cascades:
-    """The rows that follow a deletion from ``models[0]``, which are of all *models*; *links* are counted.
+    """The rows of *models* that follow a deletion from ``models[0]``; *links* are counted.
 
-    *refused* has a sentence for each way in which rows would follow that nobody has named, or that cannot be counted.
+    *refused* has a sentence for each foreign key that is not declared, or whose rows cannot be counted.
     """
 
     models: Sequence[type[Base]]
     links: Sequence[Link] = ()
     refused: Sequence[str] = ()
     deleted: Sequence[int] = ()
-    """The tables, by PostgreSQL's numbers, whose deleted rows are counted."""
+    """The oids of the tables whose deleted rows are counted."""
     _types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def find(cls, target: Target, into: Sequence[type[Base]] = ()) -> Cascades:
-        """Ask the database which rows follow, where those *into* the tables of these models may."""
+        """Find the foreign keys whose rows follow; only rows of the models *into* may follow."""
         model = target.model
         models = (model, *(one for one in into if one is not model))
         keys = [key for key in foreign_keys(target) if key.changes_rows]
@@ -85,16 +85,16 @@ class Cascades:
         return cls(models, counted, refused, sorted(tables[0].union(*deleted)), types)
 
     def row(self, place: int, alias: str) -> str:
-        """Return a row of a model as ``cascaded`` has it, in SQL."""
+        """Return the SQL of a model's row, as an array in ``cascaded``."""
         return f"array[{', '.join(f'{alias}.{quote_name(name)}::text' for name in self._carried(place))}]"
 
     @property
     def own(self) -> str:
-        """Return a row of the relation itself."""
+        """The SQL of a row of the relation itself."""
         return self.row(0, table_alias(self.models[0]))
 
     def value(self, place: int, name: str, row: str = "row") -> str:
-        """Return the value of a column of a *row*, in SQL."""
+        """Return the SQL of a column's value in *row*."""
         kind = self._types[relation_name(self.models[place])][name]
         return f"({row}[{self._carried(place).index(name) + 1}])::{kind}"
 
@@ -118,7 +118,7 @@ class Cascades:
         return CommonTable("cascaded (root, node, row)", query, is_recursive=True)
 
     def counting(self, key: str, where: str, *, limit: str = "") -> str:
-        """Return the statement that counts the rows *where* a condition holds, and what follows, by place."""
+        """Return the statement that counts, by model, the rows of a condition and their followers."""
         due = f"select {key} as key, {self.own} as own from {relation_name(self.models[0])} where {where}"
         found = f"select distinct node, row from cascaded{f' limit {limit}' if limit else ''}"
         count = f"select node, count(*) from ({found}) as found group by node"
@@ -137,12 +137,15 @@ class Cascades:
 
 
 def _place(oid: int, tables: Sequence[set[int]]) -> int | None:
-    # A model that is named for its own table, and for no other, comes before what a view reads besides.
+    # The model of a declared table takes precedence over the relation itself, whose view may read the table, too.
     return next((place for place in (*range(1, len(tables)), 0) if oid in tables[place]), None)
 
 
 def _counted(links: Sequence[Link]) -> list[Link]:
-    """Leave out parts of rows: each follows a row at most once, and no counted row follows it or is in its table."""
+    """Leave out links of parts of rows.
+
+    A part follows a row at most once, and its table lacks other counted rows and counted followers.
+    """
     left = list(links)
     while parts := [one for one in left if _is_part(one, left)]:
         left = [one for one in left if one not in parts]
@@ -159,7 +162,10 @@ def _columns(models: Sequence[type[Base]]) -> Any:
 
 
 def _unnamed(target: Target, key: ForeignKey, hidden: Sequence[type[Base]]) -> str:
-    """Say that rows would follow, and what to do; *hidden* are models whose relation the session does not find."""
+    """Return a sentence, with the cure, for undeclared rows that would follow.
+
+    *hidden* has the models whose relation the session does not find.
+    """
     named = key.table_name.rpartition(".")[2].strip('"')
     shown = next((shown_name(model) for model in hidden if name_parts(model)[1] == named), None)
     names = {"table": key.table_name, "relation": target.shown, "name": key.name, "action": key.action}

@@ -1,7 +1,8 @@
-"""Functions that run with the rights of their owner, of our schema and of the forge's views, and who could misuse them.
+"""Functions that run with the rights of their owner, and roles that could misuse them.
 
-The role of forgekeeper has rights on the views alone; such functions change the tables below.  Whoever may create in a
-schema of their search path, or put them on another table, can act as their owner.
+They belong to our schema and to the forge's views.  The role of forgekeeper has rights on the views alone; such
+functions change the tables below.  A role that may create objects in a schema of their search path, or use them in a
+trigger of another table, can act as their owner.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterator
 
 from forgekeeper.platform.database import database
 
-# Names are qualified: whoever runs a cure has a search_path of their own.
+# Names are qualified, because the person who runs a cure may have another search_path.
 FUNCTIONS = """
     select format('%%I.%%I(%%s)', nspname, proname, pg_get_function_identity_arguments(function.oid)),
         proowner::regrole::text,
@@ -43,7 +44,7 @@ CREATORS = """
         and not exists (select from pg_roles where oid = grantee and rolsuper)
     order by 1, 2
 """
-# Of several functions with one name, PostgreSQL calls the one whose types fit best, in whichever schema it is.
+# If several functions have one name, PostgreSQL calls the function with the best matching types, in any schema.
 NAMESAKES = """
     select format(called, nspname), owner::regrole::text
     from (
@@ -68,12 +69,12 @@ NAMESAKES = """
 
 
 def objections_to_functions(schema: str) -> Iterator[str]:
-    """Yield a sentence for each way to the rights of those who own functions in the *schema*, and its cure."""
+    """Yield a sentence, with the cure, for each misuse of functions in *schema*."""
     return _objections(IN_SCHEMA, schema)
 
 
 def objections_to_views(schema: str) -> Iterator[str]:
-    """Yield the same for functions of triggers on the views in the *schema*."""
+    """Yield the sentences of `objections_to_functions` for the triggers of views in *schema*."""
     return _objections(OF_VIEWS, schema)
 
 
@@ -94,10 +95,10 @@ def _objections(which: str, schema: str) -> Iterator[str]:
 
 
 def find_strangers(schemas: Collection[str], owner: str) -> Iterator[str]:
-    """Yield a sentence for each role that could put a function of its own into *schemas*, or has, and the cure.
+    """Yield a sentence, with the cure, for each role that may or did create in *schemas*.
 
-    Functions that search these schemas run with the rights of *owner*, as SQL writes its name.  The owners of the
-    schemas and superusers may create there.
+    Functions that search these schemas run with the rights of *owner*, written as in SQL.  The owners of the schemas
+    and superusers may create functions there.
     """
     values = {"schemas": list(schemas), "owner": owner}
     for schema, role in database.execute_sql(CREATORS, values).fetchall():

@@ -1,10 +1,11 @@
-"""What people keep batches from deleting beforehand: a project, a group's projects, or whatever a pattern matches.
+"""Exclusions: rows that keep batches from projects, groups and names, added by people.
 
-An exclusion is a part of the condition by which records go.  The statement that deletes a chunk asks for it itself, so
-one that is added while a run works counts from the next chunk on.  What lies outside the database is held against the
-same condition, once a chunk.  A record without a project, or a name, is in no exclusion of projects, or patterns.
+Exclusions are a part of the condition of a deletion.  The statement that deletes a chunk checks them itself, so an
+exclusion that is added during a run counts from the next chunk on.  Records outside the database are checked against
+the same condition, once per chunk.  Project exclusions ignore records without a project; patterns ignore records
+without a name.
 
-Which projects a group has only the forge knows: a relation of its says so, where there is one (`groups`).
+Only the forge knows the projects of a group: a relation of the forge lists them, if it has one (`groups`).
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from metrics.logs import one_line
 Kind = Literal["project", "group", "pattern"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REASON = "excluded"
-"""Why a record stays."""
+"""The reason of a record that is kept."""
 SHOWN = 10
-"""So many exclusions are named."""
+"""Maximum exclusions that `sentences` names."""
 STANDS = "(until is null or until > clock_timestamp())"
 OF_BATCH = f"from exclusions where {STANDS} and coalesce(batch = %s, true)"
-"""Those of all batches and of one; where nobody knows which one, of each."""
+"""Exclusions of all batches and of one batch; if the batch is NULL, of every batch."""
 MEANS_SOMETHING = """
     case kind when 'project' then number is not null when 'group' then number is not null
         when 'pattern' then alike is not null else false end
 """
-"""What SQL writes there excludes something, too."""
+"""Check constraint: rows that people insert with SQL exclude something, too."""
 NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 MEANT = re.compile(r"[\\%_]")
 VISIBLE = "select to_regclass(%s) is not null"
@@ -43,11 +44,14 @@ ASKED = "select place from unnest(%s::bigint[], %s::text[]) with ordinality as o
 
 
 class Unclear(ValueError):
-    """What is to be excluded is not written as an exclusion is; the message is a sentence that says how."""
+    """The text is not an exclusion; the message says in a sentence how to write exclusions."""
 
 
 class Subject(NamedTuple):
-    """What is excluded: a number of a *project* or *group*, or what names are *alike* that a *pattern* matches."""
+    """The subject of an exclusion: the *number* of a project or group, or a pattern.
+
+    *alike* is the pattern as an operand of ``like``.
+    """
 
     kind: Kind
     subject: str
@@ -56,7 +60,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read it as people write it; raise `Unclear` for what could exclude nothing."""
+        """Parse a subject such as ``project:7``; raise `Unclear` if it can exclude nothing."""
         kind, _, subject = text.partition(":")
         if kind not in KINDS or not subject:
             raise Unclear(f"{text!r} is nothing to exclude: write project:7, group:9 or 'pattern:uploads/*'")
@@ -70,7 +74,10 @@ class Subject(NamedTuple):
 
 
 class Exclusion(Base):
-    """What a person excludes: *subject* as it was written, of all batches or of one, until it ends or is removed."""
+    """An exclusion from one batch or all, until it ends or is removed.
+
+    *subject* is the text that a person wrote.
+    """
 
     grants = "person: select, insert, delete; worker: select, update (until), delete; exporter: select"
 
@@ -91,46 +98,46 @@ class Exclusion(Base):
 
     @property
     def what(self) -> str:
-        """What is excluded, as a person writes it."""
+        """The excluded subject as people write it, such as ``project:7``."""
         return f"{self.kind}:{self.subject}"
 
     @classmethod
     def add(
         cls, what: Subject, *, batch: str | None, reason: str, by: str, since: datetime, until: datetime | None
     ) -> Exclusion:
-        """Exclude it beside what others do; return the exclusion."""
+        """Add an exclusion and return it; existing exclusions stay."""
         facts = {"batch": batch, "reason": one_line(reason), "by": one_line(by), "since": since, "until": until}
         made: Exclusion = cls.create(**what._asdict(), **facts)
         return made
 
     @classmethod
     def standing(cls, batch: str | None = None) -> list[Exclusion]:
-        """Return what is excluded at this moment, the oldest first: of anything, or of a batch."""
+        """Return the exclusions in force, the oldest first: all, or those for a batch."""
         query = cls.select().where(pw.SQL(STANDS)).order_by(cls.id)
         return list(query if batch is None else query.where(cls.batch.is_null() | (cls.batch == batch)))
 
     def sentence(self) -> str:
-        """Say who excludes what, of which batch, until when and why."""
+        """Return a sentence: subject, batch, end, person, start and reason of the exclusion."""
         of = f" of {self.batch}" if self.batch else ""
         until = f" until {_moment(self.until)}" if self.until else ""
         return f"{self.what} is excluded{of}{until} by {self.by} since {_moment(self.since)} ({self.reason})"
 
 
 class Groups(NamedTuple):
-    """The relation of the forge that says which projects a group has: a row for each project and each of its groups."""
+    """The relation of the forge with the projects of groups: one row per project and group."""
 
     project: pw.Field[Any]
     group: pw.Field[Any]
 
     @property
     def model(self) -> type[Base]:
-        """The relation."""
+        """The model of the relation."""
         model: type[Base] = self.project.model
         return model
 
     @property
     def said(self) -> str:
-        """The relation as SQL calls it, with its columns."""
+        """The relation's name in SQL, with its columns."""
         return f"{shown_name(self.model)} ({self.project.column_name}, {self.group.column_name})"
 
 
@@ -138,17 +145,20 @@ _groups: list[Groups] = []
 
 
 def groups(project: pw.Field[Any], group: pw.Field[Any]) -> None:
-    """Let exclusions of groups mean the projects that this relation has; a forge that lacks it has no groups for us."""
+    """Declare the relation from which exclusions of groups read the groups' projects.
+
+    A forge without the relation has no groups for us.
+    """
     _groups[:] = [Groups(project, group)]
 
 
 def visible(model: type[Base]) -> bool:
-    """Say whether the database has the relation, where sessions look for it."""
+    """Return whether the relation exists in a schema that sessions search."""
     return bool(database.execute_sql(VISIBLE, (relation_name(model),)).fetchone()[0])
 
 
 def no_groups() -> str | None:
-    """Say what is missing for groups to be excluded; None where nothing is."""
+    """Return why groups cannot be excluded, None if they can."""
     if not _groups:
         return "no relation is declared that says which projects a group has"
     if visible(_groups[0].model):
@@ -157,15 +167,15 @@ def no_groups() -> str | None:
 
 
 def stand(batch: str | None, *kinds: Kind) -> bool:
-    """Say whether anything is excluded of the batch now, of any kind or of those."""
+    """Return whether the batch has exclusions in force, of the given *kinds* or of any kind."""
     asked = f"select exists (select {OF_BATCH} and kind = any(%s))"
     return bool(database.execute_sql(asked, (batch, list(kinds or KINDS))).fetchone()[0])
 
 
 def excluded(batch: str | None, *, project: pw.Node | None = None, name: pw.Node | None = None) -> pw.Node:
-    """Return the condition that a record of this project and name is excluded; of one that has neither, of none.
+    """Return the condition that a record is excluded, false if project and name are None.
 
-    Whether anything is excluded, and what, is asked once a statement and not of each row.
+    PostgreSQL reads the exclusions once per statement, not once per row.
     """
     found = [] if project is None else [_of("number", "project", batch, project, "= any"), _of_group(batch, project)]
     found += [] if name is None else [_of("alike", "pattern", batch, name, "like any")]
@@ -176,17 +186,20 @@ def excluded(batch: str | None, *, project: pw.Node | None = None, name: pw.Node
 
 
 def but(condition: pw.Node) -> pw.Node:
-    """Return the condition that the other is not met, for certain or perhaps."""
+    """Return the condition that *condition* is false or NULL."""
     return pw.NodeList((pw.SQL("("), condition, pw.SQL(") is not true")))
 
 
 def written(model: type[Base], condition: pw.Node) -> str:
-    """Return the condition in SQL, its values in it, over the columns of the model's table by that table's name."""
+    """Return the condition as SQL with its values; columns have the name of the model's table."""
     return literal(*write_expression(model, condition))
 
 
 def among(batch: str, those: Callable[[], Iterable[tuple[int | None, str | None]]]) -> set[int]:
-    """Return the places of *those* that are excluded now, each of a project and a name: they are asked once a chunk."""
+    """Return the positions of the excluded records in *those*: a project and a name of each.
+
+    Called once per chunk; *those* is called only if the batch has exclusions.
+    """
     if not stand(batch):
         return set()
     ones = list(those())
@@ -198,7 +211,7 @@ def among(batch: str, those: Callable[[], Iterable[tuple[int | None, str | None]
 
 
 def sentences(batch: str) -> Iterator[str]:
-    """Say what is excluded of the batch, the first of it by name."""
+    """Yield a sentence for each of the first `SHOWN` exclusions, then the number of others."""
     standing = Exclusion.standing(batch)
     yield from (one.sentence() for one in standing[:SHOWN])
     if more := len(standing) - SHOWN:
@@ -212,7 +225,10 @@ def _of(column: str, kind: Kind, batch: str | None, of: pw.Node, operator: str) 
 
 
 def _of_group(batch: str | None, project: pw.Node) -> pw.Node:
-    """While a group is excluded of which nobody knows the projects, all are."""
+    """Return the condition of excluded groups.
+
+    If nobody knows the projects of groups, one excluded group excludes all projects.
+    """
     asked = f"{OF_BATCH} and kind = 'group'"
     if no_groups():
         return pw.SQL(f"exists (select {asked})", [batch])
@@ -220,13 +236,13 @@ def _of_group(batch: str | None, project: pw.Node) -> pw.Node:
     of, group = (quote_name(field.column_name) for field in _groups[0])
     owned = f"exists (select from {relation} as owned where owned.{of} = "
     in_group = f" and owned.{group} = any(array(select number {asked})))"
-    # Where no group is excluded, which is asked once a statement, the relation is not looked into.
+    # If no group is excluded, which PostgreSQL checks once per statement, the relation is not read.
     begin = pw.SQL(f"(exists (select {asked}) and {owned}", [batch])
     return pw.NodeList((begin, project, pw.SQL(f"{in_group})", [batch])))
 
 
 def _text(value: str) -> str:
-    """Return what PostgreSQL can take: no NUL, no half of a character."""
+    """Return text that PostgreSQL accepts: without NULs and without lone surrogates."""
     return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 

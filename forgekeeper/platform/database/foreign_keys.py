@@ -1,4 +1,4 @@
-"""Foreign keys that lead to the rows of a relation: what PostgreSQL does to other rows when these are deleted."""
+"""Foreign keys that refer to a relation, and their actions when a row of it is deleted."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ACTIONS: dict[str, Action] = {
     "r": "restrict",
     "a": "no action",
 }
-"""By `pg_constraint.confdeltype`."""
+"""Actions by `pg_constraint.confdeltype`."""
 NOT_KNOWN = {"42501", "55000"}
-"""The role may not delete from the view, or nobody may: then the deletion itself says so."""
+"""SQLSTATEs: the role, or every role, may not delete from the view; the deletion itself will report it."""
 
 # A plan names the table below a view; a view that only reads another table in a subquery does not delete from it.
 DELETION = "explain (verbose, format json) delete from {} where false"
-# By their names: `to_regclass` refuses those of a schema that the role may not use.
+# By name, because `to_regclass` refuses relations in a schema that the role may not use.
 NUMBERS = """
     select c.oid::bigint from unnest(%s::text[], %s::text[]) as wanted (schema, name)
         join pg_namespace as n on n.nspname = wanted.schema
         join pg_class as c on c.relnamespace = n.oid and c.relname = wanted.name
 """
-# Rows are deleted from each part of a table, and a cascade deletes on from the table that it reaches.  The keys of
-# parts are copies of their table's key (`conparentid`).
+# A deletion deletes from each part of a table, and a cascade continues from each table that it reaches.  The foreign
+# keys of parts are copies of their table's foreign key (`conparentid`).
 FIND_FOREIGN_KEYS = """
     with recursive reached (oid) as (
         select unnest(%(tables)s::oid[])
@@ -88,10 +88,10 @@ TABLES = """
 
 
 class ForeignKey(NamedTuple):
-    """A foreign key of a *table* that leads to rows of *to*, and the *action* when such a row is deleted.
+    """A foreign key from *table* to rows of *to*, and its *action* when such a row is deleted.
 
-    Both are PostgreSQL's numbers, *table_name* and *to_name* their names.  *columns* lead to the columns *leads_to*;
-    *is_unique* says that at most one row leads to a row.
+    *table* and *to* are oids, *table_name* and *to_name* their names.  *columns* refer to the columns *leads_to*.  If
+    *is_unique*, at most one row refers to a row.
     """
 
     name: str
@@ -106,14 +106,15 @@ class ForeignKey(NamedTuple):
 
     @property
     def changes_rows(self) -> bool:
-        """Whether the deletion of a row deletes or changes the rows that lead to it."""
+        """Whether the deletion of a row deletes or changes the rows that refer to it."""
         return self.action in ("cascade", "set null", "set default")
 
 
 def foreign_keys(target: Target) -> list[ForeignKey]:
-    """Return the foreign keys that lead to rows which a deletion from the relation deletes, by cascades too.
+    """Return the foreign keys to rows that a deletion deletes, including cascades.
 
-    None are known of a trigger that deletes in place of PostgreSQL, nor to a role that may not delete from a view.
+    They are unknown, and the list is empty, if a trigger deletes in place of PostgreSQL, or if the role may not delete
+    from a view.
     """
     tables = deleted_from(target)
     rows = database.execute_sql(FIND_FOREIGN_KEYS, {"tables": tables}).fetchall() if tables else []
@@ -122,29 +123,29 @@ def foreign_keys(target: Target) -> list[ForeignKey]:
 
 
 def deleted_from(target: Target) -> list[int]:
-    """Return the tables, by PostgreSQL's numbers, from which a deletion from the relation deletes."""
+    """Return the oids of the tables whose rows a deletion from the relation deletes."""
     if target.oid is None:
         return []
     if target.is_table and not target.instead:
         return [target.oid]
     try:
-        # In a savepoint: to be refused is an answer here.
+        # In a savepoint, because a refusal is an expected answer.
         with looking():
             plans = database.execute_sql(DELETION.format(relation_name(target.model)), {}).fetchall()
     except pw.DatabaseError as error:
         if sqlstate(error) not in NOT_KNOWN:
             raise
         return []
-    # A rule that does nothing instead leaves the list of plans empty.
+    # With a rule `do instead nothing` the list of plans is empty.
     nodes = [plan["Plan"] for (found,) in plans for plan in found if "Schema" in plan["Plan"]]
     values = [one["Schema"] for one in nodes], [one["Relation Name"] for one in nodes]
     return [oid for (oid,) in database.execute_sql(NUMBERS, values).fetchall()]
 
 
 def tables_of(names: Sequence[str], *, own: Sequence[int]) -> list[set[int]]:
-    """Return the tables *own* with their parts, and the tables that each of these relations is or shows.
+    """Return the oids of the tables *own* with their parts, and of each relation's tables.
 
-    A relation that is missing has none.  Tables are PostgreSQL's numbers of them.
+    A relation is a table or a view of tables; a missing relation yields an empty set.
     """
     found: dict[str, set[int]] = {name: set() for name in ("", *names)}
     for name, oid in database.execute_sql(TABLES, {"names": list(names), "tables": list(own)}).fetchall():

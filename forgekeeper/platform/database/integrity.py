@@ -1,8 +1,8 @@
-"""Reasons why lookups may miss rows that exist: indexes, partitions and settings, read from PostgreSQL's catalogue.
+"""Reasons why lookups may miss rows that exist, read from PostgreSQL's catalogue.
 
-A batch that deletes what no row names trusts an empty answer.  PostgreSQL gives one, without an error, if an index is
-sorted by another version of its collation, if the detachment of a partition was interrupted, or if damaged pages count
-as empty.
+A batch that deletes objects without a row trusts an empty result.  PostgreSQL returns an empty result, without an
+error, if an index is sorted by another version of its collation, if the detachment of a partition was interrupted, or
+if a setting lets damaged pages count as empty.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ SENTENCES = {
 def reasons_to_miss_rows(relations: Collection[int]) -> Iterator[str]:
     """Yield a sentence, with its cure, for each reason why lookups in these tables may miss rows that exist.
 
-    *relations* are oids; their partitions and children are looked at, too.  It is one statement, of a millisecond or
-    two, which reads the catalogue alone.  An index that is not valid is used by no lookup, and so is no reason.
+    *relations* are oids; their partitions and children are checked, too.  One statement of one or two milliseconds
+    reads the catalogue alone.  Invalid indexes are ignored, because no lookup uses them.
     """
     rows = execute_prepared("integrity", CATALOGUE, {"relations": list(relations)})
     columns = [column.name for column in rows.description]

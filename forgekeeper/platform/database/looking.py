@@ -1,8 +1,8 @@
-"""Looks: transactions that PostgreSQL itself lets only read, whatever a condition, a view or a function would do.
+"""Looks: read-only transactions; PostgreSQL refuses all writes in them.
 
-All statements of a look see one snapshot.  It begins and ends with a transaction, so a pooler may give the session to
-anybody afterwards.  Everything that only shows something opens one: `status`, previews, backlogs, the breaker, the
-exporter, the console and `check`.
+That includes writes by conditions, views and functions.  All statements of a look see one snapshot.  A look is one
+transaction, so a pooler may give the session to another client afterwards.  All readers open looks: `status`, previews,
+backlogs, the breaker, the exporter, the console and `check`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _looks: ContextVar[bool] = ContextVar("looks", default=False)
 
 
 class WritesInLook(pw.InternalError):
-    """A look would write; the message is a sentence that names it."""
+    """A look tried to write; the message is a sentence that names the look."""
 
 
 @contextmanager
 def looking(whose: str = "what is shown here") -> Iterator[None]:
-    """Let PostgreSQL refuse whatever is written within; raise `WritesInLook`, which names *whose* look it is.
+    """Run the body as a look; raise `WritesInLook` if it writes.  *whose* names the look.
 
-    Within another transaction it is a savepoint, and what it sets for the transaction ends with it.  Without a
+    Within another transaction the look is a savepoint, and ``set local`` in the body ends with it.  Without a
     connection it does nothing.
     """
     if database.is_closed():
@@ -68,7 +68,7 @@ def _within_another(*, reads_already: bool) -> Iterator[None]:
 
 
 def as_look(whose: str, ask: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """Return *ask* as a look; what it yields is a list, as all of it is asked within."""
+    """Return *ask* as a look; an iterator becomes a list, because it is read within the look."""
 
     @wraps(ask)
     def look(*args: Given.args, **kwargs: Given.kwargs) -> Any:

@@ -15,46 +15,46 @@ import peewee as pw
 from forgekeeper.platform.database import Base, database
 
 BARE = re.compile(r"[a-z_][a-z0-9_]*")
-"""Names that SQL reads as they are written, unless they are keywords."""
+"""Names that SQL accepts without quotes, unless they are keywords."""
 
 
 def quote_name(name: str) -> str:
-    """Quote a name, whatever characters it has."""
+    """Return a name in double quotes, with its own double quotes escaped."""
     return '"{}"'.format(name.replace('"', '""'))
 
 
 def name_parts(model: type[Base]) -> tuple[str | None, str]:
-    """Return the schema that *model* names, None if it names none, and the name of its table."""
+    """Return the schema of *model*, None if it is not set, and the name of its table."""
     return model._meta.schema, model._meta.table_name
 
 
 def relation_name(model: type[Base]) -> str:
-    """Return the relation of *model* as statements name it: ``"schema"."table"``, or ``"table"`` without a schema."""
+    """Return the relation's name in SQL: ``"schema"."table"``, or only ``"table"``."""
     return ".".join(quote_name(part) for part in name_parts(model) if part)
 
 
 def shown_name(model: type[Base]) -> str:
-    """Return the relation of *model* as people write it: quoted only if SQL would read it differently."""
+    """Return the relation's name as people write it: quoted only if SQL requires quotes."""
     return ".".join(part if BARE.fullmatch(part) else quote_name(part) for part in name_parts(model) if part)
 
 
 def show_column(name: str) -> str:
-    """Return a column as people write it: quoted only if SQL would read it differently."""
+    """Return a column's name as people write it: quoted only if SQL requires quotes."""
     return name if BARE.fullmatch(name) else quote_name(name)
 
 
 def column_name(field: pw.Field[Any]) -> str:
-    """Return a column with the name of its table: a statement has no alias that could be taken for it."""
+    """Return a column qualified by its table's name: no alias can be mistaken for it."""
     return f"{table_alias(field.model)}.{quote_name(field.column_name)}"
 
 
 def table_alias(model: type[Base]) -> str:
-    """Return the name by which a statement's expressions refer to the relation after ``from``: it has no schema."""
+    """Return the table's name without a schema, as expressions after ``from`` use it."""
     return quote_name(model._meta.table_name)
 
 
 def write_expression(model: type[Base], expression: pw.Node) -> tuple[str, list[Any]]:
-    """Return *expression* over the columns of *model* in SQL, by the name of its table, with its values."""
+    """Return *expression* as SQL and its values; columns are qualified by the model's table."""
     context = database.get_sql_context()
     context.alias_manager[model._meta.table] = model._meta.table_name
     with context.scope_normal():

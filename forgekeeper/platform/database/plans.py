@@ -1,6 +1,6 @@
-"""Whether PostgreSQL takes an index where a batch needs one: it is asked for its plan, and nothing is executed.
+"""Checks by the plan whether PostgreSQL uses a needed index; nothing is executed.
 
-That holds for views and partitions, too: the plan shows the tables below.  How much is in them is of no account.
+This works for views and partitions, too: the plan shows the tables below.  The size of the tables does not matter.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from forgekeeper.platform.database import database
 from forgekeeper.platform.database.relations import Index, Relation
 
 OFF = "".join(f"set local enable_{what} = off; " for what in ("seqscan", "bitmapscan", "sort", "incremental_sort"))
-# So the plan names everything that an index would have to have.
+# Without indexes the plan names every column and condition that an index would need.
 READ_ALL = OFF + "set local enable_indexscan = off; set local enable_indexonlyscan = off; "
 WALK = "explain (verbose, format json) select 1 from {relation}{where} order by {columns} limit 1"
 READS_ALL = {"Seq Scan", "Bitmap Heap Scan", "Sort", "Incremental Sort", "Foreign Scan"}
 
 
 def is_walked(relation: Relation, index: Index) -> bool:
-    """Say whether an index gives the rows in the order of *index*, none of the others read."""
+    """Return whether an index yields the rows in the order of *index*, without reading others."""
     return READS_ALL.isdisjoint(node["Node Type"] for node in _plan(OFF, relation, index))
 
 
 def below(relation: Relation, index: Index) -> Index | None:
-    """Return the index as the table below the view *relation* would have it, None where it is more than one table."""
+    """Return the index on the table below a view, None if the view has several tables."""
     nodes = list(_plan(READ_ALL, relation, index))
     scans = [node for node in nodes if "Alias" in node]
     keys = next((node["Sort Key"] for node in nodes if "Sort Key" in node), None)

@@ -1,4 +1,4 @@
-"""What queries select: how much of it there is, counted up to a bound, and its rows by chunks and pages."""
+"""Results of queries: counts up to a bound, and rows in chunks and pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forgekeeper.platform.database.looking import as_look
 from forgekeeper.platform.database.naming import relation_name
 
 BOUND = 100_001
-"""What is more is shown as a hundred thousand and more: it is asked every few seconds."""
+"""Maximum count, in rows.  Larger counts are shown as a hundred thousand and more: they are read every few seconds."""
 
 PAGES = 16_384
-"""A table of no more pages is counted (128 MiB); of a larger one so many are looked at, of all of it."""
-# How many pages a table has, its partitions included; null where it is none, but a view.
+"""Maximum pages of a table to count (128 MiB).  A larger table is estimated from a sample of this many pages."""
+# The pages of a table with its partitions; null for a view.
 SIZE = """
     select case when relkind in ('r', 'm', 'p') then (
         select sum(pg_relation_size(part)) from (
@@ -31,28 +31,28 @@ SIZE = """
 SAMPLED = "select count(*) from {} tablesample system (%s)"
 
 IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
-"""Stands before a statement that claims a chunk: it takes the index in its order, whatever the statistics say."""
+"""Sent before a statement that claims a chunk: it walks the index in order, whatever the statistics say."""
 
-# To collect the rows may take longer than a statement usually may.  The planner knows nothing of how many there are in
-# an array or a document, and takes them for few: row by row it would look for millions.
+# Collecting the rows may take longer than the usual limit of a statement.  The planner underestimates the number of
+# elements of an array or a document, and a nested loop would look up millions of rows one by one.
 PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off"
 
 
 def count(query: pw.ModelSelect[Any]) -> int:
-    """Count what *query* selects, up to the bound."""
+    """Count the rows of *query*, up to `BOUND`."""
     counted: int = query.limit(BOUND).count()
     return counted
 
 
 class Stake(NamedTuple):
-    """Of a batch: *due* counts what its runs would delete, *of* what there is; either up to a bound."""
+    """Counts of a batch, each up to a bound: *due* rows that runs would delete, *of* all rows."""
 
     due: Callable[[int], int]
     of: Callable[[int], int]
 
     @classmethod
     def rows(cls, *queries: pw.ModelSelect[Any], of: tuple[type[Base], ...] = ()) -> Stake:
-        """Count the rows that *queries* select, of the tables of their models and of those named."""
+        """Count the rows of *queries*, and all rows of their tables and of the tables *of*."""
         models = (*(query.model for query in queries), *of)
         return cls(
             lambda bound: _count(queries, bound),
@@ -64,7 +64,7 @@ AtStake: TypeAlias = Callable[[datetime], Stake]
 
 
 def stake_as_look(whose: str, ask: AtStake) -> AtStake:
-    """Return *ask* as a look, and the counts that it returns as looks of their own."""
+    """Return *ask* as a look; the counts of the returned `Stake` are looks of their own."""
     asked = as_look(whose, ask)
 
     def look(instant: datetime) -> Stake:
@@ -83,14 +83,15 @@ def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
 
 
 def count_rows(models: Sequence[type[Base]], bound: int) -> int:
-    """Say how many rows the tables of the models have together."""
+    """Return the total number of rows of the models' tables."""
     return sum(_rows_of(model, bound) for model in models)
 
 
 def _rows_of(model: type[Base], bound: int) -> int:
-    """Say how many rows the table has: those that live, as an `update` of all of them doubles what is estimated.
+    """Return the number of live rows of a table.
 
-    A large table is judged by some of its pages, and a view is counted up to the bound.
+    PostgreSQL's own estimate is not used: an `update` of all rows doubles it.  A large table is estimated from a sample
+    of its pages, and a view is counted up to the bound.
     """
     table = relation_name(model)
     (pages,) = database.execute_sql(SIZE, (table,)).fetchone() or (None,)
@@ -102,22 +103,25 @@ def _rows_of(model: type[Base], bound: int) -> int:
 
 
 class Position(NamedTuple):
-    """Where a run has got to, by an instant and a key; the instant as PostgreSQL writes it: Python holds not all."""
+    """The position of a run: an instant, as PostgreSQL's text, and a key.
+
+    Python cannot represent all of PostgreSQL's instants.
+    """
 
     instant: str
     key: int
 
 
 START = Position("-infinity", -(2**63) + 1)
-"""Before every row; a number less would be no bigint to PostgreSQL when it reads it."""
+"""The position before every row.  PostgreSQL would not parse a smaller key as a bigint."""
 
 
 def positions(
     query: pw.ModelSelect[Any], by: pw.Field[Any], after: Position, *, limit: int, without: Collection[int] = ()
 ) -> list[Position]:
-    """Return the positions of the next rows that *query* selects beyond *after*, by that instant and their keys.
+    """Return the positions of the next rows of *query* after *after*, ordered by *by* and key.
 
-    It is one look into an index of both, however far the run has got.  The table's key is one number.
+    With an index of both columns the cost does not grow with the position.  The table's key must be one number.
     """
     key = query.model._meta.primary_key
     beyond = pw.Tuple(by, key) > pw.Tuple(pw.SQL("%s", [after.instant]), after.key)
@@ -128,13 +132,16 @@ def positions(
 
 
 def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
-    """Return those of *keys* that *query* selects."""
+    """Return the subset of *keys* that *query* selects."""
     key = query.model._meta.primary_key
     return {found for (found,) in query.select(key).where(key.in_(list(keys))).tuples()}
 
 
 class Page(NamedTuple):
-    """Up to *limit* items: with keys above *after*, *only* some keys if given, *without* those of bad records."""
+    """A page of at most *limit* items with keys above *after*.
+
+    If *only* is given, other keys are left out.  *without* has the keys of bad records, which are left out, too.
+    """
 
     limit: int
     after: int = 0
@@ -143,21 +150,22 @@ class Page(NamedTuple):
 
 
 def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
-    """Return a condition's end: *key* is one of *only*, if there are such, and none of *without*.
+    """Return the end of a condition: *key* is in *only*, if given, and not in *without*.
 
-    What is not asked for is not in the statement: it costs nothing.  The values are ``only`` and ``without``.
+    Parts that are not needed are left out, so they cost nothing.  The statement's values are ``only`` and ``without``.
     """
     one_of = f" and {key} = any(%(only)s)" if only is not None else ""
     return one_of + (f" and {key} <> all(%(without)s)" if without else "")
 
 
 def pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of *statement* as they are now, up to *size* at a time; *name* is unique in the session.
+    """Yield the present rows of *statement* in pages of up to *size* rows.
 
-    No transaction waits for the reader: PostgreSQL keeps the rows, on disk if they are many, until they are closed or
-    the session ends.  A pooler that gives each transaction another session cannot be in between.
+    *name* is the cursor's name, unique in the session.  No transaction stays open between pages: PostgreSQL stores the
+    rows, if necessary on disk, until the cursor is closed or the session ends.  This does not work through a pooler
+    that gives each transaction another session.
     """
-    # What the server refuses is an error of peewee's, as it is everywhere else.
+    # Errors of the server become peewee's exceptions, as everywhere else.
     with pw.__exception_wrapper__:  # type: ignore[attr-defined]
         cursor = database.connection().cursor(name, withhold=True)
         with database.atomic():

@@ -1,4 +1,4 @@
-"""What a batch expects of the forge: relations, tables or views, all of it derived from their models."""
+"""The contract of a batch with the forge: needed tables or views, derived from the models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import peewee as pw
 from forgekeeper.platform.database import Base, database
 from forgekeeper.platform.database.naming import relation_name, shown_name
 
-# Whether a column can be NULL is known of tables alone; a valid check says it as well.
+# PostgreSQL knows only for tables whether a column can be NULL; a valid check constraint counts as NOT NULL.
 COLUMNS = """
     select name, a.attname, format_type(a.atttypid, null),
         case when c.relkind in ('r', 'p') then a.attnotnull or exists (
@@ -62,20 +62,21 @@ TYPES = {
     "uuid": "uuid",
     "varchar": "character varying",
 }
-"""What PostgreSQL calls the types of peewee's fields; another field's is believed as it is."""
+"""PostgreSQL's names of the types of peewee's fields; the type of any other field is used unchanged."""
 ALIKE = ({"text", "character varying"}, {"bigint", "integer", "smallint"})
-"""Types that may stand in for one another: the forge chose them, and the statements do not care."""
+"""Interchangeable types: the forge may use either, the statements work with both."""
 ORDER = ("select", "insert", "update", "delete")
 PRIVILEGE = re.compile(r"\w+(?: \(.*?\))?")
 PROCESSES = ("scheduler", "worker", "exporter", "person")
 ORDERED = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?", re.IGNORECASE)
-"""An index that rows are found by.  A unique one is a rule of the forge's, which nobody could prove of a view."""
+"""An index for lookups.  A unique index is a rule of the forge, which cannot be checked for a view."""
 
 
 class Column(NamedTuple):
-    """A column that is there: its *type*, whether it is never NULL (None: a view's), what this role may do with it.
+    """An existing column: its *type*, and whether it is never NULL (None for a view's column).
 
-    *can* has the changes, of it or its rows, that PostgreSQL makes of this relation for those who may.
+    *may* has the privileges of this role.  *can* has the changes of the column or its rows that PostgreSQL supports
+    for this relation, whatever the role.
     """
 
     type: str
@@ -88,12 +89,12 @@ Tables = Mapping[str, Mapping[str, Column]]
 
 
 def is_ours(model: type[Base]) -> bool:
-    """Say whether it is a table of forgekeeper's own: the engine has its model."""
+    """Return whether the table is forgekeeper's own: its model is in the engine."""
     return f"{model.__module__}.".startswith("forgekeeper.")
 
 
 class Field(NamedTuple):
-    """A column, what PostgreSQL calls its type, and whether rows in which it is NULL are understood."""
+    """A required column, PostgreSQL's name of its type, and whether it may be NULL."""
 
     name: str
     type: str
@@ -101,25 +102,25 @@ class Field(NamedTuple):
 
 
 class Index(NamedTuple):
-    """An index by its *columns*, of the rows *where* something holds."""
+    """An index on *columns*, partial if *where* has a condition."""
 
     columns: str
     where: str | None
 
     @property
     def condition(self) -> str:
-        """The end of a statement: which rows."""
+        """The ``where`` clause with a space before it, or nothing."""
         return f" where {self.where}" if self.where else ""
 
     def on(self, relation: str) -> str:
-        """Return the statement that creates it while others write."""
+        """Return the statement that creates the index without blocking writes."""
         return f"create index concurrently on {relation} ({self.columns}){self.condition}"
 
 
 class Relation(NamedTuple):
-    """A table or view of the forge's; of one that a batch only *reads* it needs less.
+    """A table or view of the forge; if a batch only *reads* it, fewer privileges are needed.
 
-    By *since* and the key its rows are walked, unless the model has an index of its own for that.
+    Statements walk its rows by *since* and the key, unless the model has an index of its own for that.
     """
 
     model: type[Base]
@@ -128,39 +129,42 @@ class Relation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name as people write it."""
+        """The relation's name as people write it."""
         return shown_name(self.model)
 
     @property
     def sql(self) -> str:
-        """Its name in statements, by which `look` knows it."""
+        """The relation's name in statements, and in the result of `look`."""
         return relation_name(self.model)
 
     @property
     def key(self) -> str:
-        """The column, or the columns, that tell its rows apart."""
+        """The columns of the key, with commas between them."""
         return ", ".join(field.column_name for field in self.model._meta.get_primary_keys())
 
     @property
     def fields(self) -> list[Field]:
-        """The columns that it has to have; it may have more."""
+        """The columns that the relation must have; further columns are allowed."""
         return [Field(one.column_name, type_of(one), one.null) for one in columns_of(self.model)]
 
     def needs(self, process: str | None = None) -> list[str]:
-        """Return the privileges that a process needs on it, or all together if it is None."""
+        """Return the privileges that *process* needs, or that any process needs if it is None."""
         if self.reads:
             return ["select"] if process in (None, "worker") else []
         return needs(self.model, process)
 
     def operations(self, process: str | None = None) -> list[str]:
-        """Return what a process does with its rows; to lock one it needs the right to update, if only the key."""
+        """Return the operations of *process* on rows.
+
+        Locking a row needs the privilege to update a column; the key is enough.
+        """
         needs = self.needs(process)
         locks = ["lock"] if any(need.startswith("update") for need in needs) else []
         return [*needs[:1], *locks, *(need for need in needs[1:] if need != f"update ({self.key})")]
 
     @property
     def indexes(self) -> list[Index]:
-        """The indexes that statements walk; who only reads looks rows up by a single column."""
+        """The indexes that statements need; statements that only read look rows up by one column."""
         found = filter(None, map(ORDERED.fullmatch, index_statements(self.model)))
         declared = [Index(one[1].replace('"', ""), one[2]) for one in found]
         if self.reads:
@@ -171,7 +175,7 @@ class Relation(NamedTuple):
 
 
 def look(names: Sequence[str]) -> Tables:
-    """Return the columns of the tables and views of these names, which are written as SQL writes them."""
+    """Return the columns of the tables and views with these names, written as in SQL."""
     tables: dict[str, dict[str, Column]] = defaultdict(dict)
     for table, column, *facts in database.execute_sql(COLUMNS, (list(names),)).fetchall():
         tables[table][column] = Column(*facts)
@@ -179,14 +183,14 @@ def look(names: Sequence[str]) -> Tables:
 
 
 def is_view(columns: Mapping[str, Column]) -> bool:
-    """Say whether these are the columns of a view: of a table it is known whether they may be NULL."""
+    """Return whether these are the columns of a view: only for tables *filled* is known."""
     return bool(columns) and all(column.filled is None for column in columns.values())
 
 
 def find_other_columns(model: type[Base]) -> list[str]:
-    """Return the columns of the relation that *model* has no field of and this role may read.
+    """Return the readable columns of the relation that *model* lacks.
 
-    The place of a row, which a view may show, is none of it.
+    The system columns ``tableoid`` and ``ctid``, which a view may show, are left out.
     """
     known = {"tableoid", "ctid", *(field.column_name for field in model._meta.sorted_fields)}
     columns = look([relation_name(model)]).get(relation_name(model), {})
@@ -194,7 +198,10 @@ def find_other_columns(model: type[Base]) -> list[str]:
 
 
 def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
-    """Yield what *tables* lack for the model: all of it, columns, or the right types."""
+    """Yield a sentence for each difference between *tables* and the model.
+
+    A table or column is missing, or a column has the wrong type.
+    """
     table, columns = shown_name(model), tables.get(relation_name(model))
     if columns is None:
         yield from () if model.optional else (f"table {table} is missing",)
@@ -210,33 +217,39 @@ def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
 
 
 def columns_of(model: type[Base]) -> list[pw.Field[Any]]:
-    """Return the fields whose columns statements name."""
+    """Return the fields of the columns that statements use."""
     return [field for field in model._meta.sorted_fields if field.column_name not in model.beside]
 
 
 def type_of(field: pw.Field[Any]) -> str:
-    """Return what PostgreSQL calls the type of the field's column."""
+    """Return PostgreSQL's name of the type of the field's column."""
     kind = field.field_type.split()[0].lower()
     return TYPES.get(kind, kind) + "[]" * getattr(field, "dimensions", 0)
 
 
 def index_statements(model: type[Base]) -> Iterator[str]:
     """Yield the statements that create the model's indexes, each on one line."""
-    # Of no database: they are printed without a connection, too.
+    # Without a database, because they are also printed without a connection.
     for context in pw.SchemaManager(model, pw.PostgresqlDatabase(None))._create_indexes(safe=False):  # type: ignore[attr-defined]
         statement, _parameters = context.query()
         yield " ".join(statement.split())
 
 
 def needs(model: type[Base], process: str | None = None) -> list[str]:
-    """Return what *process* needs on the table of *model*, as ``update (id)``, or all together if it is None."""
+    """Return the privileges of *process* on the model's table, such as ``update (id)``.
+
+    If *process* is None, return the privileges of all processes.
+    """
     of_each = (part.split(": ") for part in model.grants.split("; "))
     granted = ", ".join(text for who, text in of_each if process in (None, who))
     return sorted({*PRIVILEGE.findall(granted)}, key=lambda need: ORDER.index(need.split()[0]))
 
 
 def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) -> Iterator[str]:
-    """Yield a sentence for each table of *tables* on which this role lacks what is *wanted*, and what to grant."""
+    """Yield a sentence, with the ``grant``, for each table on which the role lacks privileges.
+
+    *wanted* has the privileges by model or table.
+    """
     for model, needed in wanted.items():
         table = model if isinstance(model, str) else relation_name(model)
         there = tables.get(table, {})
@@ -251,5 +264,5 @@ def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) ->
 
 def _lacks(need: str, there: Mapping[str, Column], known: Iterable[str]) -> bool:
     privilege, *named = re.findall(r"\w+", need)
-    # A role that may read all the columns may read the table, as far as we do.
+    # The privilege on all columns that we use is enough in place of the privilege on the table.
     return any(privilege not in there[name].may for name in named or known if name in there)

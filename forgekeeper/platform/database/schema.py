@@ -1,6 +1,6 @@
-"""What the database lacks of what the models expect, and what a role may not do there.
+"""Differences between the database and the models, and schemas that a role may not use.
 
-The forge owns most of these tables.  Views are welcome, to give them the names and columns that the statements want.
+The forge owns most of these tables.  Views may give them the names and columns that the statements need.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ INDEXES = """
 
 
 class Difference(NamedTuple):
-    """What is missing; harmless if the batches only get slower by it."""
+    """A missing table, column or index; *harmless* if batches only become slower without it."""
 
     sentence: str
     harmless: bool
 
 
 def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
-    """Yield what the tables of *models* lack in this database: tables, columns, indexes by their definition."""
+    """Yield differences of tables, columns and indexes; indexes are compared by definition."""
     names = _names(models)
     tables = look(names)
     indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
@@ -51,7 +51,7 @@ def _indexes(model: type[Base], present: set[str]) -> Iterator[Difference]:
 
 
 def _shape(statement: str) -> str:
-    """Reduce an index to its table and keys: names, spelling and conditions differ too easily."""
+    """Reduce an index to its table and keys: names, spelling and conditions differ too often."""
     match = re.search(
         r" on (?:only )?(?:\"?\w+\"?\.)?\"?(\w+)\"?\s*(?:using \w+ )?(.*)", statement, re.IGNORECASE | re.DOTALL
     )
@@ -62,9 +62,9 @@ def _shape(statement: str) -> str:
 
 
 MIGRATIONS = "forgekeeper_migrations"
-"""What `migrate` remembers; every command looks into it."""
+"""Table of the applied migrations, which every command reads."""
 
-# A schema that one may not use hides its tables: they look as if they were missing.
+# Tables in a schema without the usage privilege look as if they were missing.
 CLOSED = """
     select distinct quote_ident(n.nspname), quote_ident(current_user)
     from unnest(%s::text[], %s::text[]) as wanted (name, schema)
@@ -76,7 +76,7 @@ CLOSED = """
 
 
 def closed(models: Sequence[type[Base]]) -> Iterator[str]:
-    """Yield a sentence for each schema whose tables are hidden, because this role may not use it."""
+    """Yield a sentence, with the ``grant``, for each schema that this role may not use."""
     schemas, names = zip((None, MIGRATIONS), *map(name_parts, models), strict=True)
     for schema, role in database.execute_sql(CLOSED, (list(names), list(schemas))).fetchall():
         yield f"{role} may not use schema {schema}: `grant usage on schema {schema} to {role}`"

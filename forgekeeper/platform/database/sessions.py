@@ -1,8 +1,8 @@
-"""Sessions of PostgreSQL: how they are opened, how long they wait, what is prepared in them, and who may write there.
+"""Sessions of PostgreSQL: settings, timeouts, prepared statements, permission to write.
 
-Nothing connects on its own (``autoconnect=False``): code that works with models holds a connection for exactly that
-long, so that none can leak or be shared by accident.  While a batch is asked what goes, its session may only read: only
-the engine writes.
+Nothing connects on its own (``autoconnect=False``): code that works with models opens a connection and closes it
+afterwards, so no connection leaks or is shared by accident.  While the engine asks a batch for its answer, the session
+is read-only: only the engine writes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from psycopg2 import extensions
 from psycopg2.extras import register_default_jsonb
 
 SCHEMAS = ("forgekeeper", "public")
-"""Where our own tables are unless a setting says otherwise, and the forge's."""
+"""Default schemas: of forgekeeper's own tables, and of the forge's tables."""
 TIMESTAMPTZ = 1184
 FIXED = {
-    # Psycopg2 would ask for this date style with a statement of its own.
+    # Without this date style psycopg2 would set it with a separate statement.
     "timezone": "UTC",
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -41,30 +41,31 @@ FIXED = {
     "xmloption": "content",
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
-    # A commit that is not on the disk is undone by a crash: a row would be there again, and its object or ref gone.
+    # A crash undoes a commit that is not on disk: the row would exist again, but its object or ref would be deleted.
     "synchronous_commit": "on",
-    # Where a plan may not scan a table and has to, PostgreSQL up to 17 takes it for so costly that it compiles each
-    # chunk's statement, for up to a second.
+    # With sequential scans disabled, PostgreSQL 17 and older overestimates the cost and compiles each chunk's
+    # statement with JIT, for up to a second.
     "jit": "off",
 }
-"""Settings of every session, whatever the server, the database or the role sets: our statements, and what we read of
-their answers, depend on them."""
+"""Settings of every session, overriding the server's, the database's and the role's.  Our statements and the parsing
+of their results depend on them."""
 ESCAPED_SPACE = "\\ "
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 LOCK_NOT_AVAILABLE = "55P03"
-"""A lock that another session has: the statement does not wait for it, or has waited for too long."""
+"""SQLSTATE: another session holds a lock, and the statement does not wait for it or has waited too long."""
 READ_ONLY = "25006"
-"""PostgreSQL's refusal to write in a transaction that may only read."""
+"""SQLSTATE: a write in a read-only transaction was refused."""
 GUARD = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
 INSTEAD = 'return Rows, Objects or Children and the engine deletes, or declare writes="why"'
 
 MOST = 50
-"""So many statements are prepared on a connection."""
+"""Maximum prepared statements per connection."""
 GONE = {"26000", "42P05", "0A000"}
-"""Not there, there already, or of another result now: a pooler has given us another session, or a table has changed."""
+"""SQLSTATEs of a prepared statement that is missing, exists already, or would return other columns than before: a
+pooler has given us another session, or a table has changed."""
 VALUE = re.compile(r"%\((\w+)\)s")
 PATH = re.compile(r"search_path\s*=\s*(\S+)")
 
@@ -75,7 +76,7 @@ _engine: ContextVar[bool] = ContextVar("engine", default=False)
 
 
 class WritesByItself(Exception):
-    """A batch writes, instead of returning what goes; the message names it, and says what to do."""
+    """A batch writes instead of returning an answer; the message names the batch and the cure."""
 
 
 class TakesNoWrites(Exception):
@@ -84,7 +85,7 @@ class TakesNoWrites(Exception):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a session waits, for what."""
+    """Time limits of a session: connection, statement, lock, idle transaction, network."""
 
     connect: timedelta
     statement: timedelta
@@ -94,23 +95,22 @@ class Timeouts:
 
 
 class Connection(extensions.connection):
-    """A connection that knows what is prepared on it, and whether its session may only read."""
+    """A connection that knows its prepared statements, and whether its session is read-only."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.prepared: set[str] | None = set()
-        """Names of prepared statements; None where nothing is to be prepared any more."""
+        """Names of prepared statements; None if nothing may be prepared any more."""
         self.reads_only = False
 
 
 class Database(pw.PostgresqlDatabase):
-    """A database whose instants and documents Python can always hold.
+    """A database whose timestamps and JSON documents always convert to Python values.
 
-    *schema* is where forgekeeper's own tables are, *forge_schema* where the forge's are: its sessions find both by
-    their names, ours first.
+    *schema* holds forgekeeper's own tables, *forge_schema* the forge's tables.  Sessions search both, ours first.
 
-    Each thread has a connection of its own, so peewee's lock around connecting guards nothing: with it, a server that
-    does not answer would stop all threads for the sum of their time-outs.
+    Each thread has its own connection, so peewee's lock around connecting guards nothing: with it, a server that does
+    not answer would stop all threads for the sum of their timeouts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -125,22 +125,25 @@ class Database(pw.PostgresqlDatabase):
         return made
 
     def manual_close(self) -> None:
-        """Throw the connection away."""
+        """Close the connection instead of returning it to a pool."""
         self.close()
 
 
 class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhouse has no types
-    """A pool of such a database's connections."""
+    """A `Database` that keeps its connections in a pool."""
 
     def _is_closed(self, connection: Connection) -> bool:
-        """Say whether the server has ended an idle connection, without asking it: all threads would wait for that."""
+        """Return whether the server has closed an idle connection.
+
+        Nothing is sent to the server: all threads would wait for the answer.
+        """
         return bool(connection.closed or wait([connection.fileno()], timeout=0))
 
 
 def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, schemas: tuple[str, str] = SCHEMAS) -> None:
-    """Let the models use a pool of at most *size* connections, or where that is None one of each thread's own.
+    """Let the models use a pool of *size* connections, or if it is None one per thread.
 
-    Their names are looked for in *schemas*, ours and the forge's, and then in those that the options of *url* name.
+    Tables are looked up in *schemas* (ours, the forge's), then in the ``search_path`` in the options of *url*.
     """
     made: Any = Database(None, autoconnect=False)
     if size is not None:
@@ -151,7 +154,7 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
     quarter = max(1, round(timeouts.network.total_seconds() / 4))
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
-        # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
+        # With UTF-8 PostgreSQL itself refuses invalid text, within the statement: nothing has been changed by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         connect_timeout=max(2, round(timeouts.connect.total_seconds())),  # libpq takes 1 for 2
         tcp_user_timeout=_milliseconds(timeouts.network),
@@ -165,7 +168,7 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
 
 
 def _session_options(given: str, timeouts: Timeouts, schemas: tuple[str, str]) -> str:
-    """Return the options of every session: the options *given* in the URL, and ours, which override them."""
+    """Return the options of every session: the options *given* in the URL, overridden by ours."""
     settings = FIXED | {
         "statement_timeout": str(_milliseconds(timeouts.statement)),
         "lock_timeout": str(_milliseconds(timeouts.lock)),
@@ -181,7 +184,7 @@ def _milliseconds(duration: timedelta) -> int:
 
 
 def _instant(value: str | bytes | None, of: extensions.cursor) -> datetime | None:
-    """Read an instant; one that Python does not reach is the first or the last that it does."""
+    """Parse a timestamp; beyond Python's range, return Python's first or last instant."""
     try:
         instant: datetime | None = extensions.PYDATETIMETZ(value, of)
     except (ValueError, OverflowError):
@@ -194,7 +197,7 @@ INSTANT = extensions.new_type((TIMESTAMPTZ,), "INSTANT", _instant)
 
 
 def _document(text: str) -> Any:
-    """Read a JSON document; None for one that is nested deeper than Python can follow, or has longer numbers."""
+    """Parse a JSON document; return None if its depth or a number exceeds Python's limits."""
     try:
         return loads(text)
     except (ValueError, RecursionError):
@@ -202,10 +205,10 @@ def _document(text: str) -> Any:
 
 
 def release() -> None:
-    """Give this thread's connection back; throw it away unless it is clean.
+    """Return this thread's connection to the pool, or close it unless it is clean.
 
-    An interrupt can leave a transaction open that peewee knows nothing of, into which the next message would write;
-    or it leaves the session of a batch, which may only read.
+    An interrupt can leave a transaction open that peewee does not know, and the next message would write into it.  It
+    can also leave the session read-only.
     """
     if database.is_closed():
         return
@@ -224,30 +227,30 @@ def _is_idle(connection: Connection) -> bool:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's five-letter code of what went wrong, None if it was not PostgreSQL."""
+    """Return PostgreSQL's five-character error code, None if the error is not PostgreSQL's."""
     return getattr(getattr(error, "orig", error), "pgcode", None)
 
 
 def reachable() -> bool:
-    """Say whether this thread's connection still works, after a statement on it has failed."""
+    """Return whether this thread's connection is still open after an error on it."""
     return not database.is_closed() and not database.connection().closed
 
 
 def now() -> datetime:
-    """Return the database's time, the only clock that decides what is due."""
+    """Return the database's time, the only clock that decides whether a row is due."""
     instant: datetime = database.execute_sql("select clock_timestamp()").fetchone()[0]
     return instant
 
 
 @contextmanager
 def reading_only(batch: str) -> Iterator[None]:
-    """Let PostgreSQL refuse whatever this session writes, but for the engine's own transactions.
+    """Let PostgreSQL refuse writes of this session, except in the engine's transactions.
 
-    Raises `WritesByItself` for what was refused.  A database that others have made read-only stays so: then this
-    raises `TakesNoWrites`.
+    Raises `WritesByItself` if a write was refused, and `TakesNoWrites` if the database is read-only already; it then
+    stays read-only.
     """
     token = _guarded.set(batch)
-    # An interrupt may come at any point from here on: then `release` throws the connection away.
+    # If an interrupt arrives from here on, `release` closes the connection.
     database.connection().reads_only = True
     try:
         _let_only_read()
@@ -268,7 +271,7 @@ def _let_only_read() -> None:
 
 
 def _let_write() -> None:
-    """Undo the guard; a connection on which that fails must not be used by others."""
+    """Allow writes again; if that fails, close the connection, as nobody else may use it."""
     try:
         database.execute_sql("reset default_transaction_read_only")
         database.connection().reads_only = False
@@ -279,7 +282,7 @@ def _let_write() -> None:
 
 @contextmanager
 def engine() -> Iterator[None]:
-    """Let what is done within write: it is a step of the engine's, outside the database too."""
+    """Mark the body as a step of the engine, which may write, delete and lock in any server."""
     token = _engine.set(True)
     try:
         yield
@@ -289,14 +292,17 @@ def engine() -> Iterator[None]:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Open a transaction of the engine's that may write; within another one a savepoint."""
+    """Open a transaction of the engine that may write; within another one, a savepoint."""
     with engine(), database.atomic("read committed, read write") if _guarded.get() else database.atomic():
         yield
 
 
 @dataclass
 class Unit:
-    """A transaction of the engine's: *first* begins it in the request of its first statement, *end* ends it."""
+    """A transaction of the engine.
+
+    *first* begins it, in the request of its first statement; *end* ends it.
+    """
 
     first: str = "begin isolation level read committed, read write; "
     end: str = "commit"
@@ -304,9 +310,9 @@ class Unit:
 
 @contextmanager
 def committing() -> Iterator[Unit]:
-    """Commit, after it, a transaction that the request of a first statement has begun; roll back for an exception.
+    """Commit the transaction that the body's first statement begins; roll back on an error.
 
-    That statement may be a prepared one, which cannot be prepared within a transaction.
+    The first statement may be a prepared statement: these are not prepared within a transaction.
     """
     unit = Unit()
     try:
@@ -320,22 +326,25 @@ def committing() -> Iterator[Unit]:
 
 
 def insist(how: str) -> None:
-    """Raise `WritesByItself` where a batch that is asked what goes would write, delete or lock *how*."""
+    """Raise `WritesByItself` if a batch that is asked for its answer writes, deletes or locks.
+
+    *how* is a part of the message.
+    """
     if (batch := _guarded.get()) is not None and not _engine.get():
         raise WritesByItself(f"{batch} writes by itself, {how}: {INSTEAD}")
 
 
 def write_first() -> str:
-    """Return what stands before a statement of the engine's that writes, in the same request."""
+    """Return the SQL to send before a writing statement of the engine, in the same request."""
     return "set transaction read write; " if _guarded.get() else ""
 
 
 def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, first: str = "") -> Any:
-    """Execute *statement*, which the server has read and planned once for this connection, not for each chunk.
+    """Execute *statement*, prepared once per connection and not parsed again for each chunk.
 
-    It is prepared by that *name* and a part of its hash; *first* stands before it in the request.  Where it cannot be
-    prepared, as within a transaction of the caller's, the statement itself is executed.  A value whose type PostgreSQL
-    cannot infer from where it stands needs a cast.  Without this a run took a third longer: `benchmarks statuses`.
+    It is prepared as *name* and a part of its hash; *first* is sent before it in the same request.  If the statement
+    cannot be prepared, for example within a transaction of the caller, it is executed directly.  A value needs a cast
+    if PostgreSQL cannot infer its type.  Without preparing a run took a third longer: `benchmarks statuses`.
     """
     connection = database.connection()
     known = connection.prepared
@@ -358,7 +367,7 @@ def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, fi
 
 @cache
 def _numbered(statement: str) -> tuple[str, str]:
-    """Return the statement with numbered values, and what stands for these in an execution."""
+    """Return the statement with numbered values, and the list of values for ``execute``."""
     names = list(dict.fromkeys(VALUE.findall(statement)))
     given = ", ".join(f"%({name})s" for name in names)
     return VALUE.sub(lambda found: f"${names.index(found[1]) + 1}", statement), f"({given})" if names else ""

@@ -1,4 +1,4 @@
-"""How forges give themselves away, and what to know of them then; `forges` declares it, the engine names none."""
+"""Signs that identify forges, with advice; the package `forges` declares them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PRESENT = "select count(distinct relname) = cardinality(%(names)s) from pg_class
 
 
 class Forge(NamedTuple):
-    """A kind of forge, which a database has where *relations* are in any schema of it; then `check` gives *advice*.
+    """A kind of forge, recognized by *relations* in any schema; `check` then gives *advice*.
 
-    A table with a trigger of a function among *refusing* must not be worked on, for the reason given.  *is_adopted*
-    says whether its tables have views in a schema that the command `adopt` has made; *objections* says what is wrong
-    with these, and *hints* what their statements lack to be quick.
+    No batch may work on a table whose trigger calls a function of *refusing*, which has the reasons.  *is_adopted*
+    returns whether a schema has views of the command `adopt`.  *objections* yields the faults of these views, and
+    *hints* the reasons why statements on them are slow.
     """
 
     relations: Sequence[str]
@@ -27,35 +27,35 @@ class Forge(NamedTuple):
 
 
 FORGES: dict[str, Forge] = {}
-"""Every forge that is known, by its name."""
+"""Every known forge, by its name."""
 
 
 def advice() -> Iterator[str]:
-    """Yield what is to be known of the forges whose tables this database has."""
+    """Yield the advice for the forges whose tables this database has."""
     for forge in FORGES.values():
         if database.execute_sql(PRESENT, {"names": list(forge.relations)}).fetchone()[0]:
             yield forge.advice
 
 
 def objections(schema: str) -> Iterator[str]:
-    """Yield what is wrong with the views in that *schema*, and what to do."""
+    """Yield a sentence, with its cure, for each fault of the views in *schema*."""
     for forge in FORGES.values():
         yield from forge.objections(schema)
 
 
 def is_adopted(schema: str) -> bool:
-    """Say whether the views in that *schema* were made by the command `adopt`."""
+    """Return whether the command `adopt` created the views in *schema*."""
     return any(forge.is_adopted(schema) for forge in FORGES.values())
 
 
 def hints(schema: str) -> Iterator[str]:
-    """Yield what the statements on adopted views in that *schema* lack to be quick."""
+    """Yield the reasons why statements on adopted views in *schema* are slow."""
     for forge in FORGES.values():
         if forge.is_adopted(schema):
             yield from forge.hints(schema)
 
 
 def refusal(functions: Collection[str]) -> str | None:
-    """Say why no batch may work on a table whose triggers call these functions."""
+    """Return why no batch may work on a table whose triggers call *functions*, None if it may."""
     known = {name: why for forge in FORGES.values() for name, why in forge.refusing.items()}
     return next((known[name] for name in functions if name in known), None)

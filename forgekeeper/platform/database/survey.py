@@ -1,6 +1,6 @@
-"""Counts rows for a look: how many there are, whose, since when, and some of them by name.
+"""Counts of rows for previews: by project, with size and oldest row, and the first rows.
 
-If there is no time to count all, it asks for PostgreSQL's estimate.
+If time runs out before all rows are counted, PostgreSQL's estimate is returned.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from forgekeeper.platform.database.queries import chosen
 
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05
-"""Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
+"""Minimum time limit of a statement, in seconds, even if no time is left: there may be few rows to count."""
 Answer = TypeVar("Answer")
 
-# Every transaction that has changed or locked anything holds a lock on its own number.  So a row is held by another
-# where its xmax is such a number; asking for the row's lock instead would write, and is refused here.
+# Every transaction that has changed or locked anything holds a lock on its own number.  So another session holds a row
+# if the row's xmax is such a number.  Taking the row's lock instead would write, and is refused here.
 RUNNING = """any(array(
     select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted
 ))"""
@@ -38,8 +38,8 @@ FIRST = "select id::text, name, due from ({rows}) as rows where not busy order b
 
 SAMPLED = 20
 LOOKED_UP = 100
-"""Rows that are looked up by their names, to learn whether lookups find all rows."""
-# Points all over the keys, and the row behind each: a large table is not read through.
+"""Rows that `missed` looks up, to learn whether lookups find all rows."""
+# Random points in the range of keys, and the next row after each: a large table is not scanned.
 SAMPLE = """
     with span as (
         select min({key}) as low, max({key}) as high from {table}
@@ -55,7 +55,10 @@ SAMPLE = """
 
 
 class Group(NamedTuple):
-    """The rows of a project, or of none: how many, how many are not locked, and of those how much, since when."""
+    """Counts of a project's rows, or of rows without a project.
+
+    *free* rows are not locked; *bytes* and *oldest* are their size and the instant since which they are due.
+    """
 
     project: str | None
     rows: int
@@ -65,7 +68,7 @@ class Group(NamedTuple):
 
 
 class First(NamedTuple):
-    """One of the rows that became due first."""
+    """A row of the rows that became due first."""
 
     id: str
     name: str | None
@@ -73,9 +76,10 @@ class First(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What a look at rows has found: all of them, or none where there was no time for that, of about *expected*.
+    """The result of `survey`.
 
-    *first* are None where there was no time to find out which are.
+    If time ran out during the count, *groups* is empty and *expected* is PostgreSQL's estimate.  If time ran out during
+    the search for the first rows, *first* is None.
     """
 
     groups: Sequence[Group]
@@ -85,10 +89,11 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of *table* that meet a condition, and what a look says of each.
+    """The rows of *table* that meet a condition, and the expressions that describe each row.
 
-    *due* is a column, by which they are ordered and since when they count; *key* is another, or what is as good as one.
-    *busy* is a condition of those that a run leaves for later besides the ones that are locked.
+    *due* is the column with the instant since which a row is due; rows are ordered by it.  *key* is a column, or an
+    expression that is as unique.  *busy* is the condition of further rows that a run leaves for later, as it does with
+    locked rows.
     """
 
     table: str
@@ -102,7 +107,7 @@ class Rows:
     busy: str = "false"
 
     def statement(self, without: Collection[int] = ()) -> str:
-        """Return what selects them, but for those of some keys."""
+        """Return the query of the rows, except rows with the keys *without*."""
         columns = (
             f"{self.key} as id, {self.name} as name, {self.due} as due, {self.project}::text as project,"
             f" {self.size} as bytes, {held(self.table)} or {self.busy} as busy"
@@ -112,14 +117,14 @@ class Rows:
         return literal(f"select {columns} from {self.table} where {condition}", values)
 
     def counts(self, conditions: Mapping[str, str]) -> dict[str, int]:
-        """Count them, apart by what else they meet."""
+        """Count the rows that also meet each of *conditions*, by the condition's name."""
         columns = ", ".join(f"count(*) filter (where {condition})" for condition in conditions.values())
         statement = f"select {columns} from {self.table} where {self.where}"
         row = database.execute_sql(statement, dict(self.values)).fetchone()
         return dict(zip(conditions, row, strict=True))
 
     def among(self, keys: Collection[int]) -> int:
-        """Count those of these keys."""
+        """Count the rows with these keys."""
         condition = self.where + chosen(self.key, only=list(keys))
         values = {**self.values, "only": list(keys)}
         statement = f"select count(*) from {self.table} where {condition}"
@@ -128,7 +133,7 @@ class Rows:
 
 
 def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
-    """Return the rows that *query* selects."""
+    """Return the rows of *query* as `Rows`."""
     model = query.model
     key = column_name(model._meta.primary_key)
     where = f"{key} in ({literal(*query.select(model._meta.primary_key).sql())})"
@@ -136,14 +141,17 @@ def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
 
 
 def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return the statement with its values in it, ready to become a part of another that has values."""
+    """Return the statement with its values, escaped for use in another statement with values."""
     with database.connection().cursor() as cursor:
         text: str = cursor.mogrify(statement, values).decode()
     return text.replace("%", "%%")
 
 
 def survey(rows: Rows, *, without: Collection[int] = (), size: int, until: float) -> Survey:
-    """Look at these rows, without some; name the first *size*.  *until* is an instant of the monotonic clock."""
+    """Count the rows, except the keys *without*, and name the first *size* of them.
+
+    *until* is the deadline, an instant of the monotonic clock.
+    """
     statement = rows.statement(without)
     now = time.monotonic()
     a_third = now + max(0.0, until - now) / 3
@@ -158,7 +166,10 @@ def _rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[
 
 
 def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Ask; return None where PostgreSQL has not answered by *until*.  The look goes on after it."""
+    """Return the answer of *ask*, None if PostgreSQL does not answer by *until*.
+
+    After a timeout the look can be continued.
+    """
     left = max(SHORTEST, until - time.monotonic())
     try:
         with looking():
@@ -171,19 +182,19 @@ def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
 
 
 def expected(rows: Rows, without: Collection[int] = ()) -> int:
-    """Return how many rows PostgreSQL expects there to be, by its statistics; it reads none."""
+    """Return PostgreSQL's estimate of the number of rows, by its statistics; no row is read."""
     ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without), {})
     return int(plans[0]["Plan"]["Plan Rows"])
 
 
 def held(table: str, *, alias: str | None = None) -> str:
-    """Return the condition that another session has a row of *table* locked; rows of a view do not show it."""
+    """Return the condition that another session holds a row of *table*; false for views."""
     row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
     return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
 
 
 def sample(table: str, key: str, path: str, *, size: int = SAMPLED) -> list[str]:
-    """Return the values of the expression *path* in up to *size* rows of *table*, which has the numeric *key*."""
+    """Return the expression *path* of up to *size* rows of *table*, which has a numeric *key*."""
     statement = SAMPLE.format(table=table, key=key, path=path)
     return [row[0] for row in database.execute_sql(statement, {"size": size}).fetchall()]
 

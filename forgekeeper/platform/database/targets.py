@@ -1,11 +1,11 @@
-"""How statements delete and change the rows of a relation: by their place in a table, or by their key through a view.
+"""Targets of statements: rows are found by place in a table, or by key through a view.
 
-In one table a row is found by its ctid, in a table with partitions or heirs by its tableoid and ctid: no key can then
-take more rows than were claimed.  A view that PostgreSQL itself changes may show both as columns of these names, which
-is faster than to look for keys again; other views have neither.
+A row of a single table is found by its ctid; with partitions or child tables by its tableoid and ctid.  So a key that
+is not unique cannot affect more rows than were claimed.  An updatable view may show both as columns of these names,
+which is faster than a second lookup of keys; other views have neither.
 
-An `INSTEAD OF` trigger or a rule, which acts in place of PostgreSQL, may leave a row and report it as deleted.  It is
-named here, and the engine looks for the rows again.
+An `INSTEAD OF` trigger or a rule, which acts in place of PostgreSQL, may keep a row and report it as deleted.  Such
+triggers are found here, and the engine looks for the rows again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BITS: dict[Act, tuple[int, str, int]] = {"delete": (8, "4", 16), "update": (16, 
 """The bit of `pg_trigger.tgtype`, the value of `pg_rewrite.ev_type` and the bit of `pg_relation_is_updatable` for each
 act; bit 64 of the first is ``instead of``."""
 
-# This also reaches views that are only read.  A trigger of theirs makes the engine look for its rows once in vain.
+# This also finds views that are only read: because of their triggers the engine looks for its rows once in vain.
 FIND_TARGET = """
     with recursive reached (oid) as (
         select to_regclass(%(table)s)::oid
@@ -52,11 +52,11 @@ FIND_TARGET = """
 
 
 class Target(NamedTuple):
-    """How rows of the relation of *model* are found again.
+    """The relation of *model*, and its properties for finding rows again.
 
-    *oid* is PostgreSQL's number of it, None if it is missing.  *is_table* says that it is no view, *is_readable* that
-    this role may read all of it, *is_single* that it is one table without heirs, *shows_places* that it is a view with
-    the ctid and the tableoid of each row.  *instead* names the triggers and rules that act in place of PostgreSQL.
+    *oid* is None if the relation is missing.  *is_table* is False for a view.  *is_readable*: this role may read the
+    whole relation.  *is_single*: it is one table without child tables.  *shows_places*: it is a view with the ctid and
+    the tableoid of each row.  *instead* names the triggers and rules that act in place of PostgreSQL.
     """
 
     model: type[Base]
@@ -69,7 +69,7 @@ class Target(NamedTuple):
 
     @classmethod
     def find(cls, model: type[Base], act: Act = "delete") -> Target:
-        """Ask the database; a relation that is missing fails the statement that names it."""
+        """Read the properties; a missing relation fails later, in the statement that uses it."""
         bit, event, updatable = BITS[act]
         values = {"table": relation_name(model), "bit": bit, "event": event, "updatable": updatable}
         row = database.execute_sql(FIND_TARGET, values).fetchone()
@@ -80,12 +80,12 @@ class Target(NamedTuple):
 
     @property
     def has_places(self) -> bool:
-        """Whether tableoid and ctid tell the rows apart; to read them takes the right to read the whole relation."""
+        """Whether tableoid and ctid identify rows; reading them needs `select` on all columns."""
         return (self.is_table or (self.shows_places and not self.instead)) and self.is_readable
 
     @property
     def by_ctid(self) -> bool:
-        """Whether a ctid alone is a row."""
+        """Whether a ctid alone identifies a row."""
         return self.has_places and self.is_single
 
     @property

@@ -1,4 +1,7 @@
-"""Whether PostgreSQL takes writes: a standby does not, nor a server that is read-only or short of transaction ids."""
+"""Checks whether PostgreSQL accepts writes.
+
+A standby, a read-only server and a server that is short of transaction ids refuse them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from forgekeeper.platform.database import database
 from metrics.logs import clean
 
 SERVER = "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
-# It takes a transaction id, which a server that must not wrap around refuses, also in a transaction that only reads.
+# This assigns a transaction id, even in a read-only transaction.  A server close to wraparound refuses that.
 TAKE_ID = "select pg_current_xact_id()"
 
 
 def why_refused(*, prove: bool) -> str | None:
-    """Return in a sentence why PostgreSQL takes no writes, or None if it takes them, as far as is known.
+    """Return a sentence why PostgreSQL refuses writes, None if no reason is found.
 
-    To *prove* it takes a transaction id, which a look that is repeated twice a second should not.  Needs a connection;
-    raises the errors of PostgreSQL if it cannot be asked.
+    With *prove* it also takes a transaction id; checks that are repeated twice a second should not.  Needs a
+    connection.  Raises PostgreSQL's errors if it does not answer.
     """
     standby, read_only = database.execute_sql(SERVER).fetchone()
     if standby:

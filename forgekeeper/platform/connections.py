@@ -1,7 +1,7 @@
-"""The clients of one process: which servers it talks to, for how long it waits for them, and its scripts in Redis.
+"""The clients of one process: its servers, its timeouts, and its Lua scripts in Redis.
 
-A batch that is asked what goes may only read by them.  The Lua scripts that a package brings are its claims, and may
-run: each is one atomic step on the server.
+A batch that is asked for its answer may only read with them.  Lua scripts of packages may run: they are claims, each an
+atomic step on the server.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from forgekeeper.platform.database.sessions import Timeouts, engine, insist, ope
 from forgekeeper.platform.settings import Settings
 
 READS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
-"""Commands that change nothing."""
+"""Commands that only read."""
 FOLDERS: list[Traversable] = []
-"""Where scripts lie; each is known by its name alone."""
+"""Folders of Lua scripts.  Names of scripts are unique across the folders."""
 asked: ContextVar[bool] = ContextVar("asked", default=True)
-"""Whether this thread asks Redis anything: where it does not, each command fails at once."""
+"""Whether this thread may send commands to Redis; if not, each command fails at once."""
 
 
 class _Guarded:
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send a command; raise `WritesByItself` for what a batch may not, `ConnectionError` unless it is `asked`."""
+        """Send a command.
+
+        Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `asked` is False.
+        """
         if not asked.get():
             raise redis.ConnectionError("it is not asked any more")
         name = str(args[0]).split()[0].upper()
@@ -52,28 +55,28 @@ class _Pipeline(_Guarded, Pipeline):
 
 
 class Client(_Guarded, redis.Redis):
-    """The client of a process; *settings* are those with which it was connected."""
+    """The client of a process; *settings* are the settings of its connection."""
 
     settings: Settings | None = None
 
     def pipeline(self, transaction: Any = True, shard_hint: Any = None) -> Pipeline:  # noqa: FBT002, Redis's
-        """Return several commands in one request, of which each is looked at."""
+        """Return a pipeline, which checks each of its commands."""
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 
 client = Client()
-"""The process's Redis, pointing nowhere in particular until `connect`."""
+"""The process's client of Redis; `connect` sets its server."""
 
 
 @dataclass(frozen=True)
 class Limits(Timeouts):
-    """How long a process waits for its servers."""
+    """Time limits of a process for PostgreSQL and Redis."""
 
     redis: timedelta
 
     @classmethod
     def of_worker(cls, settings: Settings) -> Limits:
-        """Let a statement take long: each run has a budget of its own."""
+        """Return the limits of a worker; a statement may be slow, as each run has its own budget."""
         return cls(
             connect=settings.database_connect_timeout,
             statement=settings.database_statement_timeout,
@@ -85,25 +88,25 @@ class Limits(Timeouts):
 
     @classmethod
     def of_scheduler(cls, settings: Settings) -> Limits:
-        """Be brief: a server that hangs must not cost the next tick."""
+        """Return the short limits of a scheduler: a hanging server must not delay the next tick."""
         brief = settings.scheduler_timeout
         return cls(brief, brief, brief, brief, brief, brief)
 
 
 def identity() -> str:
-    """Name this process as the ledger, the broker and the logs do: its host and process id."""
+    """Return the name of this process in the ledger, the broker and the logs: ``host:pid``."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def connect(
     settings: Settings, limits: Limits, *, name: str, connections: int | None, redis_needed: bool = True
 ) -> None:
-    """Point models and Redis at the servers that *settings* name; nothing connects yet.
+    """Point models and Redis at the servers in *settings*; nothing connects yet.
 
-    *connections* bounds the pool of database connections; None gives each thread one of
-    its own.  Called in each process, after the fork.  Raises `SettingsError` when a URL
-    is missing; that of Redis may be where *redis_needed* is False, and then nothing may use it.
-    Raises `OSError` where a script for Redis cannot be read: it would be missing later, in the middle of something.
+    *connections* limits the pool of database connections; None gives each thread its own connection.  Each process
+    calls this after the fork.  Raises `SettingsError` if a URL is missing; the URL of Redis may be missing if
+    *redis_needed* is False, and then nothing may use Redis.  Raises `OSError` if a Lua script cannot be read: it would
+    fail later, during work.
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
@@ -119,30 +122,30 @@ def connect(
         socket_timeout=patience,
         socket_connect_timeout=patience,
         health_check_interval=30,
-        # Older ones write numbers as text.
+        # Older protocols return numbers as text.
         protocol=3,
-        # Each new connection would say CLIENT SETINFO and CLIENT MAINT_NOTIFICATIONS, which are refused to a user of
-        # few rights, and Redis notes that.
+        # Each new connection would send CLIENT SETINFO and CLIENT MAINT_NOTIFICATIONS.  Redis refuses them to a user
+        # with few rights, and logs that.
         driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        # A command sent again after a lost reply may be done twice; a caller that may
-        # repeat it does so.  The connection is left after each of these errors: a master
-        # that has become a replica keeps its connections, and would say READONLY for ever.
+        # No retries: a command that is sent again after a lost reply may be executed twice.  Callers retry commands
+        # that are safe to repeat.  These errors close the connection: a master that became a replica keeps its
+        # connections, and would answer READONLY for ever.
         retry=Retry(NoBackoff(), 0, (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)),
     )
 
 
 def add_scripts(package: str) -> None:
-    """Add the scripts in the folder `lua` of *package*, a document's."""
+    """Add the scripts in the folder `lua` of *package*."""
     folder = files(package) / "lua"
     if folder not in FOLDERS:
         FOLDERS.append(folder)
 
 
 def load_scripts() -> None:
-    """Read all scripts, which a process does when it starts: later there may be no descriptor, or another version.
+    """Read all scripts at start: later a file may have changed, or no descriptor may be free.
 
-    Raises `OSError` when one cannot be read.
+    Raises `OSError` if a script cannot be read.
     """
     for folder in FOLDERS:
         for file in folder.iterdir():
@@ -151,7 +154,10 @@ def load_scripts() -> None:
 
 
 def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
-    """Run the script *name* on *client*, also on a server that has forgotten it.  Raises `redis.RedisError`."""
+    """Run the script *name* on *client*; if the server does not know the script, load it.
+
+    Raises `redis.RedisError`.
+    """
     with engine():
         return _script(name)(keys=keys, args=args, client=client)
 

@@ -1,10 +1,10 @@
-"""How a person installs an extra: from the wheel or the clone that forgekeeper itself came from."""
+"""Commands that install an extra: from the wheel or the clone from which forgekeeper came."""
 
 from importlib import metadata
 
 
 def say_how_to_install(extra: str) -> str:
-    """Return the command that installs the *extra* as well, for a sentence."""
+    """Return the command that installs *extra* in addition, for a sentence."""
     try:
         version = metadata.version("forgekeeper")
     except metadata.PackageNotFoundError:

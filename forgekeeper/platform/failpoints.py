@@ -1,6 +1,6 @@
-"""Failpoints, for tests only: places between two steps at which a process is killed, fails or waits.
+"""Failpoints, for tests only: places between two steps that kill, fail or delay a process.
 
-The setting `failpoints` arms them; nothing else does.  They are written ``name=kill``, ``name=raise`` or
+Only the setting `failpoints` arms them.  They are written ``name=kill``, ``name=raise`` or
 ``name=sleep:SECONDS``, with commas between them; ``*2`` behind one means that it happens the first two times only, in
 each process.
 """
@@ -26,7 +26,7 @@ _struck: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at a failpoint, and how often; None is every time."""
+    """The action at a failpoint, and the number of times; None means every time."""
 
     action: str
     seconds: float = 0.0
@@ -34,11 +34,11 @@ class Fault:
 
 
 Failpoints = dict[str, Fault]
-"""The faults of a process, by the name of the failpoint."""
+"""The faults of a process, by the failpoint's name."""
 
 
 def parse(text: str) -> Failpoints:
-    """Read failpoints as they are written; raise `ValueError` where that makes no sense."""
+    """Parse failpoints; raise `ValueError` if the text is malformed."""
     found: Failpoints = {}
     for part in filter(None, text.split(",")):
         match = WRITTEN.fullmatch(part.strip())
@@ -50,11 +50,11 @@ def parse(text: str) -> Failpoints:
 
 
 class FailpointReached(Exception):
-    """A test wanted an error at this place."""
+    """The error that a test requested at a failpoint."""
 
 
 def arm(failpoints: Failpoints) -> None:
-    """Let these faults happen in this process, and no others."""
+    """Replace the armed failpoints of this process."""
     _armed.clear()
     _struck.clear()
     _armed.update(failpoints)
@@ -63,7 +63,7 @@ def arm(failpoints: Failpoints) -> None:
 
 
 def failpoint(name: str) -> None:
-    """Be killed, fail or wait here if a test wants it."""
+    """Kill the process, raise `FailpointReached` or wait, if the failpoint *name* is armed."""
     fault = _armed.get(name)
     if fault is None or _struck[name] == fault.times:
         return

@@ -1,10 +1,10 @@
-"""The installation: an id on which database, Redis and every root and store agree, and where its database is.
+"""The installation: the id of database, Redis, root and stores, and the database's place.
 
-So a wrong URL, bucket or mount is refused, and nothing of another installation is deleted.
+A wrong URL, bucket or mount is refused, and nothing of another installation is deleted.
 
 A copy of the database has the original's id, and another place.  A dump, a template, a rename or a major upgrade
-changes the place: nothing is deleted until a person says which it is.  A copy of the whole cluster's files does not:
-see docs/backup.md.
+changes the place: nothing is deleted until a person says whether it is a move or a copy.  A copy of the whole cluster's
+files keeps the place: see docs/backup.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forgekeeper.platform.database import Base, database, default, sqlstate
 from forgekeeper.platform.database.looking import looking
 
 INSTALLATION = "forgekeeper:installation"
-"""String, the id of the one installation that keeps its messages here."""
+"""Key of a string: the id of the installation that owns this Redis."""
 DECLARED.update({INSTALLATION: "string"})
 
 UNDEFINED_TABLE = "42P01"
@@ -43,7 +43,7 @@ ASK = "this role may not ask which cluster it is in: `grant execute on function 
 
 
 class Installation(Base):
-    """The installation that this database belongs to: one row, which the first `migrate` makes."""
+    """The installation of this database: one row, which the first `migrate` inserts."""
 
     grants = "scheduler: select; worker: select; exporter: select"
 
@@ -59,13 +59,16 @@ class Installation(Base):
 
     @classmethod
     def known(cls) -> str | None:
-        """Return the installation's id, None where there is none."""
+        """Return the installation's id, None if the row is missing."""
         row = database.execute_sql(READ).fetchone()
         return row and str(row[0])
 
     @classmethod
     def ensure(cls) -> str:
-        """Return the installation's id; make one where there is none, the same for all who do so at once."""
+        """Return the installation's id; create it if necessary.
+
+        If several processes create it at the same time, all get the same id.
+        """
         while (found := cls.known()) is None:
             database.execute_sql(INSERT)
         return found
@@ -86,15 +89,15 @@ class Place(NamedTuple):
 
 
 class Unknown(Exception):
-    """The role may not ask which cluster the database is in; the message says what to grant."""
+    """The role may not read the cluster's identifier; the message has the ``grant``."""
 
 
 class Disagreement(Exception):
-    """The database and Redis, or a place, belong to different installations; the message says what to do."""
+    """Database and Redis belong to different installations; the message has the cure."""
 
 
 class Situation(NamedTuple):
-    """The installation's id, where this database is, and where the installation was last, None if not recorded."""
+    """The installation's id, this database's place, and the recorded place, None if missing."""
 
     installation: str
     here: Place
@@ -102,7 +105,7 @@ class Situation(NamedTuple):
 
 
 def objection() -> str | None:
-    """Say why nothing may be deleted, None where this database is in the installation's place."""
+    """Return why nothing may be deleted, None if this database is in the recorded place."""
     try:
         found = look()
     except Unknown as unknown:
@@ -119,9 +122,12 @@ def objection() -> str | None:
 
 
 def look() -> Situation | None:
-    """Return where the database is and should be, None where there is no installation; raise `Unknown`."""
+    """Return the database's present and recorded place, None without an installation.
+
+    Raises `Unknown` if the role may not read the present place.
+    """
     try:
-        # What is refused here must not end a transaction in which this is one look of several.
+        # A refusal must not abort the transaction of a caller that looks at more than this.
         with looking():
             row = database.execute_sql(FOUND).fetchone()
     except pw.ProgrammingError as error:
@@ -134,15 +140,16 @@ def look() -> Situation | None:
 
 
 def record_first() -> None:
-    """Record the place of an installation that has none recorded; raise `Unknown` where that cannot be asked."""
+    """Record the present place if none is recorded; raise `Unknown` if it cannot be read."""
     if (found := look()) is not None and found.recorded is None:
         database.execute_sql(RECORD, found.here)
 
 
 def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
-    """Record that the installation is here now; a copy becomes one of its own, with another id.
+    """Record the present place; a copy becomes an installation of its own, with a new id.
 
-    Returns how it was before and is after, None where nothing had to change.  The caller audits it, in one transaction.
+    Returns the situation before and after, None if nothing had to change.  The caller writes the audit in the same
+    transaction.
     """
     found = look()
     if found is None or (found.recorded == found.here and not copied):
@@ -153,27 +160,28 @@ def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
 
 
 def owner(client: redis.Redis) -> str | None:
-    """Return whose Redis this is, None while it is nobody's."""
+    """Return the id of the installation that owns this Redis, None if nobody owns it."""
     found = client.get(INSTALLATION)
     return found.decode(errors="replace") if isinstance(found, bytes) else found and str(found)
 
 
 def claim(client: redis.Redis, installation: str) -> str:
-    """Claim this Redis for *installation* unless it is claimed; return whose it is."""
+    """Claim this Redis for *installation* unless it is claimed; return its owner's id."""
     while (found := owner(client)) is None:
         claim_by_writing(client, installation)
     return found
 
 
 def claim_by_writing(client: redis.Redis, installation: str) -> None:
-    """Claim this Redis unless it is claimed; raise what it answers where it takes no writes."""
+    """Claim this Redis unless it is claimed; if Redis refuses writes, raise its error."""
     client.set(INSTALLATION, installation, nx=True)
 
 
 def agree() -> str:
-    """Return the id on which database and Redis agree, and claim a Redis that is nobody's; raise `Disagreement`.
+    """Return the id of both database and Redis; claim a Redis without an owner.
 
-    A database in another place claims nothing: it may be a copy.
+    A database in another place than the recorded place claims nothing: it may be a copy.  Raises `Disagreement` if the
+    ids differ, or if the database lacks an id.
     """
     try:
         ours = Installation.ensure()
@@ -188,7 +196,7 @@ def agree() -> str:
 
 
 def conflict(ours: str, theirs: str) -> str:
-    """Write that the Redis is another installation's, and what can be done."""
+    """Return the message that Redis belongs to another installation, with the cure."""
     return (
         f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
         f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION} if that installation is no more"

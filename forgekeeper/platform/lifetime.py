@@ -1,8 +1,8 @@
-"""The life of a worker process: it says that it is ready, takes signals to end, and ends, whatever hangs.
+"""The life of a worker process: readiness, signals, and an end within a time limit.
 
-What it works on may go on for a while after the first signal.  Dramatiq's own end waits for its threads, and they wait
-for servers: for a Redis that is away to take an acknowledgement, for as long as it is away.  Whatever such a thread
-still works on is safe without it: a run whose row stays open is found lost, a message is sent again.
+Work may continue for a while after the first signal.  Dramatiq's own shutdown waits for its threads, and these wait
+for servers: for example for Redis to accept an acknowledgement, for as long as Redis is down.  Work that is interrupted
+in such a thread is not lost: an open run is reopened, and a message is sent again.
 """
 
 from __future__ import annotations
@@ -31,36 +31,39 @@ from metrics.endpoint import FOLDER, READY
 from metrics.threads import Thread, find_stalled
 
 SOON = 2.0
-"""Seconds in which an idle process ends by itself; one whose servers are away does not."""
+"""Time in seconds in which an idle process normally ends by itself; otherwise its threads wait for servers."""
 SIGN_SECONDS = 5.0
-"""Seconds between two signs of life of a process."""
+"""Seconds between two updates of a process's readiness file."""
 LAST_WORDS = 1.2
-"""Seconds for what a process tries last: less than servers that are away would take."""
+"""Time limit of the steps of `at_last` in seconds: shorter than the timeouts of unreachable servers."""
 TIME_UP = 1
-"""The status of a process that still worked when its time was up."""
+"""Exit status of a process that still worked at the end of its shutdown time."""
 
 PR_SET_PDEATHSIG = 1
 
 at_last: list[Callable[[], None]] = []
-"""What a process tries in its last second, should it not end in an orderly way; each may hang."""
+"""Steps in the last second of a process that does not end in an orderly way; each step may hang."""
 
 log = structlog.get_logger(__name__)
 
 
 def tell_supervisor(*facts: str) -> None:
-    """Send facts such as ``READY=1`` or ``STATUS=…`` to systemd, if that is who has started us; see sd_notify(3)."""
+    """Send facts such as ``READY=1`` or ``STATUS=…`` to systemd, if it started this process.
+
+    See sd_notify(3).
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
-        # A supervisor that does not listen must not hold up who has better things to do.
+        # A supervisor that does not read must not block this process.
         supervisor.setblocking(False)
-        # With an at sign it is a name of the kernel's own, which has a NUL instead.
+        # An at sign marks an abstract socket, whose name begins with a NUL.
         supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def mark(*, ready: bool) -> None:
-    """Say to the endpoint of this worker whether this process takes messages, and that it lives now."""
+    """Tell this worker's endpoint that this process is alive, and whether it takes messages."""
     folder = os.environ.get(FOLDER)
     if folder:
         file = Path(folder) / f"{os.getpid()}{READY}"
@@ -72,16 +75,16 @@ def mark(*, ready: bool) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel send this process SIGTERM when its parent dies, however it dies."""
+    """Let the kernel send this process SIGTERM when its parent dies, whatever the cause."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def follow() -> None:
-    """Drain at the first SIGTERM, whatever comes after it; end with the master, at once if it is dead already.
+    """Drain at the first SIGTERM, ignore later signals, and end when the master dies.
 
-    Dramatiq takes a second signal for "drop everything".  But a terminal, systemd and the kernel say it more than once:
-    to the group and by the master, or for each thread of a master that was killed.  Call it in the main thread of a
-    process that Dramatiq forked.
+    Dramatiq drops all work at a second signal.  But a terminal, systemd and the kernel send several: to the group and
+    by the master, or for each thread of a killed master.  If the master is dead already, drain at once.  Call this in
+    the main thread of a process that Dramatiq forked.
     """
     master = multiprocessing.parent_process()
     if master is None:
@@ -98,10 +101,10 @@ def _drain_once() -> None:
     once = iter([drain])
 
     def first(number: int, frame: FrameType | None) -> None:
-        # A second signal may interrupt us up to here, and do all of this before we go on.
+        # Until here a second signal may interrupt this function and execute all of it first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Its lock is safe here: the main thread, which a signal interrupts, never waits for this event.
+        # The event's lock cannot deadlock: a signal interrupts the main thread, which never waits for this event.
         shutdown.requested.set()
         for call in once:
             call(number, frame)
@@ -111,13 +114,13 @@ def _drain_once() -> None:
 
 
 def reserve(shutdown_timeout: timedelta) -> float:
-    """Return how many of those seconds a worker's processes leave to their master, and to their own last words."""
+    """Return the seconds of the timeout that processes leave to their master and to `at_last`."""
     return min(3.0, shutdown_timeout.total_seconds() / 2)
 
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Let the process end where a hook fails: Dramatiq would swallow that, and go on with half a process."""
+    """End the process if a hook fails: Dramatiq would ignore the error and continue."""
     try:
         yield
     except Exception as error:
@@ -126,7 +129,7 @@ def needed() -> Iterator[None]:
 
 
 class Drain:
-    """Ends the process when its shutdown takes too long; *working* lists what its threads work on."""
+    """Ends the process when its shutdown takes too long; *working* lists its work in flight."""
 
     def __init__(self, working: Callable[[], list[dict[str, object]]], allowed: timedelta) -> None:
         self._working = working
@@ -135,7 +138,7 @@ class Drain:
         Thread(self._watch, "drain").start()
 
     def ready(self, worker: Worker) -> None:
-        """Say that the process takes messages."""
+        """Announce that the process takes messages."""
         self._worker = worker
         if shutdown.requested.is_set():
             return
@@ -145,12 +148,12 @@ class Drain:
         log.info("worker ready", worker=identity(), queues=queues, threads=len(worker.workers))
 
     def _watch(self) -> None:
-        """End the process when its time is up, or when it is idle and does not end; before, give signs of life."""
+        """Update readiness until shutdown; then end a process that is idle or out of time."""
         while not shutdown.requested.wait(SIGN_SECONDS):
             if self._worker is not None and find_stalled() is None:
                 mark(ready=True)
         time_up = time.monotonic() + self._allowed.total_seconds() - reserve(self._allowed)
-        # Dramatiq's main thread does this up to a second later.
+        # Dramatiq's main thread would stop them up to a second later.
         for thread in self._worker.workers if self._worker else ():
             thread.stop()
         mark(ready=False)
@@ -168,17 +171,16 @@ class Drain:
 
 
 def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
-    """Try what is left to be tried, for a moment, and end the process.
+    """Execute the last steps within `LAST_WORDS`, and end the process.
 
-    Not by an exception or a signal: the main thread waits for the others, and a thread in a call into C, into libpq
-    say, hears of neither.  What is skipped is what a fork of Dramatiq's master skips anyway: no exit handler runs in
-    one.
+    An exception or a signal would not end it: the main thread waits for the others, and a thread in C code, such as
+    libpq, receives neither.  `os._exit` skips exit handlers, but these never run in a fork of Dramatiq's master.
     """
-    # Beside one another: each may wait for a server of its own, and hang.
+    # In parallel: each step may wait for another server, and hang.
     threads = [Thread(step, timeout=LAST_WORDS) for step in (tell, end_programs, *at_last)]
     ends = time.monotonic() + LAST_WORDS
     for thread in threads:
-        with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
+        with suppress(RuntimeError, MemoryError):  # a thread that cannot start must not delay the end
             thread.start()
     for thread in filter(Thread.is_alive, threads):
         thread.join(max(0.0, ends - time.monotonic()))
@@ -188,9 +190,9 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
 
 
 def end_programs() -> None:
-    """Let every git that this process has started end, and clean up after itself."""
+    """Send SIGTERM to every git that this process has started, so that git cleans up."""
     for listed in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
             for pid in map(int, listed.read_text().split()):
-                # Each leads a session of its own.
+                # Each git is the leader of its own session.
                 os.killpg(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The one word by which a process is asked to end: from its supervisor, its master, the kernel, or a person."""
+"""The request to shut down, from a supervisor, the master process, the kernel or a person."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from queue import SimpleQueue
 from types import FrameType
 
 requested = threading.Event()
-"""Set from the first request on: nothing is fetched or started any more, and every run ends at its next safe point."""
+"""Set at the first request.  Then nothing is fetched or started any more, and every run ends at its next safe point."""
 
 
 def requests() -> SimpleQueue[None]:
-    """Return a queue into which each SIGTERM and Ctrl-C puts something, from here on.
+    """Return a queue into which each later SIGTERM and Ctrl-C puts an item.
 
-    Not an event: whoever sets or awaits one holds its lock for a moment, and a signal that interrupts
-    it just then would wait for that lock for ever.
+    An event would not be safe: setting or awaiting it holds its lock for a moment, and a signal that interrupts that
+    moment would wait for the lock for ever.
     """
     asked: SimpleQueue[None] = SimpleQueue()
 

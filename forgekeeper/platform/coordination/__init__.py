@@ -1,1 +1,1 @@
-"""Coordination: what processes share in Redis: leases, and how values there are read."""
+"""Coordination of processes in Redis: leases, and the parsing of values."""

@@ -1,12 +1,12 @@
-"""Leases: the right to work on something alone, held by at most one process for each name.
+"""Leases: locks in Redis that expire, held by at most one process for each name.
 
-There is no waiting.  A lease is a key that Redis forgets after *ttl*; its holder renews it every third of that, and
-never past *at_most*, so that neither a dead holder nor one that hangs keeps it.  No step of a holder is prevented: one
-that was paused for longer than *ttl* has lost the lease while it still works.  `check` says so at its next safe point,
-and the data has to be safe without us until then.
+Nobody waits for a lease.  A lease is a key that Redis expires after *ttl*.  The holder renews it every third of *ttl*,
+and never past *at_most*, so neither a dead holder nor a hanging holder keeps it.  A lease prevents no step: a holder
+that was suspended for longer than *ttl* has lost the lease and still works.  `check` raises at its next safe point;
+until then the data must be safe without the lease.
 
-Where Redis does not answer, a holder believes what it said for *ttl*, also when the lease has been broken or flushed
-away in the meantime.
+If Redis does not answer, a holder trusts the last answer for *ttl*, even if the lease was broken or flushed in the
+meantime.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from forgekeeper.platform.database.sessions import engine
 from metrics.threads import Vital
 
 KEY = "forgekeeper:lease:"
-"""Before the name: a string that expires, of a token, the second it was taken by Redis's clock, and the holder."""
+"""Prefix of keys.  The value, which expires, has a token, the second of the claim by Redis's clock, and the holder."""
 
 
 class LeaseTaken(Exception):
-    """Another holds the lease, and is doing the work."""
+    """Another process holds the lease, and does the work."""
 
 
 class LeaseLost(Exception):
-    """The lease is not ours any more, or cannot be proved to be; another may be at work."""
+    """The lease is lost, or cannot be confirmed; another process may be at work."""
 
 
 class LeaseInTransaction(Exception):
-    """A lease was asked for inside a database transaction: it would be given back before the commit."""
+    """A lease was requested inside a transaction: it would be released before the commit."""
 
 
 class Held(NamedTuple):
-    """A lease that somebody holds, for people; *left* is what it has if it is not renewed."""
+    """A held lease, for display; *left* is the time until it expires unless it is renewed."""
 
     name: str
     holder: str
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class Lease(Vital):
-    """A lease, and the thread that renews it; ask it at every safe point whether it is held."""
+    """A lease, and the thread that renews it; call `check` at every safe point."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Lease(Vital):
         self._milliseconds = round(self._ttl * 1_000)
         self._at_most = at_most.total_seconds()
         self._clock = clock
-        # Redis counts from when it was reached, so from here on we count no longer than it does.
+        # Redis starts the ttl later, when the command arrives: so we never count longer than Redis.
         self._taken = self._proved = clock()
         self._gone = False
 
     def take(self) -> None:
-        """Take it, or raise `LeaseTaken`; one whose reply was lost is ours."""
+        """Take the lease, or raise `LeaseTaken`; if the reply was lost, ask for the outcome."""
         with engine():
             try:
                 taken = self._set()
@@ -91,16 +91,16 @@ class Lease(Vital):
         return bool(self._client.set(self._key, self._value, nx=True, px=self._milliseconds))
 
     def release(self) -> None:
-        """Give it back, if it is ours; where Redis cannot be reached it ends by itself."""
+        """Release the lease if it is ours; if Redis is unreachable, the lease expires."""
         for _ in range(2):  # one connection may have been lost
             with suppress(redis.RedisError):
                 self._if_ours(Lock.LUA_RELEASE_SCRIPT)
                 break
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the lease is ours; renew it.
+        """Renew the lease; raise `LeaseLost` unless it is ours.
 
-        Without an answer of Redis, which costs the client's time-out, the last one counts for *ttl*, and no longer.
+        If Redis does not answer within the client's timeout, its last answer counts for *ttl*.
         """
         if not self._doubt():
             self._renew()
@@ -108,7 +108,7 @@ class Lease(Vital):
             raise LeaseLost(f"the lease {self._what} {doubt}")
 
     def work(self) -> None:
-        """Renew the lease every third of its life until stopped, or until it is lost: its holder learns by asking."""
+        """Renew the lease every third of its ttl until stopped or lost; `check` tells the holder."""
         while not self.stopped.wait(self._ttl / 3) and not self._doubt():
             self.take_turn(self._renew)
         self.stopped.set()
@@ -128,14 +128,14 @@ class Lease(Vital):
         try:
             renewed = self._if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
         except redis.RedisError:
-            return  # no proof: enough of that is doubt
+            return  # unconfirmed: `_doubt` counts the time since the last confirmation
         if renewed:
             self._proved = asked
         else:
             self._gone = True
 
     def _if_ours(self, script: str, *values: int) -> bool:
-        """Run a script of redis-py's locks, which changes nothing where the lease is not ours; say whether it was."""
+        """Run a script of redis-py's locks if the lease is ours; return whether it is."""
         with engine():
             return bool(self._client.register_script(script)(keys=[self._key], args=[self._value, *values]))
 
@@ -151,9 +151,9 @@ def lease(
     forbidden: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Lease]:
-    """Hold the lease *name* for the body, or raise `LeaseTaken` at once; give it back on every way out.
+    """Hold the lease *name* during the body, or raise `LeaseTaken` at once; always release it.
 
-    Raises `LeaseInTransaction`, without a word to Redis, when *forbidden* says so.  *holder* is for people to read.
+    Raises `LeaseInTransaction`, before Redis is contacted, if *forbidden* returns True.  *holder* is for display only.
     """
     if forbidden is not None and forbidden():
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
@@ -170,7 +170,7 @@ def lease(
 
 
 def leases(client: redis.Redis) -> list[Held]:
-    """List the leases that are held, the one held for longest first."""
+    """List the held leases, the oldest first."""
     keys = sorted({*client.scan_iter(f"{KEY}*", count=1_000)})
     if not keys:
         return []
@@ -179,7 +179,7 @@ def leases(client: redis.Redis) -> list[Held]:
         for key in keys:
             pipe.pttl(key)
         values, *left = pipe.execute()
-    # One that has just ended has no value, as has a key of another type.
+    # A lease that has just expired has no value, and neither has a key of another type.
     found = zip(keys, values, left, strict=True)
     return sorted((_read(key, value, left) for key, value, left in found if value), key=lambda one: one.since)
 
@@ -191,9 +191,9 @@ def _read(key: bytes, value: bytes, left: int) -> Held:
 
 
 def break_lease(client: redis.Redis, name: str, *, held: Held | None = None) -> bool:
-    """Free the lease, whose holder learns of it at its next safe point; return False when it has none.
+    """Delete a lease, so its holder stops at the next safe point; return False if it is free.
 
-    With *held*, free it only if its holder has not changed since `leases` returned that.
+    With *held*, delete it only if its holder has not changed since `leases` returned *held*.
     """
     key = KEY.encode() + raw(name)
     if held is None:

@@ -1,6 +1,7 @@
-"""Read what lies in Redis, where anybody may have written anything: no value raises, a key of another type is named.
+"""Parsers of values in Redis, which other programs may have written: no value is an error.
 
-What is nonsense becomes the nearest thing that makes sense, so that it can be seen and removed, and stops nothing else.
+A malformed value becomes the nearest valid value, so people can see and remove it, and it stops nothing else.  Keys of
+a wrong type are reported.
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from datetime import UTC, datetime
 import redis
 
 DECLARED: dict[str, str] = {}
-"""What type each key of ours has to be of, which the module that uses it adds: of another type nothing works."""
+"""Type of each of our keys, added by the module that uses the key; with a key of another type nothing works."""
 FIRST = datetime(1, 1, 2, tzinfo=UTC)
 LAST = datetime(9999, 12, 30, tzinfo=UTC)
-"""The instants that every time zone can write."""
+"""First and last instant that can be written in every time zone."""
 
 _WHOLE = re.compile(rb"[0-9]{1,15}")
 
 
 def text(value: bytes) -> str:
-    """Return what stands there; bytes that are no text stay what they are, for `raw`."""
+    """Decode a value; bytes that are not UTF-8 become surrogates, which `raw` restores."""
     return value.decode(errors="surrogateescape")
 
 
 def raw(value: str) -> bytes:
-    """Return the bytes of what `text` has read."""
+    """Encode a text that `text` has decoded, to the same bytes."""
     return value.encode(errors="surrogateescape")
 
 
 def whole(value: str | bytes | None) -> int:
-    """Return a count; 0 for what is none."""
+    """Parse a count; return 0 if the value is malformed."""
     return int(value) if value is not None and is_whole(value) else 0
 
 
 def is_whole(value: str | bytes) -> bool:
-    """Say whether this is how a count, or a small number from 0 on, is written."""
+    """Return whether the value is a valid count: bytes of 1 to 15 digits."""
     return isinstance(value, bytes) and _WHOLE.fullmatch(value) is not None
 
 
 def second(value: bytes | float) -> int:
-    """Return an epoch second; 0 for what is none, or is not within the years of `moment`."""
+    """Parse an epoch second; return 0 if it is malformed or outside the range of `moment`."""
     try:
         number = float(value)
     except ValueError:
@@ -51,14 +52,14 @@ def second(value: bytes | float) -> int:
 
 
 def moment(seconds: float) -> datetime:
-    """Return the instant of an epoch second; beyond what Python holds the first or the last."""
+    """Return the instant of an epoch second, or outside the range `FIRST` or `LAST`."""
     if not seconds > FIRST.timestamp():
         return FIRST
     return LAST if seconds >= LAST.timestamp() else datetime.fromtimestamp(seconds, UTC)
 
 
 def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
-    """Name those of the keys that are of another type than they have to be, a sentence each."""
+    """Yield a sentence for each key that exists with another type than in *types*."""
     with client.pipeline(transaction=False) as pipe:
         for name in types:
             pipe.type(name)

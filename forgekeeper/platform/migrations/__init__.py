@@ -1,7 +1,7 @@
-"""Bring a database's schema up to date, one process at a time.  An operator's own tables are never touched.
+"""Migrations of our schema, by one process at a time; an operator's tables stay unchanged.
 
-A migration that older processes cannot work with names, as `OLDEST_SURVIVOR`, the migration that a process has to know
-to go on.
+A migration that is incompatible with older processes sets `OLDEST_SURVIVOR`: the newest migration that a process must
+know to continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCK = 0x666F7267656B
 """The advisory lock of all migrations: the letters ``forgek``."""
 
 
-# Every schema that has the table: the right one first, then the one where a session finds it.
+# Every schema that has the table: the right schema first, then schemas that sessions search.
 PLACES = """
     select nspname, pg_table_is_visible(c.oid) from pg_class as c join pg_namespace as n on n.oid = relnamespace
     where relname = %(table)s and relkind in ('r', 'p')
@@ -30,14 +30,14 @@ PLACES = """
 
 
 class Set(NamedTuple):
-    """Migrations: the folder of their files, the table that lists those that were applied, and whose they are."""
+    """A set of migrations: their folder, the table of applied migrations, and the owner."""
 
     folder: Path
     table: str
     ours: bool = True
 
     def schema(self, database: Database) -> str:
-        """Name the schema of their tables."""
+        """Return the schema of the set's tables."""
         return database.schema if self.ours else database.forge_schema
 
 
@@ -45,28 +45,28 @@ OWN = Set(Path(__file__).parent / "forgekeeper", "forgekeeper_migrations")
 
 
 class TableExists(Exception):
-    """A table that a migration creates is there already; nothing was changed."""
+    """A table that a migration creates exists already; nothing was changed."""
 
 
 class Elsewhere(Exception):
-    """Our tables are in a schema that no session looks into; nothing was changed."""
+    """Our tables are in a schema that no session searches; nothing was changed."""
 
 
 def newest() -> str:
-    """Name the newest migration that this version knows."""
+    """Return the name of the newest migration that this version knows."""
     return max(file.stem for file in OWN.folder.glob("[0-9]*.py"))
 
 
 def pending(database: Database, which: Set = OWN) -> list[str]:
-    """Name the migrations that have not been applied, in their order."""
+    """Return the names of the migrations that have not been applied, in order."""
     runner = _runner(database, which, schema=_place(database, which))
     return [migration.name for migration in runner.status() if not migration.applied]
 
 
 def oldest_survivor(database: Database, which: Set = OWN) -> str | None:
-    """Name the migration that a process has to know to work once all pending ones are applied.
+    """Return the migration that a process must know to work after all pending migrations.
 
-    Returns None if processes of every age can.
+    Returns None if older processes of all versions can work.
     """
     runner = _runner(database, which, schema=_place(database, which))
     loaded = [migration.load() for migration in runner.status() if migration.path and not migration.applied]
@@ -74,14 +74,14 @@ def oldest_survivor(database: Database, which: Set = OWN) -> str | None:
 
 
 def migrate(database: Database, which: Set = OWN) -> list[str]:
-    """Apply what is pending, all or nothing; return the names.
+    """Apply all pending migrations in one transaction; return their names.
 
-    A second process waits for the first and then finds nothing to do.  The schema is made where there is none.
-    Raises `TableExists` when a table to be created is already there, and `Elsewhere`.
+    A second process waits for the first and then finds nothing to do.  A missing schema is created.  Raises
+    `TableExists` if a table to create exists already, and `Elsewhere`.
     """
     try:
         with database.atomic():
-            # However long the other takes: a session's patience is meant for rows.
+            # No limit for the wait for another process: a session's limits are meant for rows.
             database.execute_sql("set local lock_timeout = 0")
             database.execute_sql("set local statement_timeout = 0")
             database.execute_sql("select pg_advisory_xact_lock(%s)", (LOCK,))
@@ -99,14 +99,14 @@ def migrate(database: Database, which: Set = OWN) -> list[str]:
 
 
 def _place(database: Database, which: Set) -> str:
-    """Name the schema in which they were applied, where a session finds it; else the one that is theirs."""
+    """Return the schema with applied migrations if sessions search it, else the set's schema."""
     schema = which.schema(database)
     place, visible = _found(database, which) or (schema, True)
     return place if visible else schema
 
 
 def _require_none_elsewhere(database: Database, which: Set) -> None:
-    """Raise `Elsewhere` for tables of ours that lie where nobody has said: they would be made once more."""
+    """Raise `Elsewhere` if our tables are in an unexpected schema, before others are created."""
     place, visible = _found(database, which) or (None, True)
     schema = which.schema(database)
     if not visible and place != schema == SCHEMAS[0]:
@@ -120,13 +120,17 @@ def _found(database: Database, which: Set) -> tuple[str, bool] | None:
 
 
 def make_schema(database: Database, schema: str) -> None:
-    """Make a schema that is not there; to make one takes a right that its owner need not have, also where it is."""
+    """Create a missing schema.
+
+    It is checked first: ``create schema`` needs a privilege that the schema's owner may lack, even if the schema
+    exists.
+    """
     if database.execute_sql("select to_regnamespace(%s) is null", (schema,)).fetchone()[0]:
         database.execute_sql(f"create schema {schema}")
 
 
 def _first(database: Database, schema: str) -> None:
-    """Let what this transaction creates be created in *schema*."""
+    """Put *schema* first in the search path: this transaction creates its tables there."""
     rest = f"{database.schema}, {database.forge_schema}"
     database.execute_sql(f"set local search_path = {schema}, {rest}, pg_catalog")
 
@@ -136,11 +140,11 @@ def _runner(database: pw.Database, which: Set, schema: str | None = None) -> Run
 
 
 def sql(statements: str) -> Callable[[SchemaMigrator, pw.Database], None]:
-    """Return the `up` of a migration that executes these statements, in which {schema} is the current schema."""
+    """Return the `up` of a migration that executes SQL; ``{schema}`` is the current schema."""
 
     def up(_migrator: SchemaMigrator, database: pw.Database) -> None:
         schema = database.execute_sql("select quote_ident(current_schema())").fetchone()[0]
-        # psycopg2 takes a percent sign for a parameter.
+        # psycopg2 would read a percent sign as a placeholder.
         database.execute_sql(statements.replace("{schema}", schema).replace("%", "%%"))
 
     return up

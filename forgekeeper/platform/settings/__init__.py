@@ -1,8 +1,8 @@
 """Every setting: its name, type, default and sentence.
 
-Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file where the command runs;
-the environment wins.  A name that is not declared, or a value that does not fit, stops the start
-(`forgekeeper.platform.settings.reading`).  What belongs to one batch comes from its declaration (`settings_of`).
+Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file in the working
+directory; the environment wins.  An unknown name or a bad value stops the start
+(`forgekeeper.platform.settings.reading`).  Each batch's declaration adds settings of its own (`settings_of`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ OF_BYTES = {
 }
 
 Place = Literal["repositories", "artifacts", "stores"]
-"""What a batch deletes from beside the database: the repositories, the stores of artifacts, or every store."""
+"""The place outside the database from which a batch deletes: repositories, artifacts' stores, or all stores."""
 
 
 def _duration(value: object) -> object:
-    """Let a bare number mean seconds."""
+    """Convert a number of seconds."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -57,7 +57,7 @@ def _duration(value: object) -> object:
 
 
 def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Take folders without the slash at their end; raise for what is none, and for no folder at all."""
+    """Return folders without trailing slashes; raise `ValueError` for a bad folder or none."""
     folders = tuple(folder.removesuffix("/") for folder in value)
     if not folders:
         raise ValueError("an empty list would let nothing be deleted there: name a folder, or leave the location out")
@@ -101,8 +101,8 @@ def _header(value: str) -> str:
     return value
 
 
-# The kinds of values, each as it is read, and what people call it.  Three weeks: PostgreSQL counts its time-outs in
-# milliseconds, in 31 bits.
+# Types of settings, each with its parser and the type's name in the documentation.  The limit is three weeks because
+# PostgreSQL counts its timeouts in milliseconds, in 31 bits.
 Text = Annotated[str, "text"]
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3)), "seconds"]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
@@ -128,18 +128,18 @@ Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse), 
 
 
 def setting(default: Any, sentence: str) -> Any:
-    """Declare a setting: its default, written as an operator would, and what it is for."""
+    """Declare a setting: its default, written as an operator would, and its description."""
     return Field(default=default, description=sentence, validate_default=True)
 
 
 class SettingsError(Exception):
-    """The settings cannot be used; the message names each bad one and says what to do."""
+    """The settings cannot be used; the message names each bad setting and the cure."""
 
 
 class OfBatch(NamedTuple):
-    """What the settings of one batch are made from.
+    """The facts that determine the settings of one batch.
 
-    It has limits where it *counts* what it deletes, and further ones where it *counts_bytes*.
+    A batch that *counts* its deletions has limits of records; a batch that *counts_bytes* has limits of bytes, too.
     """
 
     name: str
@@ -149,7 +149,7 @@ class OfBatch(NamedTuple):
 
 
 class Settings(BaseSettings):
-    """The settings of one process, checked; `settings_of` adds those of the batches."""
+    """The validated settings of one process; `settings_of` adds the settings of batches."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
@@ -259,8 +259,8 @@ class Settings(BaseSettings):
     @field_validator("object_prefixes")
     @classmethod
     def _of_known_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
-        """Let no misspelt location leave the right one without a limit."""
-        # Without any when they could not be read: one complaint is enough.
+        """Refuse unknown locations: a typing error would leave the right location unlimited."""
+        # Missing if the stores could not be parsed: that error is reported already.
         stores: ObjectStores = given.data.get("object_stores", value)
         unknown = sorted(value.keys() - stores.keys())
         if unknown:
@@ -269,53 +269,56 @@ class Settings(BaseSettings):
         return value
 
     def cron(self, batch: str) -> Cron | None:
-        """Return the schedule of *batch*, None when it is ``off``."""
+        """Return the schedule of *batch*, None if it is ``off``."""
         found: Cron | None = self._of(batch, "cron")
         return found
 
     def catch_up(self, batch: str) -> CatchUp:
-        """Say what happens to a tick of *batch* that was missed."""
+        """Return the policy for missed ticks of *batch*."""
         found: CatchUp = self._of(batch, "catch_up")
         return found
 
     def pace(self, batch: str) -> float | None:
-        """Return how many rows or objects a second *batch* may delete, None for no limit."""
+        """Return the maximum rows or objects that *batch* deletes per second, None for no limit."""
         found: float | None = self._of(batch, "pace")
         return found
 
     def limits(self, batch: str) -> tuple[int | None, ...]:
-        """Return how much *batch* may delete: records a run, a day, bytes a run, a day; None for no limit."""
-        # A batch that counts no bytes, say, has no limit of bytes.
+        """Return the limits of *batch*: records per run and day, bytes per run and day.
+
+        None means no limit.
+        """
+        # A batch lacks the settings of quantities that it does not count, for example bytes.
         return tuple(getattr(self, f"{name}_{batch}", None) for name in (*OF_RECORDS, *OF_BYTES))
 
     def audits(self, batch: str) -> bool:
-        """Say whether what *batch* deletes is in the audit."""
+        """Return whether the deletions of *batch* are written to the audit."""
         return (self._of(batch, "audit") or self.audit) == "all"
 
     def window(self, batch: str) -> timedelta:
-        """Return how old a missed tick of *batch* may be to be caught up."""
+        """Return the maximum age of a missed tick of *batch* that is caught up."""
         schedule = self.cron(batch)
         period = schedule.period if schedule else timedelta(0)
         return self.catch_up_window or max(period, timedelta(hours=1))
 
     def _of(self, batch: str, name: str) -> Any:
-        # Without a default: a batch that these settings do not know must not look as if it were off.
+        # No default: an unknown batch must not look as if it were off.
         return getattr(self, f"{name}_{batch}")
 
     def require_database(self) -> str:
-        """Return the URL of the database; raise `SettingsError` when there is none."""
+        """Return the URL of the database; raise `SettingsError` if it is not set."""
         return _required("DATABASE_URL", self.database_url, "postgresql://user@host/name")
 
     def require_redis(self) -> str:
-        """Return the URL of Redis; raise `SettingsError` when there is none."""
+        """Return the URL of Redis; raise `SettingsError` if it is not set."""
         return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
 
 
 @cache
 def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
-    """Return the settings of a process that has these batches: some more of each.
+    """Return the class of the settings of a process with these batches.
 
-    Raises `SettingsError` where a batch's name would make a setting of another's.
+    Raises `SettingsError` if a batch's name would produce the name of an existing setting.
     """
     fields: dict[str, Any] = {}
     for batch in batches:

@@ -1,4 +1,4 @@
-"""URLs of servers and stores: what they may be, what is shown of them, and which certificates they leave unverified."""
+"""URLs of servers and stores: validation, display without secrets, skipped verification."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MASK = "********"
 SHOWN_OF_A_STORE = {"account_name", "allow_http", "endpoint", "region", "virtual_hosted_style_request"}
-"""Options of a store's URL that are shown; whatever else stands there, a half of a key perhaps, may be a secret."""
+"""Options of a store's URL that are shown; anything else may be a secret, for example a half of a key."""
 REDIS_OPTIONS = {"db", "password", "protocol", "username"}
 TLS_OPTIONS = {"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"}
 UNQUOTED = "host or port make no sense: percent-encode special characters in the user and the password"
@@ -29,7 +29,7 @@ INVALID = "allow_invalid_certificates"
 
 
 def database_url(value: SecretStr) -> SecretStr:
-    """Take a URL or DSN that libpq can read; no message repeats it, as libpq's own do."""
+    """Validate a URL or DSN for libpq; no message repeats it, unlike libpq's own messages."""
     try:
         parts = parse_dsn(value.get_secret_value())
     except psycopg2.ProgrammingError:
@@ -37,13 +37,13 @@ def database_url(value: SecretStr) -> SecretStr:
     port_is_number = all(port.isdigit() for port in parts.get("port", "0").split(","))
     looks_split = any("@" in parts.get(key, "")[1:] for key in ("host", "dbname"))
     if not port_is_number or (looks_split and not parts.get("host", "").startswith("/")):
-        # Half of the password has become a host or a port, and would be printed as one.
+        # Half of the password was parsed as a host or a port, and would be printed as such.
         raise ValueError(UNQUOTED)
     return value
 
 
 def redis_url(value: SecretStr) -> SecretStr:
-    """Take a URL that redis-py can read, with options that it knows."""
+    """Validate a URL for redis-py, with options that redis-py knows."""
     try:
         url = urlsplit(value.get_secret_value())
         options = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
@@ -53,7 +53,7 @@ def redis_url(value: SecretStr) -> SecretStr:
     if url.scheme not in {"redis", "rediss", "unix"} or not (url.hostname or url.scheme == "unix"):
         raise ValueError("not a Redis URL such as redis://host:6379/0, rediss://host:6379/0 or unix:///path/redis.sock")
     if url.scheme != "unix" and (url.fragment or not re.fullmatch(r"/?\d*", url.path)):
-        # What follows the host is a number; anything else is the rest of a password.
+        # Only a number may follow the host; anything else is the rest of a password.
         raise ValueError(UNQUOTED)
     known = REDIS_OPTIONS | (TLS_OPTIONS if url.scheme == "rediss" else set())
     if not options.keys() <= known or not options.get("db", "0").isdigit():
@@ -64,7 +64,7 @@ def redis_url(value: SecretStr) -> SecretStr:
 
 
 def of_database(url: str) -> str:
-    """Show where PostgreSQL is: user, host or folder of the socket, port and name."""
+    """Return the URL of PostgreSQL for display: user, host or socket's folder, port and name."""
     at = parse_dsn(url)
     user = at.get("user", "")
     name = at.get("dbname") or user or "postgres"
@@ -72,18 +72,18 @@ def of_database(url: str) -> str:
 
 
 def of_redis(url: str) -> str:
-    """Show where Redis is: host and port, or socket, and number of the database."""
+    """Return the URL of Redis for display: host and port, or socket, and database number."""
     at, scheme = parse_url(url), urlsplit(url).scheme  # type: ignore[no-untyped-call]
     place = at.get("path") or f"{at.get('host')}:{at.get('port', 6379)}"
     return f"{scheme}://{place}/{at.get('db', 0)}"
 
 
 def of_store(url: str) -> str:
-    """Show where an object store is, and nothing of one that makes no sense."""
+    """Return the URL of an object store for display, masked as a whole if it is malformed."""
     address, mark, query = url.partition("?")
     if not re.fullmatch(r"\w+://[^@#]*", address):
         return MASK
-    # What has no value is no name: it may be the rest of a key that has an "&".
+    # A part without "=" is not an option: it may be the rest of a key that contains an "&".
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     return address + mark + "&".join(f"{name}={_option(name, value)}" if value else MASK for name, _, value in pairs)
 
@@ -94,9 +94,9 @@ def _option(name: str, value: str) -> str:
 
 
 def unverified(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each server whose certificate would not be looked at though no setting says so.
+    """Yield a sentence for each server with an unverified certificate that no setting permits.
 
-    Anyone on the way to it can pose as that server: it learns the password, and says what to delete.
+    Anyone on the network path can pose as such a server: he learns the password and decides about deletions.
     """
     for kind, place in _unverified(settings):
         if settings.tls_unverified not in {kind, "everything"}:
@@ -116,7 +116,7 @@ def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
         options = dict(parse_qsl(url.partition("?")[2]))
         if options.get(INVALID, "").lower() not in NO:
             yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) says {INVALID}"
-    # The stores' libraries read options of theirs from the environment, too.
+    # The stores' libraries also read their options from the environment.
     remote = not all(url.startswith("file:") for url in urls.values())
     for name in ("AWS", "AZURE", "GOOGLE") if remote else ():
         if os.environ.get(f"{name}_{INVALID.upper()}", "").lower() not in NO:
@@ -124,5 +124,5 @@ def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
 
 
 def s3_option(options: Mapping[str, str], name: str) -> str:
-    """Return an option of a store of S3: of its URL, else of the environment; "" if neither has it."""
+    """Return an option of an S3 store from its URL or the environment; "" if neither has it."""
     return options.get(name) or os.environ.get(f"AWS_{name.upper()}", "")

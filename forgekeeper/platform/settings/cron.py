@@ -1,4 +1,4 @@
-"""Read cron expressions as crontab(5) does, in UTC: five fields, or six with the seconds first, or ``off``."""
+"""Cron expressions as in crontab(5), in UTC: five fields, six with seconds, or ``off``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from apscheduler.triggers.base import BaseTrigger
 from cronsim import CronSim, CronSimError
 
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
-"""Where a schedule is looked at: a leap year that begins on a Monday."""
+"""Start of the year in which a schedule is examined: a leap year that begins on a Monday."""
 MICROSECOND = timedelta(microseconds=1)
 
 
 class BadCron(ValueError):
-    """The expression is not a schedule that can be kept."""
+    """The expression is not a valid schedule."""
 
 
 class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """A schedule: the times at which a batch is due; APScheduler takes it for a trigger."""
+    """A schedule: the due times of a batch, as a trigger of APScheduler."""
 
     def __init__(self, expression: str) -> None:
-        """Take five or six fields; raise `BadCron` with a sentence that says what is wrong."""
+        """Parse five or six fields; raise `BadCron` with a sentence that names the error."""
         self.expression = " ".join(expression.split())
-        # A question mark is a star elsewhere, and CronSim knows Sunday at the end of a range by its number alone.
+        # Other cron dialects write a question mark for a star.  CronSim accepts Sunday at the end of a range only as 7.
         self._fields = self.expression.lower().replace("?", "*").replace("-sun", "-7")
         fields = self._fields.split()
         if len(fields) not in (5, 6):
@@ -53,7 +53,7 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
         return hash(self.expression)
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """Return the first time that is later than the previous one, and not before *now* where there was none."""
+        """Return the first time after the previous time, or without one the first from *now* on."""
         return self.after(previous_fire_time or now - MICROSECOND)
 
     def after(self, instant: datetime) -> datetime:
@@ -67,8 +67,8 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     @cached_property
     def period(self) -> timedelta:
         """The longest gap between two neighbouring times."""
-        # Gaps repeat within a day, and from day to day only where days are restricted: a hundred neighbours and the
-        # nights of a year show the longest.
+        # Gaps repeat within a day, and also from day to day unless days are restricted: a hundred neighbours and the
+        # nights of a year contain the longest.
         gaps = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 101))]
         for night in range(1 if self._every_day else 366):
             midnight = EPOCH + timedelta(days=night + 1) - MICROSECOND
@@ -77,5 +77,5 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
 
 
 def parse(text: str) -> Cron | None:
-    """Return the schedule that *text* names, None for ``off``; raise `BadCron`."""
+    """Parse a schedule; return None for ``off``, raise `BadCron` if it is malformed."""
     return None if text.strip().lower() == "off" else Cron(text)

@@ -19,7 +19,7 @@ from forgekeeper.platform.settings.addresses import MASK, of_database, of_redis,
 
 ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
-"""How a URL is shown; one of no setting named here is masked whole."""
+"""Functions that show the URL of a setting; secrets of all other settings are masked as a whole."""
 KEYED = {"object_stores", "object_prefixes"}
 
 
@@ -42,7 +42,10 @@ class _Declaring(BaseSettings):
 
 
 def modules() -> tuple[str, ...]:
-    """Read which modules declare batches: the settings of these are known only then.  Raises `SettingsError`."""
+    """Return the modules that declare batches; they are read first, as they add settings.
+
+    Raises `SettingsError`.
+    """
     found, problems = _made(_Declaring)
     _complain(problems)
     names: tuple[str, ...] = found.batches
@@ -61,7 +64,7 @@ def read(model: type[Settings]) -> Settings:
 
 
 def _made(model: type[BaseSettings]) -> tuple[Any, list[str]]:
-    """Return what the environment makes of *model* and no problems, or None and what is wrong."""
+    """Return the settings from the environment and no problems, or None and the problems."""
     try:
         return model(_env_file=ENV_FILE), []
     except ValidationError as error:
@@ -79,7 +82,7 @@ def _complain(problems: list[str]) -> None:
 
 
 def describe(settings: Settings) -> list[Described]:
-    """List every setting with its present value, secrets masked, and where that comes from."""
+    """List every setting with its present value, secrets masked, and the value's source."""
     sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(ENV_FILE)), ".env")
     sources |= dict.fromkeys(_names(os.environ), "environment")
     return [
@@ -96,14 +99,14 @@ def describe(settings: Settings) -> list[Described]:
 
 
 def places(settings: Settings) -> str:
-    """Say in a line which servers, folder and stores these settings lead to, and where each comes from."""
+    """Return a line with the servers, folder and stores of these settings, and their sources."""
     wanted = {PREFIX + name.upper() for name in ("database_url", "redis_url", "repositories_root", "object_stores")}
     shown = [one for one in describe(settings) if one.name in wanted and one.value]
     return ", ".join(f"{one.name}={one.value} ({one.source})" for one in shown)
 
 
 def _names(values: Mapping[str, str | None]) -> set[str]:
-    """Return the names that are given: a value that is empty counts as none, as it does when settings are read."""
+    """Return the names with a value; an empty value counts as unset, as in `Settings`."""
     return {name.upper() for name, value in values.items() if value}
 
 
@@ -111,7 +114,7 @@ def _unknown_names(model: type[Settings]) -> Iterator[str]:
     known = {PREFIX + name.upper() for name in model.model_fields}
     for name in sorted({*os.environ, *dotenv_values(ENV_FILE)}):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            # Without the prefix: it makes all of them alike.
+            # Compared without the prefix, which makes all names alike.
             own = [one.removeprefix(PREFIX) for one in known]
             close = get_close_matches(name.upper().removeprefix(PREFIX), own, n=1)
             yield f"unknown setting {name}" + (f" (did you mean {PREFIX}{close[0]}?)" if close else "")
@@ -121,13 +124,13 @@ def _bad_value(details: ErrorDetails) -> str:
     name, *inside = (str(part) for part in details["loc"])
     reason = details["msg"].removeprefix("Value error, ")
     reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
-    # pydantic names the branch of a union it tried; only an operator's own keys help.
+    # pydantic also names the branch of a union; only an operator's own keys help.
     key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
     return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
 
 
 def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Name the kind of a value: as the kind says, or by its choices, or by its type."""
+    """Return the name of a setting's type: from its metadata, choices or Python type."""
     for said in metadata:
         if isinstance(said, str):
             return said

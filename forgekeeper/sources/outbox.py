@@ -1,4 +1,4 @@
-"""The outbox: objects whose rows are deleted and that are deleted later.
+"""The outbox: objects of deleted rows, to be deleted later.
 
 The statement that deletes a row inserts its object here, so either both happen or neither.
 """
@@ -35,24 +35,25 @@ INSERT = """
         ) as place
     where {path} <> ''
 """
-"""Insert the objects of a chunk's deleted rows.  A row without a path has no object."""
+"""Insert the objects of a chunk's deleted rows.  Rows without a path are left out: no object belongs to them."""
 
 FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
-# A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
+# One index lookup for each path: planning a list of a thousand pairs took tens of milliseconds.
 LYING = """
     select asked.path, object.id, object.pick_up_at = 'infinity'
     from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
         select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
-# What a run has failed to delete may be gone.  What is due waits for a run, for long if the batch is held.
+# Objects with failed attempts are left out: they may be deleted.  Objects that are due count: they wait for a run, for
+# a long time if the batch is held.
 WAITING = "from deleted_objects where pick_up_at < 'infinity' and attempts = 0"
 RECOVERABLE = f"""
     select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
         (select pick_up_at {WAITING} order by pick_up_at limit 1),
         (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
 """
-# The last instant there is: no run ever finds it due.
+# Held objects are due at 'infinity': no run ever finds them due.
 HOLD = """
     with was as (
         select id, pick_up_at from deleted_objects where id = any(%(ids)s) order by id for no key update
@@ -69,13 +70,13 @@ UNHOLD = """
 
 
 def parted(path: str) -> tuple[str, str]:
-    """Return the folder and the file that an object at *path* has in the outbox."""
+    """Return the columns `store_dir` and `file` of an object at *path*."""
     folder, _, file = path.rpartition("/")
     return (folder, file) if folder else ("", path)
 
 
 class DeletedObject(Base):
-    """An object to delete; who has claimed it has it until *pick_up_at*."""
+    """An object to delete; a claim lasts until *pick_up_at*."""
 
     grants = "worker: select, insert, update, delete; exporter: select"
     location = LOCATIONS[2]
@@ -97,7 +98,7 @@ class DeletedObject(Base):
 
     @property
     def path(self) -> str:
-        """Where the object lies: what was the artifact's ``file_final_path``."""
+        """The path of the object: the artifact's former ``file_final_path``."""
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
 
     @property
@@ -107,7 +108,7 @@ class DeletedObject(Base):
 
     @classmethod
     def lying(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
-        """Return those of *paths* that lie in the outbox, with the object's id and whether it is held."""
+        """Return the *paths* that are in the outbox, with the object's id and whether it is held."""
         folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
         values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
         found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
@@ -115,36 +116,39 @@ class DeletedObject(Base):
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that lie in the outbox."""
+        """Return the *paths* that are in the outbox."""
         return {path for path, *_ in cls.lying(paths)}
 
     @classmethod
     def overlooked(cls) -> set[str]:
-        """Return the paths of some objects in the outbox that `named` misses."""
+        """Return the paths of a sample of the outbox that `named` misses."""
         return missed("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)", cls.named)
 
     @classmethod
     def full_path(cls) -> pw.Node:
-        """Return the expression of `path`."""
+        """Return `path` as an expression in SQL."""
         path: pw.Node = pw.fn.concat_ws("/", pw.fn.nullif(cls.store_dir, ""), cls.file)
         return path
 
     @classmethod
     def recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
-        """Say how many objects, at most *bound*, a person can still keep, and when the first and the last are due."""
+        """Count up to *bound* objects that people can still keep; return first and last due time.
+
+        The times are None if there are no such objects.
+        """
         count, first, last = database.execute_sql(RECOVERABLE, {"bound": bound}).fetchone()
         return count, first, last
 
     @classmethod
     def held(cls) -> pw.ModelSelect[DeletedObject]:
-        """Select the objects that are held back."""
+        """Select the held objects."""
         return cls.select().where(cls.pick_up_at == FOR_EVER).order_by(cls.id)
 
     @classmethod
     def hold(cls, ids: Sequence[int], *, visibility: timedelta) -> tuple[int, int]:
-        """Hold objects back; return how many are held now, and how many of them a run may be deleting.
+        """Hold objects; return their number, and the number that a run may be deleting.
 
-        Those are the ones that were due, or that a run may have claimed for *visibility*.
+        A run may be deleting objects that were due, or that it may have claimed for *visibility*.
         """
         values = {"ids": list(ids), "visibility": visibility}
         held, at_work = database.execute_sql(HOLD, values).fetchone()
@@ -152,7 +156,7 @@ class DeletedObject(Base):
 
     @classmethod
     def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
-        """Let held objects go, due after *grace*; return how many there were."""
+        """Release held objects, due after *grace*; return their number."""
         return int(database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount)
 
 
@@ -190,12 +194,15 @@ class Outbox(RowObject):
 
 
 def tables_of(outbox: RowObject) -> list[type[Base]]:
-    """Return the tables that may get the objects: ours, and the forge's if the answer names it."""
+    """Return the tables that may get the objects: ours, and the forge's if it is named."""
     return [DeletedObject] if outbox.theirs is None else [DeletedObject, outbox.theirs]
 
 
 def write_insert(outbox: RowObject, project: pw.Field[Any] | None, now: datetime, settings: Settings) -> pw.SQL:
-    """Return the statement that inserts the objects of the rows in the part ``deleted``, due after the grace."""
+    """Return the statement that inserts the objects of the common table ``deleted``.
+
+    The objects are due after the setting `object_grace`.
+    """
     theirs = outbox.theirs if settings.objects == "theirs" else None
     names = {
         "table": relation_name(theirs or DeletedObject),

@@ -1,6 +1,6 @@
-"""A queue in a table: claim due items, keep or give back a claim, retry or remove an item.
+"""A queue in a table: claim due items, check or release a claim, retry or remove an item.
 
-A claim sets the instant at which an item is due again: as long as that is in the row, the claim is ours.
+A claim sets the instant when an item is due again.  The claim is ours as long as the row has this instant.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CLAIM = """
     returning {key}, {path}, {location}, {project}, {due_at}, {created_at}
 """
 STILL_CLAIMED = f"select {{key}} from {{table}} where {OURS}"
-# Locked, so that a person who holds items back comes before us, or waits until it is known that we delete them.
-# Rows that another session has locked are waited for: a second claim locks ours until it ends, if it found them due
-# before our claim ended.  All sessions lock in the order of the keys, so none waits for another in a circle.
+# The rows are locked, so that a person who holds items back acts before us, or waits until we have deleted them.
+# Locks of other sessions are waited for: a second claim locks our rows until it ends, if it found them due before our
+# claim ended.  All sessions lock in the order of the keys, so they cannot deadlock.
 STILL_OURS = f"{STILL_CLAIMED} order by {{key}} for no key update"
 FAIL = f"""
     update {{table}} set {{attempts}} = {{attempts}} + 1,
         {{due_at}} = clock_timestamp() + %(first)s * power(2, least({{attempts}}, 10))
     where {OURS} returning {{attempts}} >= %(max_attempts)s
 """
-# By their paths, too: in a database that came back older another's row may have the id.
+# Paths are compared, too: after a restore of an older database another row may have the id.
 REMOVE = """
     delete from {table} where {key} = any(%(ids)s::bigint[])
         and ({key}, {path}) in (select * from unnest(%(ids)s::bigint[], %(paths)s::text[]))
@@ -58,7 +58,7 @@ DISCARD = f"delete from {{table}} where {GIVEN_UP}"
 
 
 class QueueItem(NamedTuple):
-    """A claimed item: its row's *id*, where its object is, and the instant until which the claim lasts."""
+    """A claimed item: its row's *id*, its object's place, and the end of the claim."""
 
     id: int
     path: str
@@ -69,14 +69,14 @@ class QueueItem(NamedTuple):
 
 
 class QueueTable:
-    """The table of a queue, for the run of a *batch*; each call is a statement in the caller's transaction."""
+    """The table of a queue in a run of *batch*; each call is one statement of the transaction."""
 
     def __init__(self, objects: Objects[Any], batch: str) -> None:
         self._objects, self._queue, self._batch = objects, objects.queue, batch
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The names of the statements' parts."""
+        """The parts of the statements, by placeholder."""
         queue, objects = self._queue, self._objects
         location = objects.location
         if isinstance(location, Locations):
@@ -97,16 +97,16 @@ class QueueTable:
 
     @property
     def excluded(self) -> pw.Node:
-        """The condition of the items that people exclude of the batch."""
+        """The condition of the items that people exclude from the batch."""
         return exclusions.excluded(self._batch, project=self._objects.project, name=self._objects.path)
 
     def due(self, now: datetime) -> pw.ModelSelect[Any]:
-        """Select the items that are due, excluded ones too."""
+        """Select the due items, including excluded items."""
         queue = self._queue
         return self._select(queue.due_at <= now, queue.attempts < queue.retry.attempts)
 
     def not_excluded(self, now: datetime) -> pw.ModelSelect[Any]:
-        """Select the items that are due and that nobody excludes."""
+        """Select the due items that nobody excludes."""
         return self.due(now).where(exclusions.but(self.excluded))
 
     def later(self, now: datetime) -> pw.ModelSelect[Any]:
@@ -115,7 +115,7 @@ class QueueTable:
         return self._select(queue.due_at > now, queue.attempts < queue.retry.attempts)
 
     def given_up(self) -> pw.ModelSelect[Any]:
-        """Select the items that have failed for the last time, the oldest first."""
+        """Select the items whose attempts are used up, the oldest first."""
         queue = self._queue
         return self._select(queue.attempts >= queue.retry.attempts).order_by(queue.model._meta.primary_key)
 
@@ -128,11 +128,11 @@ class QueueTable:
         return query
 
     def at(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> pw.ModelSelect[Any]:
-        """Return the items of *query* that are at one of these locations."""
+        """Restrict *query* to items at *locations*."""
         return query.where(pw.SQL(f"({self._names['location']}) = any(%s)", [list(locations)]))
 
     def elsewhere(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> tuple[int, str | None] | None:
-        """Return the key and the location of an item of *query* that is at none of these locations."""
+        """Return the key and the location of an item of *query* at none of *locations*, or None."""
         where = pw.SQL(f"(({self._names['location']}) = any(%s)) is not true", [list(locations)])
         key = self._queue.model._meta.primary_key
         row: tuple[int, str | None] | None = (
@@ -146,7 +146,7 @@ class QueueTable:
         return survey.sample(self._names["table"], self._names["key"], path)
 
     def claim(self, now: datetime, page: Page, *, locations: Collection[str], visibility: timedelta) -> list[QueueItem]:
-        """Claim a page of due items; if we die, others find them due after *visibility*."""
+        """Claim a page of due items; after a crash they are due again after *visibility*."""
         values: dict[str, Any] = {"visibility": visibility, "only": page.only, "without": list(page.without)}
         values |= {"locations": list(locations), "now": now, "limit": page.limit}
         values |= {"max_attempts": self._queue.retry.attempts}
@@ -158,7 +158,7 @@ class QueueTable:
         return [QueueItem(*row) for row in database.execute_sql(CLAIM.format(**names), values).fetchall()]
 
     def items(self, keys: Sequence[int]) -> list[QueueItem]:
-        """Return the items of these keys as they are, in the order in which they are due."""
+        """Return the items with these keys, unclaimed, in the order of their due time."""
         names = self._names
         statement = (
             "select {key}, {path}, {location}, {project}, {due_at}, {created_at} from {table}"
@@ -168,7 +168,7 @@ class QueueTable:
         return [QueueItem(*row) for row in rows]
 
     def lock_ours(self, items: Sequence[QueueItem]) -> set[int]:
-        """Return the keys of the items that are still claimed by us, and lock them until the transaction ends."""
+        """Return the keys of the items that we still claim; lock them until the transaction ends."""
         return self._keys(STILL_OURS, _claims(items))
 
     def find_ours(self, items: Sequence[QueueItem]) -> set[int]:
@@ -176,26 +176,29 @@ class QueueTable:
         return self._keys(STILL_CLAIMED, _claims(items))
 
     def put_back(self, items: Sequence[QueueItem], now: datetime) -> None:
-        """Let the items that are still ours be due again as they were; no attempt is spent."""
+        """Make the items that are still ours due at *now*; no attempt is counted."""
         database.execute_sql(PUT_BACK.format(**self._names), {**_claims(items), "now": now})
 
     def fail(self, items: Sequence[QueueItem]) -> int:
-        """Spend an attempt on each item; return how many of them that was the last for."""
+        """Count an attempt of each item that is still ours; return how many were the last."""
         retry = self._queue.retry
         values = {**_claims(items), "first": retry.first, "max_attempts": retry.attempts}
         rows = database.execute_sql(FAIL.format(**self._names), values).fetchall()
         return sum(is_last for (is_last,) in rows)
 
     def remove(self, paths: Mapping[int, str]) -> set[int]:
-        """Remove the rows of these keys that have these paths; return the keys of those that were there."""
+        """Delete the rows with these keys and paths; return the keys of the deleted rows."""
         return self._keys(REMOVE, {"ids": list(paths), "paths": list(paths.values())})
 
     def retry(self, keys: Sequence[int] | None) -> int:
-        """Let items that were given up be tried again, all of them if *keys* is None; return how many."""
+        """Retry items that were given up, all of them if *keys* is None; return the number."""
         return self._act(RETRY, keys)
 
     def discard(self, keys: Sequence[int] | None) -> int:
-        """Remove items that were given up, all of them if *keys* is None; return how many.  Their objects stay."""
+        """Delete items that were given up, all of them if *keys* is None; return the number.
+
+        Their objects are not deleted.
+        """
         return self._act(DISCARD, keys)
 
     def entries(self, limit: int) -> Iterator[Entry]:

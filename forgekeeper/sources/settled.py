@@ -1,8 +1,8 @@
-"""What has become of direct uploads, kept in PostgreSQL: the register in Redis may go back, this does not.
+"""Outcomes of direct uploads, in PostgreSQL: unlike Redis, it never loses recent changes.
 
-*Reaped* is what a run has deleted or is about to delete; other rows have completed at a location whose objects no table
-names.  A transaction that settles an upload holds its lock until it ends: of a producer's row and a run's row the later
-one sees the earlier.
+*Reaped* uploads were deleted by a run, or a run is about to delete them.  Other rows are completed uploads at locations
+whose objects no table names.  A transaction that settles an upload holds the upload's lock until it ends: if a producer
+and a run both insert a row, the later transaction sees the earlier row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from forgekeeper.platform.database import Base, database, default
 from forgekeeper.platform.database.survey import Rows
 
 LOCKS = 0x6B656570
-"""The seed by which an upload's entry is hashed for its advisory lock: the letters ``keep``."""
+"""Seed of the hash of an upload's entry for its advisory lock: the letters ``keep``."""
 LOCK = "select pg_advisory_xact_lock(hashtextextended(%(location)s || ':' || %(path)s, %(seed)s))"
-# Whatever the role's default is: the statements that follow must see what the transaction before us has committed.
+# The role's default may differ, but the statements that follow must see rows that earlier lock holders committed.
 LOCK_FREE = """
     set transaction isolation level read committed;
     select path from unnest(%(paths)s::text[]) as path
@@ -43,7 +43,7 @@ NAMED = """
     where location = %(location)s and path = any(%(paths)s::text[]) and coalesce(reaped = %(reaped)s::boolean, true)
 """
 OLD = "settled_at < %(horizon)s"
-"""What runs remove, and previews count."""
+"""Condition of the rows that runs delete and previews count."""
 DELETE_OLD = f"""
     delete from settled_uploads where (location, path) in (
         select location, path from settled_uploads where {OLD} limit %(limit)s for update skip locked
@@ -56,7 +56,7 @@ class NoTransaction(Exception):
 
 
 class SettledUpload(Base):
-    """An upload that was reaped or has completed, and when."""
+    """An upload that was reaped or completed, and the time."""
 
     location = pw.TextField()
     path = pw.TextField()
@@ -70,8 +70,8 @@ class SettledUpload(Base):
 
     @classmethod
     def lock(cls, location: str, path: str) -> None:
-        """Lock the upload until this transaction ends; raise `NoTransaction` where there is none."""
-        # The producer's transaction has begun before.
+        """Lock the upload until this transaction ends; outside one raise `NoTransaction`."""
+        # The producer's transaction has begun earlier, so its isolation can only be checked.
         (isolation,) = database.execute_sql("select current_setting('transaction_isolation')").fetchone()
         if not database.in_transaction() or isolation != "read committed":
             raise NoTransaction(NoTransaction.__doc__)
@@ -79,43 +79,46 @@ class SettledUpload(Base):
 
     @classmethod
     def lock_free(cls, location: str, paths: Sequence[str]) -> list[str]:
-        """Lock those that no other has locked, and return them; it has to be the first statement of its transaction."""
+        """Lock the *paths* that nobody has locked, and return them.
+
+        This has to be the first statement of its transaction.
+        """
         return _paths(LOCK_FREE, location, paths, seed=LOCKS)
 
     @classmethod
     def locked(cls, location: str, paths: Sequence[str]) -> set[str]:
-        """Return those that a transaction has locked; lock none."""
+        """Return the *paths* that a transaction has locked, without locking any."""
         return set(_paths(LOCKED, location, paths, seed=LOCKS))
 
     @classmethod
     def named(cls, location: str, paths: Sequence[str], *, reaped: bool | None = None) -> set[str]:
-        """Return those of *paths* that were reaped, that have completed, or both where *reaped* is None."""
+        """Return the *paths* that were reaped or completed, as *reaped* says; both if it is None."""
         return set(_paths(NAMED, location, paths, reaped=reaped))
 
     @classmethod
     def reap(cls, location: str, paths: Sequence[str], run: int | None) -> None:
-        """Record, before their objects go, that the uploads were reaped; needs their locks."""
+        """Record uploads as reaped, before their objects are deleted; needs their locks."""
         database.execute_sql(REAP, {"location": location, "paths": list(paths), "run": run})
 
     @classmethod
     def complete(cls, location: str, path: str) -> None:
-        """Record that an upload has completed which no table will name; needs its lock."""
+        """Record a completed upload that no table will name; needs its lock."""
         cls.insert(location=location, path=path, reaped=False).on_conflict_ignore().execute()
 
     @classmethod
     def forget(cls, location: str, paths: Sequence[str]) -> int:
-        """Remove the records of reaped uploads whose objects stay after all; return how many there were."""
+        """Delete the rows of reaped uploads whose objects were kept after all; return the number."""
         return int(cls.delete().where(cls.location == location, cls.path.in_(list(paths)), cls.reaped).execute())
 
     @classmethod
     def old(cls, horizon: datetime) -> Rows:
-        """Return what `delete_old` would delete."""
+        """Return the rows that `delete_old` would delete."""
         name = "location || ':' || path"
         return Rows("settled_uploads", OLD, {"horizon": horizon}, due="settled_at", key=name, name="path")
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:
-        """Delete up to *limit* records from before *horizon*; return how many."""
+        """Delete up to *limit* rows that were settled before *horizon*; return the number."""
         return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit}).rowcount)
 
 

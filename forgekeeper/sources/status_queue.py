@@ -21,7 +21,7 @@ from forgekeeper.platform.database.queries import Page
 
 MAX_PROJECT_ID = 2**63 - 1
 
-# One look into the index for each project, however many rows it has.
+# One index lookup for each project, regardless of the number of its rows.
 PROJECTS_WITH_PENDING = """
     with recursive waiting (project_id) as (
         (select {project} from {table}
@@ -36,7 +36,7 @@ PROJECTS_WITH_PENDING = """
     )
     select project_id from waiting where project_id is not null limit %(limit)s
 """
-# By project and ref as well: in a database that came back older another's row may have the id.
+# Project and ref are compared, too: after a restore of an older database another row may have the id.
 SETTLE = """
     update {table} as deletion
     set {status} = case when reasons.reason is null then {processed} else {rejected} end, {reason} = reasons.reason,
@@ -47,7 +47,7 @@ SETTLE = """
       and deletion.{status} = {pending}
     returning deletion.{status}
 """
-# A row that others have locked is not waited for: its ref is deleted at the value of this look all the same.
+# Locked rows are skipped without waiting: their refs are deleted at the value of this look all the same.
 RECORD_FIRST_LOOK = """
     with seen as materialized (
         select deletion.{key} as id, oid
@@ -60,7 +60,7 @@ RECORD_FIRST_LOOK = """
     from seen where deletion.{key} = seen.id and deletion.{status} = {pending}
 """
 OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-"""The value of a ref that is not symbolic."""
+"""An object id: the value of a ref that is not symbolic."""
 
 
 class PendingRef(NamedTuple):
@@ -75,7 +75,7 @@ class PendingRef(NamedTuple):
 
 
 class RefQueue:
-    """The rows of *refs*, for its *batch*; each call is a statement in the caller's transaction."""
+    """The rows of *refs*, for its *batch*; each call is one statement of the transaction."""
 
     def __init__(self, refs: Refs[Any], batch: str) -> None:
         self._refs, self._queue, self._batch = refs, refs.source, batch
@@ -97,7 +97,7 @@ class RefQueue:
         return [project for (project,) in self._execute(PROJECTS_WITH_PENDING, values)]
 
     def paths(self, projects: Sequence[int]) -> dict[int, str]:
-        """Return the paths of the repositories of those of *projects* that exist, below the root."""
+        """Return the repositories' paths below the root by project, without missing projects."""
         model = self._refs.projects
         key: Any = model._meta.primary_key
         query = model.select(key, self._refs.repository).where(key.in_(list(projects)))
@@ -118,15 +118,15 @@ class RefQueue:
         return self._select(self._queue.rejected).order_by(self._key)
 
     def not_excluded(self) -> pw.ModelSelect[Any]:
-        """Select the pending rows that nobody excludes of the batch."""
+        """Select the pending rows that nobody excludes from the batch."""
         return self.pending().where(exclusions.but(self._excluded))
 
     def excluded(self) -> pw.ModelSelect[Any]:
-        """Select the pending rows that people exclude of the batch."""
+        """Select the pending rows that people exclude from the batch."""
         return self.pending().where(self._excluded)
 
     def remove_excluded(self, page: Sequence[PendingRef]) -> list[PendingRef]:
-        """Return the rows of a page that nobody excludes of the batch."""
+        """Return the rows of a page that nobody excludes from the batch."""
         kept = exclusions.among(self._batch, lambda: [(row.project_id, row.ref) for row in page])
         return [row for place, row in enumerate(page) if place not in kept]
 
@@ -142,12 +142,12 @@ class RefQueue:
         return [key for (key,) in database.execute(self._page(project, page).select(self._key))]
 
     def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
-        """Return those of *ids* that are pending rows of the project; nothing is locked."""
+        """Return the *ids* that are pending rows of the project; nothing is locked."""
         query = self.pending().where(self._refs.project == project, self._key.in_(list(ids)))
         return {key for (key,) in database.execute(query.select(self._key))}
 
     def record_first_look(self, project: int, values: Mapping[PendingRef, str]) -> None:
-        """Record the value of each ref as the object id that its row expects, unless the row expects one already.
+        """Record each ref's value as the expected object id of its row, unless the row has one.
 
         From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
         the ref moved.  Rows that are closed or locked stay as they are.
@@ -169,13 +169,13 @@ class RefQueue:
         return states.count(self._queue.processed), states.count(self._queue.rejected)
 
     def retry(self, ids: Sequence[int] | None) -> int:
-        """Make rejected rows pending again, all of them if *ids* is None; return how many."""
+        """Make rejected rows pending again, all of them if *ids* is None; return the number."""
         queue = self._queue
         values = {queue.status: queue.pending, queue.reason: None, queue.updated_at: pw.fn.clock_timestamp()}
         return int(queue.model.update(values).where(self._is_rejected(ids)).execute())
 
     def discard(self, ids: Sequence[int] | None) -> int:
-        """Delete rejected rows, all of them if *ids* is None; return how many.  Their refs stay."""
+        """Delete rejected rows, all of them if *ids* is None; return the number.  Refs stay."""
         return int(self._queue.model.delete().where(self._is_rejected(ids)).execute())
 
     def entries(self, limit: int) -> Iterator[Entry]:

@@ -1,1 +1,1 @@
-"""Registers: uploads that have begun and not completed, in Redis, with the scripts that claim and settle them."""
+"""Registers of incomplete uploads in Redis, with scripts that claim and settle entries."""

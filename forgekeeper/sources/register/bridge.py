@@ -1,10 +1,10 @@
-"""The forge's own register of uploads, a hash, out of which runs move stale entries.
+"""The forge's own register of uploads, a hash; runs move stale entries out of it.
 
 It is read only if `FORGEKEEPER_UPLOADS_REGISTER` is `hash`; otherwise it counts as empty.  The forge writes a field
 when an upload is prepared and deletes the field when the upload completes.  The move makes a field a pending entry, and
 no completion is seen afterwards.  So a run moves only the entries that it claims at once.
 
-A hash has no order: it is read in pages, from its start to its end.
+A hash is unordered: it is read in pages, from its start to its end.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Bridge:
         """Move up to *limit* stale uploads to the pending entries; return their number, 0 if none is stale.
 
         If *only* is given, other members are left.  Each field is moved in one atomic step, unless it has completed or
-        was prepared again.  The search begins at the position where the last move ended; fields before it follow once
-        the hash is read from its start.  A crash afterwards leaves pending entries, which are claimed as others are.
+        was prepared again.  The search begins at the end position of the last move; earlier fields follow when the
+        search restarts at the beginning.  A crash afterwards leaves pending entries, which are claimed like others.
         """
         if not self.is_open(client):
             return 0
@@ -108,7 +108,7 @@ class Bridge:
         return int(call(client, "upload_move", keys=keys, args=[*chain.from_iterable(fields)]))
 
     def named(self, client: redis.Redis, members: Sequence[str]) -> set[str]:
-        """Return those of *members* that the forge has registered."""
+        """Return the *members* that the forge has registered."""
         if not members or not self.is_open(client):
             return set()
         values: Any = client.hmget(self._keys.hash, [*map(raw, members)])

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and surrogates that stand for bytes other than UTF-8."""
+"""Control characters, and surrogates, which represent bytes other than UTF-8."""
 
 
 class MalformedUpload(ValueError):
@@ -21,10 +21,10 @@ class BeingDeleted(Exception):
 
 @dataclass(frozen=True)
 class UploadEntry:
-    """An upload that was never completed, and how often deleting its object has failed.
+    """An upload that was never completed, and the failed attempts to delete its object.
 
-    *adopted* is the epoch second of its adoption, None for a producer's; *registered* that of its registration, None
-    for an entry that was claimed before.
+    *adopted* is the epoch second of its adoption, None for a producer's entry.  *registered* is the epoch second of its
+    registration, None for an entry that was claimed before.
     """
 
     member: str
@@ -44,14 +44,17 @@ class UploadEntry:
 
 
 class UploadClaim(NamedTuple):
-    """Entries that belong to one worker for a while, by the token of the claim."""
+    """Entries that one worker has claimed, and the token of the claim."""
 
     token: str
     entries: list[UploadEntry]
 
 
 class DueEntry(NamedTuple):
-    """An entry that a run would claim, and since when; *bridged* if it is in the forge's own register still."""
+    """An entry that a run would claim, and its due time.
+
+    *bridged* entries are still in the forge's own register.
+    """
 
     entry: UploadEntry
     since: datetime
@@ -73,7 +76,7 @@ class Census(NamedTuple):
 
 
 def member(location: str, path: str) -> str:
-    """Return the register's member of an upload; raise `MalformedUpload` unless an object may have that name."""
+    """Return the register's member of an upload; raise `MalformedUpload` for a bad name."""
     name, parts = f"{location}:{path}", path.split("/")
     if not location or ":" in location or {"", ".", ".."}.intersection(parts) or NO_TEXT.search(name):
         raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")

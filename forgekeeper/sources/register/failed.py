@@ -26,7 +26,10 @@ class FailedUploads:
         return int(client.zcard(self._keys.failed))
 
     def entries(self, client: redis.Redis, explain: Callable[[UploadEntry], str], limit: int) -> Iterator[Entry]:
-        """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
+        """Yield entries that have failed for good, the oldest first, then entries to be retried.
+
+        At most *limit* entries of each kind.
+        """
         found = scored(client.zrange(self._keys.failed, 0, limit - 1, withscores=True))
         for entry, since, _ in self._register.dated(client, found):
             yield Entry(entry.member, explain(entry), entry.attempts, since)
@@ -34,18 +37,24 @@ class FailedUploads:
             yield Entry(entry.member, explain(entry), entry.attempts, None, since)
 
     def retry(self, client: redis.Redis, members: Collection[str] | None = None) -> int:
-        """Retry *members* that have failed, for good or not, or all, except claimed entries; return how many."""
+        """Retry failed *members* or all failed entries, except claimed ones; return the number.
+
+        The entries may have failed for good or not.
+        """
         if members is None:
             for_good: Any = client.zrange(self._keys.failed, 0, -1)
             members = [*map(text, for_good), *(entry.member for entry, _, _ in self._tried_again(client))]
         return sum(self._register.settle(client, "retry", members))
 
     def discard(self, client: redis.Redis, members: Collection[str] | None = None) -> int:
-        """Forget *members* that have failed for good, or all that have; return how many.  Their objects stay."""
+        """Remove *members* that have failed for good, or all such entries; return the number.
+
+        Their objects are not deleted.
+        """
         chosen: Any = [raw(one) for one in members or ()]
         if members is None:
             chosen = client.zrange(self._keys.failed, 0, -1)
-        # The removal decides who has the entry; the rest of it is nobody else's then.
+        # The removal decides who discards the entry; nobody else touches the rest of it.
         forgotten = [one for one in chosen if client.zrem(self._keys.failed, one)]
         for one in forgotten:
             client.hdel(self._keys.attempts, one)
@@ -53,7 +62,7 @@ class FailedUploads:
         return len(forgotten)
 
     def _tried_again(self, client: redis.Redis) -> Iterator[DueEntry]:
-        """Yield the entries that have failed and are tried again, in the order in which they are due."""
+        """Yield the entries that have failed and will be retried, in the order of their due time."""
         start, size = 0, ENTRIES_PER_COMMAND
         while page := scored(client.zrange(self._keys.deleting, start, start + size - 1, withscores=True)):
             yield from (due for due in self._register.dated(client, page) if due.entry.attempts)

@@ -8,16 +8,16 @@ from typing import NamedTuple, Self
 from forgekeeper.platform.coordination.values import DECLARED
 
 LONGEST_AHEAD = timedelta(days=1)
-"""Longest wait of an entry for its next attempt, or to be withdrawn.  A time further ahead is wrong."""
+"""Maximum wait of an entry for its next attempt or its withdrawal.  A time further ahead comes from a wrong clock."""
 ENTRIES_PER_COMMAND = 1_000
-"""Entries in one command, which takes about a millisecond of the server."""
+"""Entries per command.  Such a command takes the server about a millisecond."""
 
 
 class RegisterKeys(NamedTuple):
     """The keys of a register, all with one hash tag but the last.
 
-    *pending* has the entries that may still complete, *deleting* those that a run has claimed or will try again,
-    *failed* those that wait for a person.  *attempts* counts failures and *claims* has the token of each claim.
+    *pending* has the entries that may still complete, *deleting* has entries that a run has claimed or will retry,
+    *failed* has entries that wait for a person.  *attempts* counts failures and *claims* has the token of each claim.
     *adopted* has entries that `uploads reconcile` registered, until they are settled.  *cursor* is the position in the
     forge's own hash after the last move.  *epoch* tells this Redis from another server, and from itself after it was
     emptied.  *hash* is the forge's own register, which is read if `Bridge.is_open`.
@@ -39,7 +39,7 @@ class RegisterKeys(NamedTuple):
         return cls._make([*(f"{{{name}}}:{field}" for field in cls._fields[:-1]), name])
 
     def declare_types(self) -> None:
-        """Let `check` name each of the keys that is of another type; the hash is the forge's."""
+        """Let `check` name each key with a wrong type, except the hash, which is the forge's."""
         DECLARED.update(dict.fromkeys((self.pending, self.deleting, self.failed, self.adopted), "zset"))
         DECLARED.update(dict.fromkeys((self.attempts, self.claims), "hash"))
         DECLARED.update(dict.fromkeys((self.cursor, self.epoch), "string"))

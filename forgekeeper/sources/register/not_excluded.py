@@ -1,6 +1,6 @@
 """Uploads that people exclude by pattern: runs do not claim them, as a claimed upload cannot complete.
 
-Exclusions are in PostgreSQL, and the register knows nothing of them.  If the batch has any, the due entries are read in
+Exclusions are in PostgreSQL, and unknown to the register.  If the batch has any, the due entries are read in
 the order of claims, and the others are claimed by name.
 """
 
@@ -40,7 +40,7 @@ class NotExcluded:
         return found[:limit]
 
     def census(self, client: redis.Redis) -> Census:
-        """Count the entries; of the due entries count those that nobody excludes."""
+        """Count the entries; excluded entries do not count as due."""
         counted = self._register.census(client)
         if not self.has_exclusions():
             return counted

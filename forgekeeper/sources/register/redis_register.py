@@ -1,11 +1,11 @@
 """A register of uploads in Redis: prepare, complete, claim, settle, adopt and count entries.
 
-An entry is pending until either its producer completes it or a run claims it, in one atomic step: exactly one of them
-has it.  A claimed entry is in `deleting` until its object is deleted, and in `failed` if that was impossible; there a
-person finds it.  All times are those of Redis's clock.
+An entry is pending until either its producer completes it or a run claims it, in one atomic step: only the producer or
+the run gets it.  A claimed entry is in `deleting` until its object is deleted, and in `failed` if that was impossible;
+there a person finds it.  Redis's clock sets all times.
 
-A worker that was paused for longer than its claim may still delete the object once more than others have.  That is
-harmless while a path is used once, as docs/uploads.md demands.
+A worker that was suspended for longer than its claim may delete the object after another worker has deleted it.  That
+is harmless while a path is used once, as docs/uploads.md demands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, LONGEST_AHEAD
 add_scripts("forgekeeper.sources.register")
 
 ADOPTION = timedelta(days=1)
-"""Time from the adoption of an entry until it is due, in which a person may withdraw it."""
+"""Time from the adoption of an entry until it is due.  Until then a person may withdraw it."""
 
 
 class Withdrawn(NamedTuple):
@@ -45,14 +45,14 @@ class RedisRegister:
 
     def __init__(self, register: Register) -> None:
         self.register, self.keys = register, RegisterKeys.of(register.name)
-        # Redis compares whole seconds: an entry is surely older only from one second more on.
+        # Redis compares whole seconds: an entry is certainly older only after another second.
         self._due_at_age = int(register.older_than.total_seconds()) + 1
         self.bridge = Bridge(self.keys, self._due_at_age)
         self._claimed_from = ((self.keys.deleting, 0), (self.keys.pending, self._due_at_age))
-        """The sets that entries are claimed from, and how many seconds past its score one is due there."""
+        """The sets from which entries are claimed, and the seconds from an entry's score until it is due."""
 
     def prepare(self, client: redis.Redis, location: str, path: str) -> None:
-        """Register an upload that is about to begin; an entry that is prepared again is as new.
+        """Register an upload that is about to begin; preparing it again makes the entry new.
 
         Raises `BeingDeleted` while the register still has the path to delete its object, and `MalformedUpload`.
         """
@@ -63,12 +63,12 @@ class RedisRegister:
     def complete(self, client: redis.Redis, location: str, path: str) -> bool:
         """Remove an upload from the register; return False if it is too late, as `Producer.complete` explains.
 
-        After True it is never claimed, unless Redis returns to an earlier state; for that PostgreSQL is asked as well.
+        After True no run claims it, unless Redis returns to an earlier state; for this case runs also ask PostgreSQL.
         """
         return bool(client.zrem(self.keys.pending, member(location, path)))
 
     def count(self, client: redis.Redis) -> int:
-        """Count the uploads that may still complete, fresh ones too; not adopted entries that wait for their day."""
+        """Count the uploads that may still complete, without adopted entries that still wait."""
         seconds, _microseconds = client.time()
         with client.pipeline(transaction=True) as pipe:
             pipe.zcard(self.keys.pending)
@@ -77,7 +77,7 @@ class RedisRegister:
         return max(0, int(pending) - int(waiting)) + self.bridge.size(client)
 
     def unread(self, client: redis.Redis) -> list[str]:
-        """Return a sentence if uploads are in the forge's own register, and this process cannot read that."""
+        """Return a sentence if uploads are in the forge's own register, which is not readable."""
         key = self.keys.hash
         if self.bridge.is_open(client):
             return list(misfits(client, {key: "hash"}))
@@ -98,7 +98,7 @@ class RedisRegister:
         return [path for place, _, path in parts if place == location]
 
     def census(self, client: redis.Redis) -> Census:
-        """Count the entries; those are due that a run would claim now."""
+        """Count the entries; entries that a run would claim now are due."""
         seconds, _microseconds = client.time()
         keys, stale = self.keys, self.register.older_than.total_seconds()
         with client.pipeline(transaction=False) as pipe:
@@ -144,9 +144,9 @@ class RedisRegister:
     ) -> UploadClaim:
         """Claim up to *limit* entries: first entries whose deletion is due again, then stale entries, oldest first.
 
-        With *only* these members, as far as they are due.  Each entry is claimed in one atomic step, and no other claim
-        gets it for *visibility*; fresh entries are not read.  If no entry is due, stale fields of the forge's own
-        register are moved here, in no order, and claimed.
+        With *only*, other members are left.  Each entry is claimed in one atomic step, and no other claim gets it for
+        *visibility*; fresh entries are not read.  If no entry is due, stale fields of the forge's own register are
+        moved here, unordered, and claimed.
         """
         result, names = UploadClaim(secrets.token_hex(8), []), None if only is None else {*map(raw, only)}
         if names == set():
@@ -203,21 +203,21 @@ class RedisRegister:
         ]
 
     def correct_clock(self, client: redis.Redis) -> int:
-        """Correct entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
+        """Set entries more than a day ahead to now; return the number.
 
-        They count as registered, or due again, now: their time begins again.
+        Redis's clock wrote these times while it was wrong.  The entries count as registered, or due again, now.
         """
         seconds, _microseconds = client.time()
         corrected = 0
         for key in (self.keys.pending, self.keys.deleting):
             ahead: Any = client.zrangebyscore(key, _ahead(seconds), "+inf", 0, ENTRIES_PER_COMMAND)
             if ahead:
-                # Only entries that exist still, and are later than now: others may settle them meanwhile.
+                # Only entries that still exist and are ahead: other processes may settle them in the meantime.
                 corrected += int(client.zadd(key, dict.fromkeys(ahead, seconds), xx=True, lt=True, ch=True) or 0)
         return corrected
 
     def find_lost(self, client: redis.Redis, claim: UploadClaim, entries: Sequence[UploadEntry]) -> list[UploadEntry]:
-        """Return the entries that the claim does not hold any more: they were settled, or claimed by another run."""
+        """Return the entries that the claim has lost: settled, or claimed by another run."""
         if not entries:
             return []
         holders: Any = client.hmget(self.keys.claims, [raw(entry.member) for entry in entries])
@@ -225,14 +225,14 @@ class RedisRegister:
         return [entry for entry, holder in zip(entries, holders, strict=True) if holder != token]
 
     def forget(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
-        """Drop entries whose object is deleted, or has to stay because something names it; return how many were ours.
+        """Remove entries whose object is deleted or must be kept; return how many were ours.
 
-        So with all that settle entries: an entry that another run has claimed since is left unchanged.
+        As in all methods that settle entries, an entry that another run has claimed since is left unchanged.
         """
         return sum(self._settle(client, claim, entries, "forget"))
 
     def put_back(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
-        """Give entries back untried, at no attempt, due at once; return how many were still ours."""
+        """Make entries due at once, without counting an attempt; return how many were still ours."""
         return sum(self._settle(client, claim, entries, "put_back"))
 
     def fail(self, client: redis.Redis, claim: UploadClaim, entry: UploadEntry) -> bool:
@@ -244,7 +244,7 @@ class RedisRegister:
         return sum(self._settle(client, claim, [entry], "fail", (attempts, math.ceil(first.total_seconds())))) > 0
 
     def reject(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
-        """Move entries that cannot be tried to `failed` at once; return how many are there."""
+        """Move entries that cannot be tried to `failed` at once; return the number."""
         return sum(self._settle(client, claim, entries, "fail", (1, 0)))
 
     def _settle(
@@ -275,8 +275,8 @@ class RedisRegister:
     def adopt(self, client: redis.Redis, location: str, paths: Collection[str]) -> int:
         """Register objects, unchanged for a day, that nothing names; return how many are new.
 
-        They wait for `ADOPTION`, in which `withdraw` removes them, and are due afterwards: they are deleted as every
-        stale upload is, with all its checks.
+        They wait for `ADOPTION`; until then `withdraw` can remove them.  Afterwards they are due, and are deleted like
+        every stale upload, with all its checks.
         """
         head_start = math.ceil((ADOPTION - self.register.older_than).total_seconds())
         pages, ours = chunked((member(location, path) for path in paths), ENTRIES_PER_COMMAND), self.keys
@@ -285,9 +285,9 @@ class RedisRegister:
         return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
 
     def withdraw(self, client: redis.Redis, members: Sequence[str]) -> Withdrawn:
-        """Remove adopted entries from the register: their objects stay.
+        """Remove adopted entries from the register; their objects are kept.
 
-        The entries of producers stay.  It is too late for entries that a run has claimed: their objects are about to be
+        Entries of producers are kept.  For entries that a run has claimed it is too late: their objects are about to be
         deleted.
         """
         became = list(zip(members, self.settle(client, "withdraw", members), strict=True))
@@ -297,15 +297,15 @@ class RedisRegister:
 
 
 def last_seen(adopted: int) -> datetime:
-    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+    """Return an instant before which an adopted object was surely written.
 
-    Half of that day is left for clocks that differ.
+    At its adoption it was older than a day by the store's clock; half of that day is a margin for clocks that differ.
     """
     return moment(adopted) - ADOPTION / 2
 
 
 def scored(found: Any) -> list[tuple[bytes, float]]:
-    """Return the members and scores of a sorted set with a type, which the client's answer lacks."""
+    """Return the members and scores of a sorted set, typed: the client's answer is untyped."""
     return list(found)
 
 

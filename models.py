@@ -1,6 +1,6 @@
 """The forge's tables: columns, keys, indexes, and scopes, which select and change nothing.
 
-What a batch does to them stands with the batch.
+The changes that a batch makes to the tables are in the batch's module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forgekeeper.platform.database.survey import missed, sample
 
 
 class UserStatus(Base):
-    """What users say of themselves, until *clear_status_at*."""
+    """The status message of a user, shown until *clear_status_at*."""
 
     found_by = ("user_id",)
     beside = ("emoji", "message", "message_html", "availability")
@@ -43,7 +43,7 @@ UserStatus.indexed(
 
 
 class DeletionStatus(IntEnum):
-    """What has become of a request to delete a ref."""
+    """The state of a request to delete a ref."""
 
     PENDING = 1
     PROCESSED = 2
@@ -51,7 +51,7 @@ class DeletionStatus(IntEnum):
 
 
 class Project(Base):
-    """A project and where its bare repository lies below the repositories' root."""
+    """A project, with the path of its bare repository below the repositories' root."""
 
     found_by = ("id",)
     grants = "worker: select; exporter: select"
@@ -64,7 +64,7 @@ class Project(Base):
 
 
 class GitRefDeletion(Base):
-    """A ref that its project wants deleted.  No foreign key: the project may go first."""
+    """A ref to delete.  There is no foreign key: the project may be deleted first."""
 
     found_by = ("id", "project_id")
     grants = "worker: select, update (status, reason, expected_oid, updated_at, processed_at), delete; exporter: select"
@@ -84,12 +84,12 @@ class GitRefDeletion(Base):
 
     @classmethod
     def pending(cls) -> pw.ModelSelect[GitRefDeletion]:
-        """Select the deletions that are not made yet."""
+        """Select the pending deletions."""
         return cls.select().where(cls.status == DeletionStatus.PENDING)
 
     @classmethod
     def rejected(cls) -> pw.ModelSelect[GitRefDeletion]:
-        """Select the deletions that were refused, with their reasons."""
+        """Select the rejected deletions, with their reasons."""
         return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
 
 
@@ -105,7 +105,7 @@ STALE_AFTER = timedelta(hours=24)
 
 
 class ImportStatus(IntEnum):
-    """How far an import or an entity has got; only entities and imports share these."""
+    """The state of an import or an entity; trackers have other numbers."""
 
     CREATED = 0
     STARTED = 1
@@ -116,7 +116,7 @@ class ImportStatus(IntEnum):
 
 
 class TrackerStatus(IntEnum):
-    """How far a tracker has got: the numbers differ from an import's."""
+    """The state of a tracker: the numbers differ from an import's."""
 
     CREATED = 0
     STARTED = 1
@@ -180,7 +180,7 @@ def is_unfinished(model: type[BulkImport | BulkImportEntity]) -> pw.Node:
 
 
 class BulkImportTracker(Base):
-    """One relation of an entity on its way through the pipelines."""
+    """The import of one relation of an entity."""
 
     found_by = ("id", "bulk_import_entity_id")
     beside = ("relation", "stage", "created_at")
@@ -207,25 +207,28 @@ BulkImportEntity.indexed(
 UNLOCKED, TRACE = 0, 3
 
 NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
-"""There is an object, and only the forge knows where; without path and file there is none."""
+"""The artifact has an object whose path only the forge knows; without path and file it has no object."""
 MAY_GO = f"locked = {UNLOCKED} and file_type <> {TRACE} and not ({NO_PATH})"
-"""What lets an artifact go once its time is past: unlocked for certain, no trace, no object of unknown place."""
+"""Condition under which an expired artifact may be deleted: it is known to be unlocked, it is not a trace, and the path
+of its object is known."""
 WAITS = {
     "no_path": f"file_type <> {TRACE} and locked = {UNLOCKED} and {NO_PATH}",
     "unknown": f"file_type <> {TRACE} and coalesce(locked, 2) not in (0, 1)",
 }
-"""Why an artifact stays that would go if the forge said more of it: where its object is, or whether it is locked."""
+"""Conditions of artifacts that are kept because the forge does not say where their object is, or whether they are
+locked, by reason."""
 
 CLASSES = 10
-"""Artifacts fall into ten classes; a bucket of five is two of them."""
+"""Number of classes of artifacts.  Each of ten buckets has one class, each of five buckets two."""
 CLASS = f"mod(project_id + job_id, {CLASSES})"
-"""The class of an artifact; the index that serves five buckets and ten begins with it."""
+"""The class of an artifact; the index for five and for ten buckets begins with it."""
 
 OWN_FOLDER = re.compile(r"\A(?![0-9]{4}_[0-9]{2}/[0-9]+/[0-9]+/[^/]+\Z).*/([0-9]{1,18})/[^/]+\Z", re.DOTALL)
 OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
-"""Where a forge's uploader puts the file of an artifact that has no path: …/id/file; of old month/project/job/file."""
+"""Paths of files whose artifact lacks a path, as a forge's uploader chooses them: …/id/file, and in the oldest layout
+month/project/job/file."""
 
-# The paths as one value: as a list of a thousand they took longer to be put together than to be looked for.
+# The paths are one value: building a statement with a list of a thousand took longer than the lookup.
 NAMED = "select file_final_path from ci_job_artifacts where file_final_path = any(%(paths)s::text[])"
 
 IS_TABLE = "select relkind in ('r', 'p') from pg_class where oid = to_regclass('ci_job_artifacts')"
@@ -233,7 +236,7 @@ PATHLESS = "select {column} from {source} and {column} = any(%(numbers)s)"
 
 
 FILE_STORES = {"artifacts": 2, "artifacts_local": 1}
-"""The number in the column `file_store` for each location of artifacts' objects."""
+"""The number in the column `file_store`, by the location of the artifact's object."""
 
 
 class JobArtifact(Base):
@@ -245,7 +248,7 @@ class JobArtifact(Base):
 
     found_by = ("id", "project_id", "job_id", "partition_id")
     partition = "partition_id"
-    # All that was destroyed before the audit had this column was unlocked.
+    # All artifacts that were destroyed before the audit had this column were unlocked.
     unaudited: ClassVar[Mapping[str, int]] = {"locked": UNLOCKED}
     grants = "worker: select, update (id), delete; exporter: select"
 
@@ -268,23 +271,24 @@ class JobArtifact(Base):
 
     @classmethod
     def is_expired(cls, now: datetime) -> pw.Node:
-        """Return the condition of what may be destroyed: past its time (strictly), unlocked for certain, and no trace.
+        """Return the condition of artifacts to destroy: expired before *now*, unlocked, no trace.
 
-        One whose object's place is unknown stays, too: without its row the object could not be found.
+        An artifact is kept if its lock is unknown.  It is also kept if its object's path is unknown: without the row
+        nobody could find the object.
         """
         condition: pw.Node = (cls.expire_at < now) & pw.SQL(MAY_GO)
         return condition
 
     @classmethod
     def is_expired_by_rule(cls, now: datetime) -> pw.Node:
-        """Return the condition of what is past its time and not known to be locked or not, but unlocked by its job."""
+        """Return the condition of expired artifacts with an unknown lock that their jobs unlock."""
         unknown = pw.SQL(f"{WAITS['unknown']} and not ({NO_PATH})")
         condition: pw.Node = (cls.expire_at < now) & unknown & JobLock.unlocks(cls.job_id)
         return condition
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that a live artifact still names, or that one without a path may have."""
+        """Return the *paths* that live artifacts name, or that artifacts without a path may have."""
         named = {path for (path,) in database.execute_sql(NAMED, {"paths": list(paths)}).fetchall()}
         return named | PathlessArtifact.named(paths)
 
@@ -303,10 +307,11 @@ class JobArtifact(Base):
 
 
 class PathlessArtifact(Base):
-    """An artifact that has an object, of which its forge does not say where it is.
+    """An artifact with an object whose path the forge does not record.
 
-    Its uploader has put the object into a folder with the artifact's id, or in the oldest layout with its job's.  Of a
-    view of artifacts only this relation says that some may lack a path; the table has such artifacts in itself.
+    The forge's uploader has stored the object in a folder named after the artifact's id, or in the oldest layout after
+    its job's id.  If the artifacts are a view, only this relation tells which of them lack a path; a table contains
+    these artifacts itself.
     """
 
     optional = True
@@ -322,7 +327,7 @@ class PathlessArtifact(Base):
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that lie in the folder of an artifact without a path."""
+        """Return the *paths* that are in the folder of an artifact without a path."""
         named: set[str] = set()
         for layout, column in ((OWN_FOLDER, "id"), (OLDEST_FOLDER, "job_id")):
             folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
@@ -335,7 +340,7 @@ class PathlessArtifact(Base):
 
     @classmethod
     def _find_source(cls) -> str | None:
-        """Return in SQL where the artifacts without a path are; None if the forge has none."""
+        """Return SQL that selects the artifacts without a path; None if the forge has none."""
         if exclusions.visible(cls):
             return "ci_pathless_artifacts where true"
         (is_table,) = database.execute_sql(IS_TABLE).fetchone()
@@ -347,7 +352,7 @@ def _leaves_objects_to_the_forge() -> bool:
 
 
 class ForgeOutbox(Base):
-    """Objects that the forge is to delete itself, where `FORGEKEEPER_OBJECTS` leaves them to it."""
+    """The forge's own outbox, used if `FORGEKEEPER_OBJECTS` leaves the objects to the forge."""
 
     is_used = _leaves_objects_to_the_forge
     grants = "worker: insert"
@@ -364,7 +369,7 @@ class ForgeOutbox(Base):
 
 
 class ProjectStatistics(Base):
-    """How many bytes a project's artifacts take up.  A forge without this relation counts none."""
+    """Total bytes of a project's artifacts.  A forge may lack this relation."""
 
     optional = True
     found_by = ("project_id",)
@@ -378,12 +383,12 @@ class ProjectStatistics(Base):
 
 
 REFRESH_CREATED = 1
-"""The state of a recount that has not begun.  In GitLab running, pending and finalizing follow (2 to 4): it spares
-projects in all three, as their sum is not the final one."""
+"""The state of a recount that has not begun.  In GitLab the states running, pending and finalizing follow (2 to 4).
+GitLab leaves projects in these three states alone, because their sum is not final."""
 
 
 class StatisticsRefresh(Base):
-    """A project whose artifacts the forge recounts.  A forge without this relation recounts none."""
+    """A project whose artifacts the forge recounts.  A forge may lack this relation."""
 
     optional = True
     grants = "worker: select; exporter: select"
@@ -396,7 +401,7 @@ class StatisticsRefresh(Base):
 
     @classmethod
     def is_under_way(cls, project: pw.Field[int]) -> pw.Node:
-        """Return the condition that the statistics of that *project* are being recounted: it has begun."""
+        """Return the condition that a recount of the *project*'s statistics has begun."""
         condition: pw.Node = pw.fn.EXISTS(
             cls.select(pw.SQL("1")).where(cls.project_id == project, cls.state != REFRESH_CREATED)
         )
@@ -404,7 +409,7 @@ class StatisticsRefresh(Base):
 
 
 class JobLock(Base):
-    """Whether the artifacts of a job are locked, by the forge's own rule.  A forge need not say so."""
+    """The lock of a job's artifacts by the forge's own rule.  A forge may lack this relation."""
 
     optional = True
     grants = "worker: select; exporter: select"
@@ -422,13 +427,13 @@ class JobLock(Base):
 
     @classmethod
     def unlocks(cls, job: pw.Field[int]) -> pw.Node:
-        """Return the condition that the artifacts of that *job* are unlocked."""
+        """Return the condition that the artifacts of the *job* are unlocked."""
         condition: pw.Node = pw.fn.EXISTS(cls.select(pw.SQL("1")).where(cls.job_id == job, cls.locked == UNLOCKED))
         return condition
 
 
 class ArtifactState(Base):
-    """How far a copy of an artifact was checked: a row that the forge deletes with the artifact, if it has one."""
+    """The verification of an artifact's copy; the forge deletes the row with the artifact."""
 
     optional = True
     grants = "worker: select"
@@ -442,7 +447,7 @@ class ArtifactState(Base):
 
 
 class ArtifactReport(Base):
-    """What was read from an artifact that is a report; the forge deletes it with the artifact."""
+    """The content of an artifact that is a report; the forge deletes it with the artifact."""
 
     optional = True
     grants = "worker: select"
@@ -456,7 +461,7 @@ class ArtifactReport(Base):
 
 
 class TraceMetadata(Base):
-    """How a trace is archived.  It leads to the artifact that is the trace, and no trace is deleted."""
+    """The archive of a trace.  It refers to the trace's artifact; traces are never deleted."""
 
     optional = True
     grants = "worker: select"
@@ -475,7 +480,7 @@ FOLLOWERS: tuple[type[Base], ...] = (ArtifactState, ArtifactReport, TraceMetadat
 
 
 class ProjectGroup(Base):
-    """A project and a group that it is in, itself or by way of another group.
+    """A project and a group that contains it, directly or through another group.
 
     Without this relation no group can be excluded.
     """
@@ -516,4 +521,4 @@ APPLICATION: tuple[type[Base], ...] = (
 """Tables that the forge owns; only the example forge's migrations create them."""
 
 OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup, PathlessArtifact)
-"""Relations that a forge may lack; they are read alone."""
+"""Relations that a forge may lack; batches only read them."""

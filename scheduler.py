@@ -1,7 +1,7 @@
 """The timetable, and the process that keeps it.
 
-Any number of schedulers run side by side, without a leader.  APScheduler only says *now*, and wakes the batch's loop;
-what is due is decided by `forgekeeper.ledger.reconcile`.
+Any number of schedulers run side by side, without a leader.  APScheduler only wakes the loop of a batch;
+`forgekeeper.ledger.reconcile` decides which ticks are due.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from metrics.threads import Vital, ended_itself
 
 HEARTBEAT = timedelta(seconds=15)
 AGAIN = 1.0
-"""Seconds after which a loop turns again whose turn has failed though no server was away."""
+"""Pause in seconds after a turn that failed although no server was down."""
 TURN_CUT = timedelta(seconds=3)
-"""For so long all loops together may finish their turns when the process is to end; to cut one off costs nothing."""
+"""Time limit for all loops to finish their current turn during shutdown.  Interrupting a turn is harmless."""
 NONSENSE = (ValueError, ArithmeticError, RecursionError)
-"""What comes of a row with an instant, or a document, that no process of ours has written."""
+"""Errors of reading a row with a timestamp or a document that no process of ours has written."""
 
 log = structlog.get_logger(__name__)
 
 
 class Loop(Vital):
-    """Reconciles one batch: when it is woken, and every few seconds without.
+    """Reconciles one batch when it is woken, and every few seconds.
 
-    The pause between two turns is measured by the monotonic clock, so that a wall clock that is set back by an hour,
-    which silences APScheduler for as long, costs seconds.
+    The monotonic clock measures the pause between two turns: if the wall clock is set back by an hour, APScheduler is
+    silent for an hour, but a tick is only seconds late.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Loop(Vital):
 
     @property
     def stands_still(self) -> float:
-        """Say for how many seconds it has been at turns in which a server does not answer."""
+        """The seconds since the first of a series of failed turns began, 0 after a success."""
         since = self._unanswered
         return 0.0 if since is None else monotonic() - since
 
     def wake(self) -> None:
-        """Turn now: what APScheduler runs when a tick is due by this machine's clock."""
+        """Start a turn now; APScheduler calls this when a tick is due by this machine's clock."""
         schedule = self._settings.cron(self.name)
         if schedule is not None:
             self._due_hint = schedule.newest(datetime.fromtimestamp(current_millis() / 1000, UTC))
         self._woken.set()
 
     def stop(self) -> None:
-        """End after the present turn."""
+        """End after the current turn."""
         self.stopped.set()
         self._woken.set()
 
@@ -92,13 +92,13 @@ class Loop(Vital):
             release()
 
     def broken(self, error: BaseException | None) -> None:
-        """End the process: without this loop it is worse than none."""
+        """End the process: a scheduler without this loop is worse than none."""
         self._broken.set()
         self._asked.put(None)
         log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
 
     def turn(self) -> None:
-        """Reconcile once; a server that is away, or a row that cannot be read, costs this turn alone."""
+        """Reconcile once; if a server is down or a row unreadable, only this turn fails."""
         if self._unanswered is None:
             self._unanswered = monotonic()
         try:
@@ -115,7 +115,7 @@ class Loop(Vital):
 
 
 class Stopper(Vital):
-    """Shuts the clock down when that is *asked* for; without it no signal would end the process."""
+    """Shuts the clock down on a request in *asked*; without it no signal ends the process."""
 
     def __init__(self, asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
         super().__init__("stopper")
@@ -124,7 +124,7 @@ class Stopper(Vital):
         self._clock = clock
 
     def work(self) -> None:
-        """Wait until asked, and until the clock runs: before, it cannot be shut down."""
+        """Wait for a request, and until the clock runs: it cannot be shut down earlier."""
         self._asked.get()
         self.running.wait()
         while not self.take_turn(partial(self._clock.shutdown, wait=False)):
@@ -133,14 +133,14 @@ class Stopper(Vital):
 
 
 def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], None]) -> int:
-    """Keep the timetable until a signal is *asked*; return the exit status.  *ready* is called once it is kept.
+    """Keep the timetable until a signal arrives in *asked*; return the exit status.
 
-    A loop that breaks ends the process with status 1, for its supervisor to restart: a scheduler that lives on without
-    one of its batches is the worst of all.
+    *ready* is called when the timetable is kept.  If a loop breaks, the process ends with status 1, and its supervisor
+    restarts it: a scheduler that continues without one of its batches would be worse.
     """
     COUNT.know(table(all_declared())).zero()
     arm(settings.failpoints)
-    # A job only sets an event, or a few gauges: it needs no thread of its own.
+    # A job only sets an event or a few gauges: it needs no thread of its own.
     clock = BlockingScheduler(
         timezone="UTC",
         executors={"default": DebugExecutor()},
@@ -175,7 +175,7 @@ def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], N
 
 
 def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:
-    """Let the present turns end, all of them *within* so many seconds together."""
+    """Wait for the current turns to end, for *within* seconds in all."""
     ends = monotonic() + within
     for loop in loops:
         loop.stop()
@@ -187,9 +187,10 @@ def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:
 
 
 def _keep_heartbeat(clock: BlockingScheduler, loops: list[Loop]) -> None:
-    """Let the clock itself say that it runs, and when it will wake each batch next.
+    """Let the clock set the gauges of its heartbeat and of each batch's next tick.
 
-    A scheduler whose clock runs while a loop gets no answer keeps no timetable: its heartbeat is as old as that.
+    If a loop gets no answer, the timetable is not kept although the clock runs: then the heartbeat is as old as the
+    loop's first unanswered turn.
     """
 
     def heartbeat() -> None:

@@ -1,4 +1,4 @@
-"""The batches, a module for each; importing this package declares them in the order in which they are shown."""
+"""The batches, one module each; importing this package declares them in display order."""
 
 import sys
 from typing import Any, cast

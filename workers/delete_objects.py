@@ -1,8 +1,8 @@
-"""Delete the objects whose artifacts are gone: the outbox of batch 11.
+"""Delete the objects of deleted artifacts: the outbox of batch 11.
 
-An object that a live artifact still names stays, and its row is removed.  If an artifact without a path may have the
-object, the row stays, too: like that of an object that cannot be deleted it is tried ten times, and then is in
-quarantine for a person.
+If a live artifact still names an object, the object is kept and its row removed.  If an artifact without a path may
+have the object, the row is kept, too.  As with an object that cannot be deleted, the row is tried ten times, and then
+waits in quarantine for a person.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models import JobArtifact, PathlessArtifact, ProjectGroup
     queue="objects",
     budget=timedelta(minutes=4),
     time_limit=timedelta(minutes=6),
-    # By it people exclude groups.
+    # Exclusions of groups read it.
     reads=[ProjectGroup],
     deletes_from="artifacts",
     released_with="expired_job_artifacts",

@@ -1,6 +1,6 @@
 """Destroy expired CI artifacts, several workers at a time (batch 11).
 
-Every five minutes the parent starts children until there are as many as buckets, which are equal shares of all
+Every five minutes the parent starts children, up to the number of buckets, which are equal shares of all
 artifacts.  A child claims a bucket and destroys the expired artifacts in it, a hundred at a time, for at most five
 minutes; if there are more, its successor continues.  The same statement inserts the objects into the outbox of
 `delete_objects`, and subtracts the bytes from the statistics.
@@ -63,7 +63,7 @@ NO_RULE = (
     budget=timedelta(seconds=60),
     time_limit=timedelta(minutes=2),
     buckets=BUCKETS,
-    # By the last people exclude groups.
+    # Exclusions of groups read the second table.
     tables=[JobLock, ProjectGroup],
     flag=FLAG,
     flags={
@@ -115,7 +115,7 @@ def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
         outbox=Outbox(JobArtifact.file_final_path, location=JobArtifact.file_store, theirs=ForgeOutbox),
         restorable=True,
         audit={"path": "file_final_path", "bytes": "size"},
-        # A part of the artifact, which the forge deletes with it.
+        # A part of the artifact, which the forge deletes with the artifact.
         cascades_to=FOLLOWERS,
         shows_followers=False,
         spared=[

@@ -1,10 +1,8 @@
 """Delete the git refs that projects want deleted (batch 58).
 
-Every minute the parent walks the projects that have pending rows, a hundred at a time and
-at most ten thousand in a run, and starts a child for each; the next run goes on where this
-one ended.  A child deletes its project's refs, all in one git transaction if possible,
-and closes their rows: git first, the table second, so that a crash between the two
-repeats a harmless deletion.
+Every minute the parent reads the projects with pending rows, a hundred at a time and at most ten thousand per run, and
+starts a child for each.  The next run continues after the last project.  A child deletes its project's refs, if
+possible in one git transaction, and then closes their rows: a crash between the two repeats a harmless deletion.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ KEEP_PROCESSED = timedelta(days=1)
     cron="* * * * *",
     budget=LOCK_TIMEOUT,
     time_limit=TIME_LIMIT,
-    # By it people exclude groups.
+    # Exclusions of groups read it.
     tables=[ProjectGroup],
     thresholds=[Threshold("dead_letter")],
     logged_as="stats",

@@ -39,7 +39,7 @@ class Outcome:
     budget=MAX_EXEC_DURATION,
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
-    # A look for artifacts that name an object includes those without a path.
+    # The lookup of an object's artifacts includes artifacts without a path.
     reads=[PathlessArtifact],
     thresholds=[
         Threshold("duration", above=250),

@@ -1,12 +1,11 @@
 """Give up bulk imports that nothing has touched for a day (batch 65).
 
-Runs every four hours.  First all stale imports, then all stale entities, each with its trackers; oldest first, in
-pages, for at most ten minutes.  A record that raises is passed over: it does not stand in the way of the others, now or
-in four hours.
+Runs every four hours.  A run handles all stale imports, then all stale entities with their trackers; oldest first, in
+pages, for at most ten minutes.  A record that raises an error is skipped, and does not block other records, neither now
+nor in four hours.
 
-An unfinished record becomes *timeout*, and no other does: each change is one statement that repeats the whole
-condition, so whatever moved on meanwhile stays as it is.  Rows that another transaction has locked are being moved on,
-and are passed over.
+Only unfinished records become *timeout*: each change is one statement that repeats the whole condition, so records that
+changed in the meantime stay unchanged.  Rows that another transaction has locked are about to change, and are skipped.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ UNTOUCHED = "nothing had touched it for a day"
 UNDONE = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
 
 UNFINISHED = "status in (0, 1, 3)"
-"""Which trackers go with an entity."""
+"""Condition of the trackers that are given up with their entity."""
 
-# An import has failures if one of its entities has any, as in the forge.  One query asks for those of the whole page.
+# An import has failures if one of its entities has failures, as in the forge.  One query reads them for a whole page.
 TIME_OUT_IMPORTS = """
     with changed as (
         update bulk_imports set status = 3, updated_at = %(now)s,
@@ -46,7 +45,7 @@ TIME_OUT_IMPORTS = """
     select id from changed
 """
 # The trackers are locked in the order of their ids before any is changed, to avoid a deadlock with an importer that
-# changes several.  They are counted for all entities at once: a count for each would read those of the whole page.
+# changes several.  They are counted for all entities at once: a count per entity would read the whole page each time.
 TIME_OUT_ENTITIES = f"""
     with claimed as materialized (
         select id from bulk_import_entities
@@ -81,14 +80,14 @@ COMMON: dict[str, Any] = {
     "verb": "given up",
 }
 ENTITY_TYPES = {0: "group_entity", 1: "project_entity"}
-"""What the forge's numbers mean."""
+"""Names of the forge's numbers."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass
 class Outcome:
-    """What a run comes to; it grows with each page."""
+    """The result of a run; it grows with each page."""
 
     imports: int = 0
     entities: int = 0
@@ -98,7 +97,7 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-# The document's two lines, at its level; they come after the commit.
+# The two log lines of the document, with its level, written after the commit.
 
 
 def _import_stale(row: tuple[Any, ...]) -> dict[str, int]:
@@ -120,7 +119,7 @@ def _entity_stale(row: tuple[Any, ...]) -> dict[str, int]:
 
 
 def imports() -> Changes[BulkImport]:
-    """Return the imports."""
+    """Return the stale imports."""
     return Changes(
         BulkImport,
         is_unfinished(BulkImport),
@@ -138,7 +137,7 @@ def imports() -> Changes[BulkImport]:
 
 
 def entities() -> Changes[BulkImportEntity]:
-    """Return the entities, which go with their trackers."""
+    """Return the stale entities, which are given up with their trackers."""
     gone = "was given up with its trackers"
     return Changes(
         BulkImportEntity,

@@ -1,7 +1,7 @@
 """Delete user statuses whose time has passed (batch 48).
 
-Runs every minute.  It deletes a hundred rows at a time until none is left or half a minute is over; what remains, and
-what others hold locked, waits for the next minute.
+Runs every minute.  It deletes a hundred rows at a time until none is left or half a minute is over.  Remaining rows,
+and rows that others have locked, wait for the next minute.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The ledger: ticks, runs, holds, retries, heartbeats, totals and quarantine, in PostgreSQL."""
+"""The ledger in PostgreSQL: ticks, runs, holds, retries, heartbeats, totals, quarantine."""

@@ -1,4 +1,7 @@
-"""Runs that a person sends or cancels: through the ledger, so that each is one run, seen and retried."""
+"""Manual runs: a person sends or cancels them through the ledger.
+
+Each is one run, shown and retried.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from metrics.logs import one_line
 
 
 def claim(batch: BatchSpec) -> int | None:
-    """Make a run, or let the one that waits for its retry wait no longer, and say so in the audit.
+    """Claim a manual run, or end the wait of the run that waits for its retry, and audit it.
 
-    Returns None while another is open.
+    Returns None if another run is open.
     """
     with database.atomic():
         run = JobRun.claim_manual(batch.name, by=identity()) or JobRun.retry_now(batch.name)
@@ -27,9 +30,9 @@ def claim(batch: BatchSpec) -> int | None:
 
 
 def send(batch: BatchSpec, deliver: reconcile.Deliver) -> JobRun:
-    """Send a run of the batch, or again the one that is open; return it.
+    """Send a new run of the batch, or its open run; return it.
 
-    This needs connections.  Raises `NotSent` where no run may start.
+    Needs connections.  Raises `NotSent` if no run may start.
     """
     if why := Hold.why(batch.name):
         raise NotSent(f"{batch.name} is {why}; `forgekeeper why {batch.name}` says by whom")
@@ -42,9 +45,10 @@ def send(batch: BatchSpec, deliver: reconcile.Deliver) -> JobRun:
 
 
 def cancel(number: int, *, reason: str | None, by: str) -> str | None:
-    """Cancel a run: one that waits is closed, one that has started ends before its next chunk, and so its children.
+    """Cancel a run and its children.
 
-    Returns the state in which it is then, None when it had ended, and then its children end as they are.
+    A waiting run is closed; a started run and its children end before their next chunk.  Returns the state of the run
+    after that, None if it has already ended; its children then still end early.
     """
     now, started = pw.fn.clock_timestamp(), JobRun.state == "started"
     values = {"cancelled_at": now, "cancelled_reason": reason and one_line(reason), "cancelled_by": one_line(by)}

@@ -1,8 +1,8 @@
-"""Batches as rows, and their holds: what keeps runs of a batch from starting, a row each.
+"""Batches as rows, and their holds: a hold is a row that keeps runs from starting.
 
-They live in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people stand beside one
-another: none shortens or ends another.  Columns of `batches` show other programs what stands, kept in step by triggers
-of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
+Holds are stored in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people are
+independent: none shortens or ends another.  Columns of `batches` show holds to other programs, kept in step by triggers
+of migration 0012; a value that these programs write there becomes a hold (`docs/adr/0026`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from metrics.logs import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]
 BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
-"""`resume` ends these."""
+"""Kinds that `resume` ends."""
 BRAKES: tuple[Kind, ...] = ("breaker", "new")
-"""`release` ends these."""
+"""Kinds that `release` ends."""
 HoldBack = Literal["stopped", "held", "paused"]
 STANDS = "(until is null or until > clock_timestamp())"
 HELD_BACK = f"exists (select from holds where holds.batch = {{}} and {STANDS})"
-"""Whether no run of a batch may start."""
+"""SQL: whether no run of a batch may start."""
 WHY = f"""
     select case kind when 'stop' then 'stopped' when 'pause' then 'paused' else 'held' end
     from holds where batch = {{}} and {STANDS} and kind = any({{}})
     order by kind <> 'stop', kind = 'pause' limit 1
 """
-"""Why: a stop before a brake before a pause."""
+"""SQL: the reason, a stop before a brake before a pause."""
 ENDS = "'{stop,breaker,new}'"
-"""The kinds that end a run that has started; a pause does not."""
+"""Kinds that end a run that has started; a pause does not."""
 ANY = "'{pause,stop,breaker,new}'"
 
-# It waits for no lock: a row of the same person that another session has locked stays, and this one stands beside it.
+# The statement waits for no lock: a row of the same person that another session has locked stays, beside the new row.
 # A row that is kept is locked, so that nobody ends it before this transaction does.
 ADD = f"""
     with found as (
@@ -60,7 +60,7 @@ ADD = f"""
     )
     select id from found where longer order by id
 """
-# Since when stays as it is while one blocked run follows another, whatever the reason.
+# `blocked_since` stays while one blocked run follows another, whatever the reason.
 BLOCK = """
     insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
     values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, case when %(child)s then clock_timestamp() end)
@@ -69,8 +69,8 @@ BLOCK = """
         blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
         child_blocked_at = excluded.child_blocked_at
 """
-# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
-# not been worked on yet.
+# A run that was not blocked ends a block, unless one of its children was blocked after the run before it ended: the
+# children of the present run have not been worked on yet.
 UNBLOCK = """
     update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
     where name = %(name)s and blocked_since is not null and (
@@ -84,9 +84,10 @@ UNBLOCK = """
 
 
 class Held(Exception):
-    """The run must not begin, as it is out of proportion; the message is a sentence with the numbers, and what to do.
+    """The run must not begin because it is out of proportion.
 
-    It is raised before anything is changed.  The batch is held from then on, until it is released.
+    The message is a sentence with the numbers and the remedy.  Raised before anything is changed.  The batch is held
+    until it is released.
     """
 
     def __init__(self, kind: Kind, sentence: str) -> None:
@@ -95,10 +96,10 @@ class Held(Exception):
 
 
 class Hold(Base):
-    """What holds a batch back: *kind* says how, *reason* why in a sentence, *by* who; without *until* it has no end.
+    """A hold of a batch: its *kind*, *reason*, author (*by*), and end (*until*).
 
-    While a batch is held by a `pause` no run starts, and one that has started goes on.  With a `stop`, by a person, or
-    a brake (`breaker`, `new`), one that has started ends before its next chunk, and so does each child.
+    Without *until* it has no end.  A `pause` keeps runs from starting, and a started run continues.  A `stop` by a
+    person, or a brake (`breaker`, `new`), also ends a started run and each child before the next chunk.
     """
 
     grants = "person: delete; scheduler: select, update (since); worker: select, insert; exporter: select"
@@ -126,11 +127,11 @@ class Hold(Base):
         until: datetime | None = None,
         replace: bool = False,
     ) -> Hold | None:
-        """Hold the batch back from now on, beside what others do; return None, or the hold that stays instead.
+        """Hold the batch from now on; return None, or the hold that stays instead.
 
-        It takes the place of an older one of that kind by the same person.  If the older one ends later, that one
-        stays, and nothing is added, unless *replace*: several people may share an account.  *since* is the moment that
-        is shown if several batches are held back by one act.
+        Holds of other people are independent.  The new hold replaces an older hold of that kind by the same person.  If
+        the older hold ends later, it stays and nothing is added, unless *replace*: several people may share an account.
+        *since* is the time to show if one act holds several batches.
         """
         facts = {"reason": reason and one_line(reason), "by": one_line(by), "since": since, "until": until}
         kept = database.execute_sql(ADD, {"batch": batch, "kind": kind, "replace": replace, **facts}).fetchone()
@@ -140,7 +141,7 @@ class Hold(Base):
     def lift(
         cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, among: Collection[int] | None = None
     ) -> list[Hold]:
-        """End the batch's holds of those kinds and return them: of one person, and *among* these ids, or all."""
+        """End and return the batch's holds of these kinds: all, or *by* a person, *among* ids."""
         query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
         if by is not None:
             query = query.where(cls.by == one_line(by))
@@ -150,21 +151,24 @@ class Hold(Base):
 
     @classmethod
     def standing(cls, *kinds: Kind, batch: str | None = None) -> list[Hold]:
-        """Return what holds batches back at this moment, the oldest first; of all kinds and batches, or of those."""
+        """Return the present holds, the oldest first: all, or of these kinds and this batch."""
         query = cls.select().where(pw.SQL(STANDS)).order_by(cls.batch, cls.id)
         query = query.where(cls.kind.in_(kinds)) if kinds else query
         return list(query if batch is None else query.where(cls.batch == batch))
 
     @classmethod
     def why(cls, batch: str) -> HoldBack | None:
-        """Say why no run of the batch may start at this moment, None when one may."""
+        """Return why no run of the batch may start now; None if a run may start."""
         row = database.execute_sql(WHY.format("%s", ANY), (batch,)).fetchone()
         reason: HoldBack | None = row and row[0]
         return reason
 
     @classmethod
     def show(cls, batch: str) -> None:
-        """Show in `batches` what stands: a trigger does so unless another session has the row locked just then."""
+        """Show the holds in `batches`.
+
+        A trigger does so unless another session has locked the row.
+        """
         database.execute_sql("select project_holds(%s)", (batch,))
 
 
@@ -172,9 +176,10 @@ Hold.add_index(pw.SQL("create index holds_batch on holds (batch)"))
 
 
 class Batch(Base):
-    """A batch.  What holds it back is in `Hold`: the columns here are for processes of older versions, and not read.
+    """A batch, its block and its release.
 
-    It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
+    Its holds are in `Hold`; the columns for them are for older versions and not read.  It is blocked from the first of
+    consecutive blocked runs.  `JobRun` records that when it closes them.
     """
 
     grants = "scheduler: select, insert, update; worker: select, insert, update; exporter: select"
@@ -208,58 +213,61 @@ class Batch(Base):
 
     @classmethod
     def register(cls, names: Iterable[str]) -> None:
-        """Make the batches known; those that are already are left as they are."""
+        """Insert rows for the batches; existing rows stay unchanged."""
         cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
 
     @classmethod
     def blocked(cls, name: str | None = None) -> list[Batch]:
-        """Return the batches whose last run, or a child of it, was blocked; or that one if it is."""
+        """Return the batches whose last run, or a child of it, was blocked; or only batch *name*."""
         query = cls.select().where(cls.blocked_since.is_null(False))
         return list(query if name is None else query.where(cls.name == name))
 
     @classmethod
     def block(cls, name: str, *, reason: str, sentence: str, child: bool = False) -> None:
-        """Note that a run was blocked; or a *child*: it stays so until the children of a whole run were not."""
+        """Record a blocked run or *child*.
+
+        A child's block stays until a whole run has no blocked children.
+        """
         database.execute_sql(BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
 
     @classmethod
     def unblock(cls, name: str, run: int) -> None:
-        """Note that the run was not blocked."""
+        """Record that the run was not blocked."""
         database.execute_sql(UNBLOCK, {"name": name, "run": run})
 
     @classmethod
     def end_block(cls, name: str, reason: str) -> None:
-        """Note that a person has solved what blocked the batch for that *reason*; another block stays."""
+        """Record that a person has removed the *reason* of a block; another block stays."""
         solved = dict.fromkeys(("blocked_since", "blocked_reason", "blocked_sentence", "child_blocked_at"))
         cls.update(solved).where(cls.name == name, cls.blocked_reason == reason).execute()
 
     @classmethod
     def position(cls, name: str) -> int:
-        """Return where the batch's last run ended; 0 when it has to begin at the beginning."""
+        """Return the end position of the batch's last run; 0 to begin at the beginning."""
         row = cls.get_or_none(cls.name == name)
         return (row and row.cursor) or 0
 
     @classmethod
     def move_to(cls, name: str, position: int) -> None:
-        """Remember where the batch's next run goes on."""
+        """Store the start position of the batch's next run."""
         with writing():
             cls.register([name])
             cls.update(cursor=position).where(cls.name == name).execute()
 
 
 def idle(settings: Settings) -> set[str]:
-    """Name the batches that are paused, stopped, held or on no timetable."""
+    """Name the batches that are paused, stopped, held or without a schedule."""
     return {hold.batch for hold in Hold.standing()} | {name for name in BATCHES if settings.cron(name) is None}
 
 
 def warnings() -> list[str]:
-    """Return a sentence for each batch that is stopped, held, blocked, or paused without an end."""
+    """Return a sentence for each batch that is stopped, held, blocked, or paused without end."""
     holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
     return [*map(_hold, holds), *map(_blocked, Batch.blocked())]
 
 
 def sentences(batch: str) -> list[str]:
-    """Return a sentence for all that holds the batch back, and for its block."""
+    """Return a sentence for each hold of the batch, and for its block."""
     return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.blocked(batch))]
 
 

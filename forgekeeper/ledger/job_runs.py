@@ -1,11 +1,11 @@
-"""The ledger: every tick of a batch and every run by hand, each in exactly one state.
+"""The ledger: every tick of a batch and every manual run, each in exactly one state.
 
-A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one guarded update; a second one
-changes nothing, and its return value says so.  All times are the database's, so a machine whose clock is wrong claims
-nothing early and repeats nothing.  `docs/architecture/README.md` draws the states.
+A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one guarded update.  A second
+update changes nothing, and its return value says so.  All times are the database's, so a machine with a wrong clock
+claims nothing early and repeats nothing.  `docs/architecture/README.md` draws the states.
 
-A database that is restored gives the numbers of its lost runs out again.  So each run has a token, which is in its
-message, and each attempt another, in every change that it makes: what comes from the lost time learns that it is lost.
+A restored database assigns the numbers of its lost runs again.  So each run has a token, which its message carries, and
+each attempt has another token, which all its changes repeat.  Messages and attempts of lost runs then change nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from forgekeeper.platform.database import Base, BigIdentityField, Document, data
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
 CLOCK_TOLERANCE = timedelta(seconds=2)
-"""How far a scheduler's clock may be ahead without its tick being turned away."""
+"""How far a scheduler's clock may be ahead before its tick is refused."""
 
 
 class Health(NamedTuple):
-    """What the ledger says of a batch; *failures* are those since its last success."""
+    """A summary of the batch's runs; *failures* are the failures since its last success."""
 
     last_run: datetime | None
     duration: timedelta | None
@@ -42,7 +42,7 @@ class Health(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A run that is now ours, as long as we are not found expired; *token* is of this attempt."""
+    """A started run, ours until this process expires; *token* is the token of this attempt."""
 
     id: int
     batch: str
@@ -53,7 +53,7 @@ class Started(NamedTuple):
 
 
 class JobRun(Base):
-    """One tick of a batch, or one run by hand (no tick)."""
+    """One tick of a batch, or one manual run (without a tick)."""
 
     grants = "scheduler: select, insert, update; worker: select, update, delete; exporter: select"
 
@@ -98,7 +98,7 @@ class JobRun(Base):
 
     @classmethod
     def at(cls, batch: str, tick: datetime) -> JobRun | None:
-        """Return the tick's row, or else the newest from which it was taken because its time had not come."""
+        """Return the tick's row, or else the newest row whose tick was set aside as not yet due."""
         taken = cls.tick.is_null() & pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
         rows = cls.select().where(cls.batch == batch, (cls.tick == tick) | taken)
         row: JobRun | None = rows.order_by(cls.tick.is_null(), cls.id.desc()).first()
@@ -112,22 +112,22 @@ class JobRun(Base):
 
     @classmethod
     def health(cls, batch: str) -> Health:
-        """Sum up what has become of the batch's runs."""
+        """Summarise the batch's runs."""
         return Health(*database.execute_sql(transitions.HEALTH, {"batch": batch}).fetchone())
 
     @classmethod
     def newest_tick(cls, batch: str) -> datetime | None:
-        """Return the newest tick that has a row, of those whose time has come."""
+        """Return the newest tick with a row whose time has arrived."""
         come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
         tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
         return tick
 
     @classmethod
     def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
-        """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
+        """Claim the tick if it is due and the batch has no hold and no open run.
 
-        A retry that still waits, of an older tick or a run by hand, gives way to the newer tick, which does the same.
-        Of several schedulers one gets the id, the others None.
+        Returns the row's id.  The newer tick supersedes a retry that still waits, of an older tick or a manual run,
+        because it does the same work.  Of several schedulers one gets the id, the others None.
         """
         with database.atomic() as transaction:
             ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
@@ -138,44 +138,45 @@ class JobRun(Base):
             values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
             row = database.execute_sql(transitions.CLAIM, values).fetchone()
             if row is None:
-                # Another scheduler's tick, a pause or an open run: the retry keeps its place.
+                # Another scheduler's tick, a hold or an open run: the retry is not superseded.
                 transaction.rollback()
         return row[0] if row else None
 
     @classmethod
     def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
-        """Record ticks that will not run; return how many had no row yet."""
+        """Record ticks that will not run; return the number of ticks that had no row yet."""
         values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
         return int(database.execute_sql(transitions.RECORD, values).rowcount)
 
     @classmethod
     def claim_manual(cls, batch: str, *, by: str) -> int | None:
-        """Open a run by hand that a worker shall start; None when one is open already."""
+        """Open a manual run for a worker to start; None if the batch has an open run."""
         row = cls.insert(batch=batch, state="claimed", claimed_by=by, claimed_at=pw.fn.clock_timestamp())
         inserted = list(row.on_conflict_ignore().returning(cls.id).tuples().execute())
         return inserted[0][0] if inserted else None
 
     @classmethod
     def retry_now(cls, batch: str) -> int | None:
-        """End the wait of the batch's run for its retry; return its id, None where none waits."""
+        """End the wait of the batch's run for its retry; return its id, None if no run waits."""
         waits = (cls.state == "enqueued") & (cls.retry_at > pw.fn.clock_timestamp())
         rows = cls.update(retry_at=None).where(cls.batch == batch, waits).returning(cls.id).execute()
         return next((row.id for row in rows), None)
 
     @classmethod
     def mark_sent(cls, batch: str, *, again_after: timedelta) -> JobRun | None:
-        """Mark the batch's open run as sent, and return it to be sent; None where nothing is to be sent.
+        """Mark the batch's open run as sent, and return it for sending; None if none is to send.
 
-        That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
+        It is not sent if it runs, waits for its retry, is held, or was marked less than *again_after* ago.
         """
         row = database.execute_sql(transitions.MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
         return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
 
     @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
-        """Start the batch's run; None when it is started, closed or paused, waits for its retry, or its row is gone.
+        """Start the batch's run; return None if that is not possible.
 
-        Another run has the number, and another *token*, if the database is older than the message: it was restored.
+        It may be started, closed or held, wait for its retry, or lack a row.  After a restore, a database older than
+        the message may have another run with that number and another *token*.
         """
         values = {"id": run_id, "batch": batch, "token": str(token), "by": by}
         row = database.execute_sql(transitions.START, values).fetchone()
@@ -183,7 +184,7 @@ class JobRun(Base):
 
     @classmethod
     def start_here(cls, batch: str, *, by: str) -> Started | None:
-        """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
+        """Start the waiting row, or a new row; None if a run is started or the batch is held."""
         with database.atomic() as transaction:
             cls.retry_now(batch)
             if cls.open(batch) is None:
@@ -196,7 +197,7 @@ class JobRun(Base):
 
     @classmethod
     def keep_alive(cls, runs: Sequence[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
-        """Say that the runs are alive, and what they have come to so far; return the ids of those still ours."""
+        """Record that the runs are alive, with their results; return the ids of runs still ours."""
         values = {
             "ids": [run.id for run in runs],
             "tokens": [run.token for run in runs],
@@ -208,13 +209,13 @@ class JobRun(Base):
     def succeed(cls, run: Started, result: dict[str, Any], *, ordinary: bool | None = None) -> str | None:
         """Close the run with its result.
 
-        Like all that follow it returns the new state, None when the run was taken from us meanwhile.
+        Like the methods below it returns the new state, None if another process has taken the run meanwhile.
         """
         return _close(transitions.SUCCEED, run, result, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
 
     @classmethod
     def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> str | None:
-        """Close the run as blocked, and note that its batch is."""
+        """Close the run as blocked, and record that its batch is blocked."""
         note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
         return _close(transitions.BLOCK, run, result, note, reason=reason)
 
@@ -234,20 +235,26 @@ class JobRun(Base):
         delay: timedelta,
         retries: int = MAX_RETRIES,
     ) -> str | None:
-        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
+        """Let the run wait *delay* for its retry, or end it after *retries* retries.
+
+        It keeps its result so far.
+        """
         unblock = partial(Batch.unblock, run.batch, run.id)
         return _close(transitions.FAIL, run, result, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[dict[str, Any]]:
-        """Take runs from workers that expired *dead_after* ago; the third time it is poison; return their facts."""
+        """Reopen runs of workers that expired *dead_after* ago; return their facts.
+
+        The third loss makes a run poison.
+        """
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
         taken = database.execute_sql(transitions.REOPEN_LOST, values).fetchall()
         return [dict(zip(("id", "state", "worker", "losses"), row, strict=True)) for row in taken]
 
     @classmethod
     def is_superseded(cls) -> pw.Node:
-        """Return the condition of the runs that are closed and are not the newest of their batch."""
+        """Return the condition for closed runs that are not the newest of their batch."""
         newer = cls.alias()
         followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
         condition: pw.Node = cls.state.not_in(OPEN) & followed
@@ -265,7 +272,7 @@ JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished
 def _close(
     statement: str, run: Started, result: dict[str, Any] | None, note: Callable[[], object], **facts: Any
 ) -> str | None:
-    """Close the run if it is still ours, and *note* that of its batch; return its state."""
+    """Close the run if it is still ours, call *note* for its batch, and return its state."""
     values = {"id": run.id, "token": run.token, "result": None if result is None else _json(result), **facts}
     with database.atomic():
         row = database.execute_sql(statement, values).fetchone()

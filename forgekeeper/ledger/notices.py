@@ -1,4 +1,4 @@
-"""What batches have done that a user is to hear of: an outbox for the program that sends mails."""
+"""Changes by batches that users have to hear of: an outbox for a program that sends mails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from forgekeeper.platform.database import Base, BigIdentityField, Document, defa
 
 
 class Notice(Base):
-    """A *record* that a batch has changed, by its *key*; it is written with the change, and its reader deletes it."""
+    """A *record* that a batch has changed, by its *key*.
+
+    It is written with the change, and its reader deletes it.
+    """
 
     grants = "worker: select, update (id), insert, delete"
 

@@ -1,4 +1,4 @@
-"""Which batches are switched off, and since when."""
+"""Batches that are switched off, and the time since when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from forgekeeper.platform.settings.cron import Cron
 
 
 class Off(NamedTuple):
-    """A batch that is switched off *by* its cron or its flag; since when, None of one that was never registered."""
+    """A batch that is switched off *by* its cron or flag.
+
+    *since* is None if it was never registered.
+    """
 
     batch: str
     since: datetime | None
@@ -20,10 +23,10 @@ class Off(NamedTuple):
 
 
 def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]) -> Iterator[Off]:
-    """Yield what is switched off of the batches, which were *registered* then and have these *schedules*."""
+    """Yield batches that are switched off, by their times of registration and *schedules*."""
     for name in BATCHES:
         if schedules[name] is None:
-            # It is not recorded when a cron is switched off: its last tick was still on time.
+            # The switch-off of a cron is not recorded: its last tick was still on time.
             yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
     for name, one in BATCHES.items():
         if one.flag and not FeatureFlag.is_on(one.flag):

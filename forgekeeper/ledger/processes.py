@@ -1,7 +1,7 @@
-"""Processes: the one liveness.  Each scheduler, worker and `forgekeeper run` has a row, and one heartbeat.
+"""Processes and heartbeats: each scheduler, worker and `forgekeeper run` has one row.
 
-A run belongs to the process that has started it, which keeps its row alive with its own.  When the heartbeats are
-missing for `dead_after`, the process that looks first reopens the runs, and the next run of a batch sends the children.
+A run belongs to the process that started it; the heartbeat of that process keeps both rows alive.  If heartbeats are
+missing for `dead_after`, the first process that notices reopens the runs.  The next run of a batch sends its children.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from metrics.logs import describe
 from metrics.threads import Vital
 
 STOP_WITHIN = 2.0
-"""Seconds that a process waits at its end until its row is gone; a row that stays expires."""
+"""Maximum seconds that a process waits at its end for the deletion of its row; a row that stays expires."""
 
-# Read as JSON, as tables of the first versions lack the column `migration`.
+# The row is read as JSON, because tables of the first versions lack the column `migration`.
 FIND_OLDER = """
     select format('%%s %%s:%%s (version %%s)', kind, host, pid, version) from processes
     where silent_from > clock_timestamp() and coalesce(to_jsonb(processes) ->> 'migration', '') < %s
@@ -42,13 +42,14 @@ log = structlog.get_logger(__name__)
 
 
 class LostRun(Exception):
-    """The run was taken from this process: its heartbeat was missing for too long, and another may work on it."""
+    """Another process may have the run: this process's heartbeat was missing for too long."""
 
 
 class Row:
-    """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*.
+    """The row of a started run.
 
-    *so_far* says what the run has come to.
+    It is lost if a heartbeat finds it taken or none succeeds for *dead_after*.  *so_far* returns the run's result so
+    far.
     """
 
     def __init__(self, started: Started, so_far: Callable[[], dict[str, Any]], *, dead_after: timedelta) -> None:
@@ -59,19 +60,19 @@ class Row:
         self._taken = False
 
     def heard(self, *, ours: bool) -> None:
-        """Take note of what a heartbeat found."""
+        """Record the finding of a heartbeat: whether the run is still *ours*."""
         self._alive = time.monotonic()
         self._taken = self._taken or not ours
 
     def check(self) -> None:
-        """Raise `LostRun` when the run was taken from us, or must be assumed to be."""
+        """Raise `LostRun` if the run was taken from this process, or may have been."""
         if self._taken or time.monotonic() - self._alive > self._dead_after:
             run = self.started
             raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
 
 
 class Work(TypedDict):
-    """A message that a process has worked on for so many *seconds*."""
+    """A message that a process has worked on for some *seconds*."""
 
     what: str
     message_id: str
@@ -80,7 +81,10 @@ class Work(TypedDict):
 
 
 class Process(Base):
-    """A process; it counts as expired from `silent_from` on.  `migration` is the newest that its version knows."""
+    """A process; it expires at `silent_from`.
+
+    `migration` is the newest that its version knows.
+    """
 
     grants = "scheduler: select, insert, update, delete; worker: select, insert, update, delete"
 
@@ -103,38 +107,38 @@ class Process(Base):
 
     @property
     def name(self) -> str:
-        """The process as the ledger and the logs name it."""
+        """The process's name in the ledger and the logs."""
         return f"{self.host}:{self.pid}"
 
     def is_silent(self, instant: datetime) -> bool:
-        """Say whether it has expired at *instant*."""
+        """Return whether the process has expired at *instant*."""
         return bool(self.silent_from <= instant)
 
     @classmethod
     def known(cls) -> list[Process]:
-        """Return all that have not ended in an orderly way: those that live, and those that have expired."""
+        """Return all processes without an orderly end: living and expired processes."""
         return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
 
     @classmethod
     def find_older(cls, migration: str) -> list[str]:
         """Name the living processes that do not know the *migration*, with their versions.
 
-        Works on the table of every version that has one.
+        Works on the table of every version that has it.
         """
         return [name for (name,) in database.execute_sql(FIND_OLDER, (migration,)).fetchall()]
 
     @classmethod
     def beat(cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any) -> Process:
-        """Give a heartbeat; where there is no row, or none any more, enter the process as of when it had started.
+        """Send a heartbeat; insert a row if the process has none, with its first start time.
 
-        An older one of its name has ended, as process ids are used again.  If it lives after all, as in two containers
-        that share a host's name, it enters itself again with its next heartbeat, and both stay.
+        Deletes an older row with the same name, as process ids are reused.  If that process still lives, as with two
+        containers that share a host's name, its next heartbeat inserts its row again, and both rows stay.
         """
         instant = pw.fn.clock_timestamp()
         facts = {"alive_at": instant, "silent_from": instant + dead_after} | facts
         if entry is not None and cls.update(facts).where(cls.id == entry.id).execute():
             return entry
-        # Pruned while we were frozen, or not in the backup that was restored, if it is not the first time.
+        # A later insertion follows a pruning while this process was frozen, or a restore of a backup without the row.
         started = instant if entry is None else entry.started_at
         same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]
         cls.delete().where(*same, cls.started_at < started).execute()
@@ -144,9 +148,9 @@ class Process(Base):
 
 
 class Heartbeat(Vital):
-    """Says three times in *dead_after* that the process and all its runs live, with *facts* for its row.
+    """The thread that sends three heartbeats in *dead_after* for the process and its runs.
 
-    A database that is away costs heartbeats, not the thread.
+    *facts* returns further columns of its row.  If the database is down, heartbeats fail and the thread continues.
     """
 
     def __init__(
@@ -174,23 +178,26 @@ class Heartbeat(Vital):
             earlier.heard(ours=False)
 
     def forget(self, row: Row) -> None:
-        """Leave the row; it is closed or lost."""
+        """Stop keeping the row alive; it is closed or lost."""
         if self._watched.get(row.started.id) is row:
             del self._watched[row.started.id]
 
     def wake(self) -> None:
-        """Give the next heartbeat now."""
+        """Send the next heartbeat now."""
         self._woken.set()
 
     def stop(self, *, within: float = STOP_WITHIN) -> None:
-        """End the thread, and with it the row; runs that are still open will be found lost."""
+        """End the thread and delete the row; runs that are still open count as lost."""
         self.stopped.set()
         self._woken.set()
         if self.is_alive():
             self.join(min(within, STOP_WITHIN))
 
     def work(self) -> None:
-        """Beat until stopped; after a failure sooner: a process expires with its third heartbeat that is missing."""
+        """Send heartbeats until stopped, sooner after a failure.
+
+        A process expires with its third missing heartbeat.
+        """
         while not self.stopped.is_set():
             well = self.take_turn(self._turn)
             self._woken.wait(self._interval if well else self._interval / 3)

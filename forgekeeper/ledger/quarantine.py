@@ -1,8 +1,8 @@
-"""Quarantine: what fails by itself and must stop nothing else, until it ends well or a person decides.
+"""Quarantine: failures that stop nothing else, until they end well or a person decides.
 
-A record that fails alone, a child that fails or kills its worker, a message that nothing can read: one row each, in
-PostgreSQL, so that a Redis that was emptied, or that does not answer, hides no failure.  What documents keep in tables
-and keys of their own is no second row here: they declare it (`forgekeeper.api.shown`).
+A record that fails alone, a child that fails or kills its worker, and an unreadable message have a row each.  The rows
+are in PostgreSQL, so an emptied or silent Redis hides no failure.  Failures that documents keep in their own tables and
+keys have no second row here: their batches declare them (`forgekeeper.api.shown`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[Reason, ...]] = {
     "message": ("unreadable",),
 }
 COUNTS_FOR: dict[Reason, int] = {"worker_lost": MAX_LOSSES, "unreadable": MAX_RETRIES + 1}
-"""How many failures one of these is; each other is one."""
+"""Number of failures that a failure with this reason counts for; all other failures count once."""
 GIVEN_UP = pw.SQL("timestamptz 'infinity'")
 FAIL = f"""
     insert into quarantine as known (batch, record, key, reason, error, failures, since, failed_at, run, retry_at)
@@ -38,7 +38,7 @@ FAIL = f"""
         retry_at = {QUARANTINE_UNTIL.format(failures="(known.failures + excluded.failures)", at="excluded.failed_at")}
     returning retry_at = 'infinity'
 """
-# What was written while the database's clock was ahead holds nothing back for longer than that may by right.
+# A time that was written while the database's clock was ahead delays a record no longer than a right clock would.
 WAITS = f"""
     retry_at > clock_timestamp()
         and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
@@ -52,9 +52,10 @@ DEAD_LETTERS = """
 
 
 class Quarantined(Base):
-    """What failed: *record* is the kind of record or the child's declaration, *key* its id, *run* the one that sent it.
+    """A failed record, child or message, left out until *retry_at*.
 
-    It is left out until *retry_at*, which is infinity where it waits for a person.
+    *record* is the kind of record or the child's name, *key* its id, *run* the run that sent it.  *retry_at* is
+    infinity if a person has to decide.
     """
 
     grants = "worker: select, insert, update, delete; exporter: select"
@@ -77,29 +78,29 @@ class Quarantined(Base):
 
     @classmethod
     def oldest_first(cls, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:
-        """Select what lies in quarantine: all, or of a batch or a kind."""
+        """Select the rows in quarantine, or those rows with a batch or a kind."""
         query = cls.select().order_by(cls.since, cls.id)
         query = query if batch is None else query.where(cls.batch == batch)
         return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
 
     @classmethod
     def after(cls, id: int, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:  # noqa: A002
-        """Select the same, in the order in which it came in, from the one after that *id* on; of any size at once."""
+        """Select the same rows by id, beginning after *id*, to read any number in parts."""
         return cls.oldest_first(batch=batch, kind=kind).where(cls.id > id).order_by(cls.id)
 
     @property
     def kind(self) -> str:
-        """What it is."""
+        """The kind: ``record``, ``child`` or ``message``."""
         return next((kind for kind, reasons in KINDS.items() if self.reason in reasons), "record")
 
     @property
     def again(self) -> datetime | None:
-        """When it is tried again, None where that is a person's to say."""
+        """When it is retried; None if a person has to decide."""
         return self.retry_at if self.retry_at < LAST_INSTANT else None
 
 
 def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> bool:
-    """Note a failure, each of which makes it wait longer; return whether it waits for a person now, after the last."""
+    """Record a failure, which lengthens the wait; return whether a person has to decide now."""
     values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
     with writing():
         row = database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run}).fetchone()
@@ -107,56 +108,56 @@ def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: 
 
 
 def forget(batch: str, record: str, keys: Iterable[str]) -> None:
-    """Forget what has ended well, or is gone."""
+    """Delete rows whose work has ended well or no longer exists."""
     which = _which(batch, record, keys)
-    # Most have never failed: then a child only looks, and does not lock the table for writing.
+    # Most keys have never failed: a child then only reads, and does not lock the table for writing.
     if database.execute_sql(f"select 1 {OF_KEYS}", which).fetchone():
         with writing():
             database.execute_sql(f"delete {OF_KEYS}", which)
 
 
 def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
-    """Return those of *keys* that must be left out now: their time has not come, or they wait for a person."""
+    """Return the *keys* to leave out now: they wait for their retry or for a person."""
     found = {key for (key,) in database.execute_sql(f"select key {OF_KEYS} and ({WAITS})", _which(batch, record, keys))}
     return {key for key in keys if _text(key) in found}
 
 
 def known(batch: str, record: str) -> dict[int, bool]:
-    """Return the keys of the batch's bad records of a kind, and whether each must be left out now."""
+    """Return the keys of the batch's bad records of a kind, and whether to leave each out."""
     rows = database.execute_sql(KNOWN, {"batch": batch, "record": record}).fetchall()
     return {int(key): waits for key, waits in rows}
 
 
 def counts() -> dict[tuple[str, str], int]:
-    """Count by batch and record what failed more than once: what did so once goes with the next run, as a rule."""
+    """Count repeated failures by batch and record; the next run usually ends a first failure."""
     counted = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
     return {(batch, record): count for batch, record, count in database.execute_sql(counted).fetchall()}
 
 
 def dead_letters() -> dict[tuple[str, str], int]:
-    """Count what waits for a person: each `child` by the name of its declaration, each `message` by its queue."""
+    """Count rows that wait for a person: each `child` by name, each `message` by queue."""
     return {(kind, record): count for kind, record, count in database.execute_sql(DEAD_LETTERS).fetchall()}
 
 
 def retry(ids: pw.ModelSelect[Quarantined]) -> int:
-    """Let those whose *ids* a query selects be tried once more, by the next run; return how many.
+    """Let the next run retry the rows with these *ids*; return their number.
 
-    Nothing tries a message that cannot be read.
+    Unreadable messages are never retried.
     """
     which = (Quarantined.id.in_(ids), Quarantined.reason.not_in(KINDS["message"]))
     return int(Quarantined.update(retry_at=pw.fn.clock_timestamp()).where(*which).execute())
 
 
 def discard(ids: pw.ModelSelect[Quarantined]) -> int:
-    """Forget those whose *ids* a query selects; return how many.
+    """Delete the rows with these *ids*; return their number.
 
-    One whose work is still there is tried as if it had never failed.
+    Work that still exists is then tried as if it had never failed.
     """
     return int(Quarantined.delete().where(Quarantined.id.in_(ids)).execute())
 
 
 def forget_old(horizon: datetime) -> int:
-    """Forget what has not failed since *horizon*, though its time had come; what waits for a person stays."""
+    """Delete rows without a failure since *horizon*, unless they wait for a person."""
     which = (Quarantined.failed_at < horizon, Quarantined.retry_at < GIVEN_UP)
     return int(Quarantined.delete().where(*which).execute())
 
@@ -166,5 +167,5 @@ def _which(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
 
 
 def _text(value: str) -> str:
-    """Return what PostgreSQL can keep: no NUL, no half of a character."""
+    """Return the text as PostgreSQL can store it: without NUL and halves of characters."""
     return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""How fast batches delete: the rate of the last hour, the time that a backlog takes at it, and the bytes of a week."""
+"""Rates of batches: records deleted in the last hour, time for a backlog, bytes of a week."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from forgekeeper.platform.database import database
 
-# By the end of a run, which an index has; what its children have deleted counts to the run.
+# Runs are found by their end, which has an index; deletions of children count to their run.
 FIND_RATES = """
     with ended as (
         select id, batch, started_at from job_runs
@@ -23,20 +23,20 @@ SUM_BYTES_OF_WEEK = """
 
 
 class Rate(NamedTuple):
-    """How many *records* a batch has deleted per second in the last hour, and the *bytes* freed in seven days (UTC)."""
+    """Deleted *records* per second in the last hour, and *bytes* in seven days (UTC)."""
 
     records: float = 0.0
     bytes: int = 0
 
     def seconds_for(self, backlog: int | None) -> float | None:
-        """Return how many seconds the batch takes for that many records at this rate; None if nobody can know."""
+        """Return the seconds that the batch needs for *backlog*; None if that is unknown."""
         if backlog == 0:
             return 0.0
         return None if backlog is None or not self.records else backlog / self.records
 
 
 def find_rates() -> dict[str, Rate]:
-    """Return the rate of each batch that has deleted anything lately; needs a connection."""
+    """Return the rate of each batch with recent deletions; needs a connection."""
     records = dict(database.execute_sql(FIND_RATES).fetchall())
     freed = dict(database.execute_sql(SUM_BYTES_OF_WEEK).fetchall())
     return {batch: Rate(records.get(batch, 0.0), freed.get(batch, 0)) for batch in records.keys() | freed.keys()}

@@ -1,8 +1,8 @@
-"""Moves a batch to where it should be, whatever a crash, a lost message or an emptied Redis has left behind.
+"""Reconcile a batch: repair the traces of a crash, a lost message or an emptied Redis.
 
-Rows decide, with the database's clock: what is due, who claims it and what became of it.  So anyone may reconcile, at
-any moment, any number of times, beside any number of others.  What was written while that clock was ahead is set aside
-and reported, so that it holds nothing back.
+Rows and the database's clock decide which ticks are due, who claims them, and how runs ended.  So any process may
+reconcile at any time, any number of times, together with others.  Times that were written while that clock was ahead
+are set aside and reported, so that they hold nothing back.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from forgekeeper.platform.settings.cron import Cron
 from metrics.counting import Instruments
 
 SENT_AGAIN = timedelta(seconds=30)
-"""A run that was sent so long ago and has not started is sent again; sooner where a process expires sooner."""
+"""Time after which a sent run that has not started is sent again; shorter if processes expire sooner."""
 COUNT = Instruments("scheduler")
-"""What this process has sent, and what it could not."""
+"""Counters of runs that this process has sent or failed to send."""
 Deliver = Callable[[JobRun], None]
 """Sends the message of a run; raises `redis.RedisError`."""
 MISFIRE_GRACE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
 REMEMBERED = 100
-"""How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
+"""Maximum older ticks that get a row each after an outage; the ledger need not list a week of minutes."""
 MICROSECOND = timedelta(microseconds=1)
 SHOWN = timedelta(hours=1)
-"""For so long a tick that was set aside is reported."""
-# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back, for the
-# real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.  No index would be
-# used for a volatile function: so the rows are looked for by a horizon from outside, and judged by the clock, which a
-# process that was delayed meanwhile cannot know.
+"""How long a tick that was set aside is reported."""
+# Rows with a time in the future were written while the clock was ahead.  A closed row gives its tick back, so that the
+# real tick can run, and keeps the tick in its result.  Its end is set to now, and its duration stays.  PostgreSQL uses
+# no index for a volatile function: a horizon from outside selects the rows, and the database's clock decides about
+# them, because a process that was delayed meanwhile does not know that clock.
 SET_ASIDE = """
     update job_runs set
         result = case when tick > clock_timestamp() + %(tolerance)s
@@ -56,7 +56,7 @@ SET_ASIDE = """
       and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
     returning (result ->> 'set_aside')::timestamptz
 """
-# The open row keeps its tick while it is open: it is at work.  It waits no longer than a right clock allows.
+# The open row is at work and keeps its tick while it is open.  It waits no longer than a right clock allows.
 SET_RIGHT = """
     update job_runs set
         claimed_at = least(claimed_at, clock_timestamp()),
@@ -84,7 +84,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of ticks, the newest first: one is claimed, unless a hold or an open run forbids that."""
+    """The state of ticks, the newest first.
+
+    A tick is claimed unless a hold or an open run forbids it.
+    """
 
     ticks: tuple[datetime, ...]
     state: Literal["claimed", "coalesced", "missed"]
@@ -92,10 +95,11 @@ class Decision:
 
 
 def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None) -> None:
-    """Move the batch to where it should be now; *due_hint* is the tick that the caller's own clock says is due.
+    """Bring the batch to its right state.
 
-    Idempotent, safe in many processes at once.  Raises `peewee.PeeweeException` and `redis.RedisError` when a server is
-    away: then nothing is lost, and the next call goes on from there.
+    *due_hint* is the tick that is due by the caller's own clock.  Idempotent, and safe in many processes at once.
+    Raises `peewee.PeeweeException` and `redis.RedisError` if a server is down.  Nothing is lost then, and the next call
+    continues.
     """
     if aside := set_right(batch):
         newest = max(aside).isoformat()
@@ -113,9 +117,10 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
 
 
 def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -> None:
-    """Send the batch's open run, unless it runs, waits for its retry, or was sent less than *again_after* ago.
+    """Send the batch's open run, unless it must not be sent now.
 
-    Of several processes one sends it.  A message that was lost, or could not be sent, costs that time.
+    It is not sent if it runs, waits for its retry, or was sent less than *again_after* ago.  Of several processes only
+    one sends it.  A message that is lost or cannot be sent delays the run by that time.
     """
     run = JobRun.mark_sent(batch, again_after=again_after)
     if run is None:
@@ -136,12 +141,13 @@ def plan(
     window: timedelta,
     due_hint: datetime | None = None,
 ) -> list[Decision]:
-    """Decide about every tick later than *known*, the newest that has a row, and due *now*; the newest comes first.
+    """Decide about every tick later than *known* and due *now*; the newest comes first.
 
-    Nothing is asked and nothing changed: the same arguments give the same decisions, so any number of schedulers may
-    decide at once, and the first to claim it has the tick.  With *catch_up* ``once`` the newest runs late, unless it
-    is older than *window*; with ``skip`` it does not.  *due_hint* is the tick that a scheduler's own clock says is due,
-    believed up to `CLOCK_TOLERANCE` before *now* gets there.  After a long outage the oldest are not decided about.
+    *known* is the newest tick that has a row.  The function reads and changes nothing: equal arguments give equal
+    decisions, so any number of schedulers may decide at once, and the first claim gets the tick.  With *catch_up*
+    ``once`` the newest tick runs late, unless it is older than *window*; with ``skip`` it does not run.  *due_hint* is
+    the tick that is due by a scheduler's own clock, believed up to `CLOCK_TOLERANCE` before *now*.  After a long
+    outage the oldest ticks are left out.
     """
     due = schedule.newest(now)
     if due_hint is not None and due < due_hint <= now + CLOCK_TOLERANCE:
@@ -156,14 +162,14 @@ def plan(
     elif late and due <= horizon:
         decisions = [Decision((due,), "missed")]
     else:
-        # The newest tick does the work of those within the window.
+        # The newest tick also does the work of the older ticks within the window.
         decisions = [Decision((due,), "claimed", "catch_up" if late else None), Decision(within, "coalesced")]
     decisions.append(Decision(tuple(older[len(within) :]), "missed"))
     return [decision for decision in decisions if decision.ticks]
 
 
 def set_right(batch: str) -> list[datetime]:
-    """Correct what was written while the clock was ahead, and nothing else; return the ticks that were set aside."""
+    """Correct times that were written while the clock was ahead; return the ticks set aside."""
     moment = pw.fn.clock_timestamp()
     Batch.update(registered_at=moment).where(Batch.name == batch, Batch.registered_at > moment).execute()
     Hold.update(since=moment).where(Hold.batch == batch, Hold.since > moment).execute()
@@ -175,13 +181,13 @@ def set_right(batch: str) -> list[datetime]:
 
 
 def ahead(batch: str) -> int:
-    """Count the ticks whose time has not come, and those that were set aside for it within the last hour."""
+    """Count the ticks in the future, and the ticks that were set aside within the last hour."""
     values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "shown": SHOWN}
     return int(database.execute_sql(AHEAD, values).fetchone()[0])
 
 
 def _registered(batch: str) -> datetime:
-    """Return since when the batch is known; what was due before that was not missed."""
+    """Return when the batch was registered; ticks before that were not missed."""
     Batch.register([batch])
     registered: datetime = Batch.get_by_id(batch).registered_at
     return registered
@@ -200,14 +206,14 @@ def _carry_out(batch: str, decisions: Sequence[Decision], *, by: str) -> None:
 
 
 def _claim(batch: str, tick: datetime, reason: str | None, *, by: str) -> None:
-    """Claim the tick, or record what turns it away: a hold, or an open run."""
+    """Claim the tick, or record its obstacle: a hold, or an open run."""
     if JobRun.claim(batch, tick, by=by, reason=reason) is not None:
         failpoint("tick.claimed")
         return
     why = Hold.why(batch) or "overlap"
     if JobRun.record(batch, [tick], "skipped", by=by, reason=why):
         run = JobRun.open(batch) if why == "overlap" else None
-        # A run that waits for a worker is no fault of the timetable, and is not counted.
+        # A run that waits for a worker is not a fault of the schedule, and is not counted.
         if run is not None and run.state == "started":
             COUNT.inc("forgekeeper_scheduler_max_instances_total", batch)
         log.info("tick skipped", batch=batch, tick=tick.isoformat(), reason=why)

@@ -1,4 +1,4 @@
-"""Every number of retries and deaths that there is: how often what failed is tried again, and when."""
+"""All limits and delays of retries and of lost workers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ import random
 from datetime import timedelta
 
 MAX_RETRIES = 25
-"""The documents' number.  After the last retry a run has failed, and what lies in quarantine waits for a person."""
+"""The documents' number.  After the last retry a run fails, and a quarantined record waits for a person."""
 MAX_LOSSES = 3
-"""A run or a child that has taken this many workers down with it is poison."""
+"""A run or child that has killed this many workers is poison."""
 LONGEST_RETRY = timedelta(hours=1)
-"""A run waits no longer: twenty-five retries at this cap take most of a day, longer than an outage that pages."""
+"""Maximum wait of a run: 25 retries with it take most of a day, longer than an outage that pages somebody."""
 FIRST_WAIT, LONGEST_WAIT = timedelta(minutes=5), timedelta(days=1)
-"""So long what lies in quarantine waits after its second failure, and at the longest."""
+"""Pause of a quarantined record after its second failure, and upper limit of the pause."""
 MOST_IN_RUN = 200
-"""A run in which more records fail than that is no run with some bad records: it fails."""
+"""A run with more failed records than this fails as a whole."""
 MOST_KNOWN = 1_000
-"""So many bad records of a kind are remembered; one more, and the run fails."""
+"""Maximum bad records of a kind in quarantine; with one more, the run fails."""
 
-# What failed once is tried again by the next run: most of what goes wrong once does not go wrong twice.
+# The next run retries a first failure: most failures do not happen twice.
 QUARANTINE_UNTIL = f"""
     case when {{failures}} > {MAX_RETRIES} then timestamptz 'infinity' when {{failures}} = 1 then {{at}}
     else {{at}} + least(interval '{FIRST_WAIT.total_seconds()} s' * power(2, least({{failures}}, 20) - 2),
         interval '{LONGEST_WAIT.total_seconds()} s') end
 """
-"""When what lies in quarantine after so many failures is tried again; never, where that is a person's to say."""
+"""SQL: when a quarantined record is retried after *failures*; infinity if a person has to decide."""
 
 
 def backoff(failures: int, *, first: timedelta) -> timedelta:
-    """Return how long a run waits after so many earlier failures: *first*, doubled each time, with jitter."""
+    """Return how long a run waits after *failures* earlier failures.
+
+    That is *first*, doubled each time, with jitter.
+    """
     jitter = random.uniform(1.0, 1.5)  # noqa: S311, spreads load, guards nothing
     delay: timedelta = first * 2 ** min(failures, 20) * jitter
     return min(delay, LONGEST_RETRY)

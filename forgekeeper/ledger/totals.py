@@ -1,4 +1,4 @@
-"""How much each run has deleted, its children included, day by day, and how much of that limits leave."""
+"""Totals of runs: deletions by day, children included, and the rest that limits leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forgekeeper.platform.database import Base, database, default
 
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day", "release_used_up"]
 MOST = 2**62
-"""As much as there is."""
+"""A number above every limit: unlimited."""
 
 TODAY = "(clock_timestamp() at time zone 'UTC')::date"
 ADD = f"""
@@ -24,7 +24,7 @@ ADD = f"""
         bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved,
         reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
 """
-# Charged to the day of the reservation.  An attempt without limits has reserved nothing.
+# Counts on the day of the reservation.  An attempt without limits has reserved nothing.
 SETTLE_EARLIER = """
     update run_totals set records = records + %(deleted)s, reserved = reserved - %(of)s
     where (batch, run, day) = (
@@ -32,13 +32,13 @@ SETTLE_EARLIER = """
         where batch = %(batch)s and run = %(run)s and reserved >= %(of)s order by day desc limit 1
     )
 """
-# One at a time may reserve: the row of the batch is the lock.
+# The row of the batch is the lock: one process at a time reserves.
 LOCK = "select name from batches where name = %s for no key update"
 USED_OF_RELEASE = """coalesce((
     select sum(records + reserved) from run_totals where batch = name and run >= coalesce(released_run, %(run)s)
 ), 0)"""
-"""How much has gone by the release of a row of `batches`, or may go yet by what is reserved."""
-# What is left of a release counts from the run on with which that has begun, of whichever run.
+"""Records of a release that are deleted or reserved, by a row of `batches`."""
+# A release counts the deletions of all runs, beginning with its first run.
 USED = f"""
     select today.day,
         coalesce(sum(records + reserved) filter (where run = %(run)s), 0)::bigint,
@@ -59,7 +59,7 @@ OF_RUNS = """
     select run, sum(records)::bigint, sum(bytes)::bigint from run_totals
     where batch = %(batch)s and run = any(%(runs)s::bigint[]) group by run
 """
-# A batch with no more than so many runs keeps them all.
+# All totals stay while a batch has no more than *keep* runs.
 DELETE_OLD = """
     with first as (
         select name as batch, (
@@ -74,11 +74,11 @@ DELETE_OLD = """
     )
 """
 LAST = 100
-"""So many runs of each batch are remembered: by them the breaker says what is out of proportion."""
+"""Runs of each batch whose totals are kept: the breaker compares with them."""
 
 
 class Amount(NamedTuple):
-    """So many records, and their bytes."""
+    """A number of records, and their bytes."""
 
     records: int = 0
     bytes: int = 0
@@ -88,9 +88,9 @@ NONE = Amount()
 
 
 class Used(NamedTuple):
-    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet.
+    """Records and bytes that a run, and all runs of *today* (UTC), have deleted or reserved.
 
-    *released* is what is left of the batch's release; None where there is none, or it has no amount.
+    *released* is the rest of the batch's release; None if it has no release, or the release has no amount.
     """
 
     today: date
@@ -102,9 +102,10 @@ class Used(NamedTuple):
 
 
 class RunTotal(Base):
-    """What one run has deleted on one day, and what its attempts have reserved beyond that: a crash leaves it used up.
+    """The deletions of one run on one day, and the further reservations of its attempts.
 
-    A record counts on the day on which its chunk was allowed.  *expect* is for processes of older versions.
+    A crash leaves reservations used up.  A record counts on the day on which its chunk was reserved.  *expect* is for
+    processes of older versions.
     """
 
     grants = "worker: select, insert, update, delete"
@@ -124,32 +125,32 @@ class RunTotal(Base):
 
     @classmethod
     def add(cls, batch: str, run: int, did: Amount = NONE, reserved: Amount = NONE, *, day: date | None = None) -> None:
-        """Add to what the run *did* delete and what it has *reserved*, on that *day* or today; that may grow less."""
+        """Add a run's deletions and reservations on *day*, or today; reservations may decrease."""
         values = {"records": did.records, "bytes": did.bytes}
         values |= {"reserved": reserved.records, "reserved_bytes": reserved.bytes}
         database.execute_sql(ADD, values | {"batch": batch, "run": run, "day": day})
 
     @classmethod
     def settle_earlier(cls, batch: str, run: int, deleted: int, *, of: int) -> bool:
-        """Count *deleted* records *of* those that an attempt at the run had reserved; return whether it had."""
+        """Count *deleted* records *of* an earlier attempt's reservation; False if it has none."""
         values = {"batch": batch, "run": run, "deleted": deleted, "of": of}
         return bool(database.execute_sql(SETTLE_EARLIER, values).rowcount)
 
     @classmethod
     def lock(cls, batch: str) -> None:
-        """Let nobody else reserve until this transaction ends."""
+        """Lock the batch, so that no other process reserves until this transaction ends."""
         if database.execute_sql(LOCK, (batch,)).fetchone() is None:
             Batch.register([batch])
             database.execute_sql(LOCK, (batch,))
 
     @classmethod
     def used(cls, batch: str, run: int) -> Used:
-        """Say what is used up of the limits of a run and of a day."""
+        """Return how much of the limits of a run and a day is used up."""
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
 
     @classmethod
     def by_day(cls, today: date, days: int) -> dict[str, list[int]]:
-        """Return how many records each batch has deleted *today* (UTC) and on the days before, so many in all."""
+        """Return each batch's deleted records on *today* (UTC) and on the *days* - 1 days before."""
         found: dict[str, list[int]] = defaultdict(lambda: [0] * days)
         for batch, ago, records in database.execute_sql(BY_DAY, {"today": today, "days": days}).fetchall():
             found[batch][ago] = records
@@ -157,35 +158,38 @@ class RunTotal(Base):
 
     @classmethod
     def of_batch(cls, batch: str) -> int:
-        """Add up what all runs of the batch have deleted that are remembered."""
+        """Add up the deletions of all runs of the batch that have totals."""
         found: int = cls.select(pw.fn.coalesce(pw.fn.sum(cls.records), 0)).where(cls.batch == batch).scalar()
         return int(found)
 
     @classmethod
     def of_runs(cls, batch: str, runs: Sequence[int]) -> dict[int, Amount]:
-        """Add up what each of these runs has deleted; one that has nothing is left out."""
+        """Add up the deletions of each run; a run without deletions is left out."""
         rows = database.execute_sql(OF_RUNS, {"batch": batch, "runs": list(runs)}).fetchall()
         return {run: Amount(records, size) for run, records, size in rows}
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:
-        """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
+        """Delete up to *limit* totals before *horizon*, and return the number.
+
+        Totals of each batch's last runs stay.
+        """
         return int(database.execute_sql(DELETE_OLD, {"horizon": horizon, "limit": limit, "keep": LAST}).rowcount)
 
 
 UNUSED = Used(date.min, 0, 0, 0, 0, None)
-"""Before anything was deleted: limits leave all that they ever do."""
+"""Usage before any deletion: limits then leave their maximum."""
 
 
 class Left(NamedTuple):
-    """How much limits leave, and which of them is the nearest; None where nothing is limited."""
+    """The rest that limits leave, and the nearest limit; None if nothing is limited."""
 
     amount: int
     why: Why | None
 
 
 class Limits(NamedTuple):
-    """How much runs may delete: records and bytes, each run and each day (UTC); None: as much as there is."""
+    """Maximum records and bytes for each run and each day (UTC); None: unlimited."""
 
     per_run: int | None = None
     per_day: int | None = None
@@ -198,7 +202,7 @@ class Limits(NamedTuple):
         return self.bytes_per_run is not None or self.bytes_per_day is not None
 
     def records(self, used: Used) -> Left:
-        """Say how many records are left, of what was released too."""
+        """Return how many records are left; a release counts as a limit, too."""
         return _nearest(
             ("max_per_run", self.per_run, used.run),
             ("release_used_up", used.released, 0),
@@ -206,7 +210,7 @@ class Limits(NamedTuple):
         )
 
     def bytes(self, used: Used) -> Left:
-        """Say how many bytes are left."""
+        """Return how many bytes are left."""
         return _nearest(
             ("max_per_run", self.bytes_per_run, used.run_bytes), ("max_per_day", self.bytes_per_day, used.day_bytes)
         )

@@ -1,6 +1,6 @@
-"""The guarded changes of a run's row, as SQL: each changes it in one statement, or finds that it must not.
+"""Guarded changes of a run's row, as SQL: each statement repeats its condition.
 
-Who loses a race gets no row back.
+The loser of a race gets no row back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MARK_SENT = f"""
       and not {HELD_BACK.format("%(batch)s")}
     returning id, batch, token, tick
 """
-# What the last attempt came to joins what earlier ones did, and its error theirs.
+# The result of the last attempt joins the results of earlier attempts, and its error joins theirs.
 EARLIER_RESULTS = """
     case when result is null then '{}' else jsonb_build_object(
         'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier' - 'failures')
@@ -62,7 +62,7 @@ START = f"""
       and not {HELD_BACK.format("job_runs.batch")}
     returning id, batch, attempt_token::text, attempt, failures, tick
 """
-# What earlier attempts came to stays beside what the present one has come to.
+# The results of earlier attempts stay beside the result of the present attempt.
 RESULT = """
     {}
     || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end
@@ -81,7 +81,7 @@ CLOSE = """
 ENDED = f"result = {RESULT.format('%(result)s::jsonb')}, finished_at = clock_timestamp(), error = null"
 SUCCEED = CLOSE.format(changes=f"state = 'succeeded', ordinary = %(ordinary)s, {ENDED}")
 BLOCK = CLOSE.format(changes=f"state = 'blocked', reason = %(reason)s, {ENDED}")
-# Nothing was done: it is a skip.
+# The run did nothing, so it is a skip.
 HOLD = CLOSE.format(changes=f"state = 'skipped', reason = 'held', {ENDED}")
 FAIL = CLOSE.format(
     changes=f"""
@@ -92,8 +92,8 @@ FAIL = CLOSE.format(
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
     """
 )
-# A success sets the count back: what failed on the way to it is not counted.  One batch in
-# each statement: for a batch that it does not know PostgreSQL reads the table from its end.
+# A success resets the count: failures before it are not counted.  One batch in each statement: for a batch without
+# rows PostgreSQL reads the table from its end.
 HEALTH = """
     with good as (
         select id, finished_at from job_runs where batch = %(batch)s and state = 'succeeded' order by id desc limit 1

@@ -1,15 +1,16 @@
-"""What ends a run before its work is done: its budget, or a brake, which is a stop, a hold, a cancelled run or a limit.
+"""Reasons for a run to end early: its budget, or a brake.
 
-All brakes are in PostgreSQL, and asked there, at most once a second and before the next chunk: they work while Redis is
-away, for every run and child on every machine.
+A brake is a stop, a hold, a cancelled run or a limit.  All brakes are stored in PostgreSQL.  A run reads them there at
+most once a second and before its next chunk, so brakes work for every run and child on every machine, also while Redis
+is down.
 
-Limits are those of the batch: a child counts to the run in force, which is the newest of its batch, whichever has sent
-it; and it ends when that one is cancelled, or the one that has sent it.
+Limits belong to the batch.  The deletions of a child count against the batch's newest run, whichever run sent the
+child.  A child ends if the newest run or the run that sent it is cancelled.
 
-No history deletes more than a limit: an attempt reserves a chunk, committed, before anything of it goes, and the
-transaction in which it goes counts it and gives the rest back.  An attempt that PostgreSQL refuses a statement gives it
-back, too.  If it is killed or hears no answer in between, it has used what it had reserved, a chunk at most, until the
-limit's run or day is over (`docs/adr/0028`).
+No crash exceeds a limit.  An attempt reserves a chunk and commits the reservation before it deletes anything.  The
+transaction that deletes counts the deleted records and gives the rest back.  If PostgreSQL refuses a statement, the
+attempt gives the reservation back.  If the attempt is killed or hears no answer, its reservation, a chunk at most,
+stays used up until the limit's run or day is over (`docs/adr/0028`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from forgekeeper.platform.database.sessions import writing
 from forgekeeper.platform.settings import PREFIX, Settings
 
 INTERVAL = 1.0
-"""Seconds between two questions: a stop is to work within five."""
+"""Seconds between two reads of the brakes.  A stop has to take effect within five seconds."""
 LOOK = 1.0
-"""Seconds that a run waits at a time for its pace."""
-# *gone* has how many rows went, and their size.
+"""Longest pause in seconds before a run that waits for its pace checks the brakes again."""
+# *gone* has the number of deleted rows and their size.
 SETTLE = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
         reserved = reserved - {reserved}, reserved_bytes = reserved_bytes - {reserved_bytes}
@@ -62,14 +63,14 @@ ASK = f"""
 
 
 class Refusal(NamedTuple):
-    """The limit that never lets a record through, and a sentence for people."""
+    """The limit that can never admit a record, and a sentence for people."""
 
     why: Why
     sentence: str
 
 
 class Brakes:
-    """The brakes of one attempt at a run, or at a child of it."""
+    """The brakes of an attempt at a run or a child."""
 
     def __init__(self, declared: Declared, settings: Settings, outcome: object, run: int | None) -> None:
         self._declared = declared
@@ -86,12 +87,15 @@ class Brakes:
         self._begun = False
         self._bound = False
         self.reason: Why | None = None
-        """Why the attempt has to end, as far as that was found."""
+        """Why the attempt has to end; None while no reason is known."""
         self.released = False
-        """Whether something of the batch was released; how much goes by that is limited if the release says so."""
+        """Whether the batch has a release; if the release has an amount, it limits the deletions."""
 
     def why(self, *, now: bool = False) -> Why | None:
-        """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
+        """Return why the attempt has to end; a reason never changes.
+
+        Asks PostgreSQL once a second, or *now*.
+        """
         if self.reason is None and (now or time.monotonic() - self._asked >= INTERVAL):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
             self.reason, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
@@ -104,17 +108,20 @@ class Brakes:
 
     @property
     def limited(self) -> bool:
-        """Whether there are limits, or a release has an amount: then nothing goes that was not reserved."""
+        """Whether a limit or a release's amount applies: then each deletion needs a reservation."""
         return self._limits != Limits() or self._bound
 
     @property
     def room(self) -> int | None:
-        """How many bytes are left of the reservation, None where nothing limits them."""
+        """How many bytes are left of the reservation; None if bytes are not limited."""
         return self._reserved.bytes if self._limits.of_bytes else None
 
     def free(self, wanted: int) -> int:
-        """Return how many of so many records limits leave now; 0 once the attempt has to end.  Nothing is reserved."""
-        # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
+        """Return how many of the *wanted* records limits allow now, without a reservation.
+
+        Returns 0 if the attempt has to end.
+        """
+        # Read the brakes before the first chunk, whatever their age: the checks before it take time.
         self.why(now=not self._begun)
         self._begun = True
         if self.reason is not None or not self.limited:
@@ -125,7 +132,7 @@ class Brakes:
         return min(wanted, left.amount)
 
     def refuse(self, wanted: Amount) -> Refusal | None:
-        """Return the limit that refuses so much even to a run before which nothing was deleted; None if none does.
+        """Return the limit that refuses *wanted* even before any deletion; None if no limit does.
 
         A limit of 0 refuses no record: it ends the run.
         """
@@ -143,16 +150,17 @@ class Brakes:
         return self._reserved.records if self._reserved != NONE else None
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
-        """Reserve up to so many records and bytes; return what was granted: at least so many of each, or nothing.
+        """Reserve up to *records* and *size* bytes; return the granted amount.
 
-        It is committed before this returns, and used up unless the transaction in which something goes settles it.
-        What others have reserved and may give back is not waited for: the next run takes it.
+        Returns `NONE` if fewer than *least_records* or *least* bytes are left.  The reservation is committed when this
+        returns.  It stays used up unless the transaction that deletes settles it.  Reservations that others may give
+        back are not waited for: the next run can use them.
         """
         assert not database.in_transaction(), "what is rolled back was never reserved"
         self._reserved = NONE
         if not self.limited:
             return Amount(records, size)
-        # One child after another.
+        # The lock admits one child at a time.
         with writing():
             RunTotal.lock(self._batch)
             if self._child and self.why(now=True) is not None:
@@ -170,10 +178,11 @@ class Brakes:
         return granted
 
     def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> list[CommonTable]:
-        """Return the common table ``settled``: it counts the rows of the table *source* as deleted.
+        """Return the common table ``settled``, which counts the rows of *source* as deleted.
 
-        It gives the rest of what was reserved back; of a *part* of that, as many records as `values` says, or *by_rows*
-        as many as were deleted.  *size* is an expression over *source*.  Empty if nothing is reserved.
+        It gives the rest of the reservation back.  If only a *part* is settled, that part is the number of records in
+        `values`, or *by_rows* the number of deleted rows.  *size* is an expression over *source*.  Empty if nothing is
+        reserved.
         """
         if self._reserved == NONE:
             return []
@@ -183,14 +192,15 @@ class Brakes:
         return [CommonTable("settled", settle)]
 
     def values(self, of: int | None = None) -> dict[str, Any]:
-        """Return what a statement with `settled` needs, which settles *of* the reserved records, or all."""
+        """Return the values for a statement with `settled`; it settles *of* the records, or all."""
         records = self._reserved.records if of is None else min(of, self._reserved.records)
         return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
 
     def settle(self, did: Amount, *, of: int | None = None) -> None:
-        """Count what *did* go, in the transaction that settles it, and give the rest of what was reserved back.
+        """Count the deleted amount *did*, and give the rest of the reservation back.
 
-        That is all of it, or so many records *of* it: the others stay used up.  Once it is committed call `went`.
+        Call it in the transaction that deletes.  It settles *of* the reserved records, or all; the others stay used up.
+        Call `went` after the commit.
         """
         if self._reserved != NONE:
             values = self.values(of) | {"records": did.records, "bytes": did.bytes}
@@ -200,7 +210,7 @@ class Brakes:
             database.execute_sql(settle, values)
 
     def went(self, did: Amount, *, of: int | None = None) -> None:
-        """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
+        """Note the amount *did* after the commit of `settled` or `settle`."""
         if self._reserved == NONE:
             return
         self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
@@ -208,11 +218,11 @@ class Brakes:
         self._reserved = NONE if of is None else Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
 
     def carry(self, records: int) -> None:
-        """Note records that followed others, and are no field of the outcome."""
+        """Note records that were deleted with others, and that no field of the outcome counts."""
         self._carried += records
 
     def give_back(self, of: int | None = None) -> None:
-        """Give back what is left of a reservation, or so many records *of* it, of which for certain nothing went."""
+        """Give back *of* the reserved records, or all; they were certainly not deleted."""
         if self._reserved != NONE and of != 0:
             with writing():
                 self.settle(NONE, of=of)
@@ -220,9 +230,9 @@ class Brakes:
 
     @contextmanager
     def giving_back(self, count_used: Callable[[], int] = lambda: 0) -> Iterator[None]:
-        """Give back what is reserved if what is done within fails, and was rolled back for certain.
+        """Give the reservation back if the block fails and was certainly rolled back.
 
-        *count_used* returns for how many records it is not certain.
+        *count_used* returns the number of records that may have been deleted all the same.
         """
         try:
             yield
@@ -233,23 +243,26 @@ class Brakes:
             raise
 
     def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
-        """Count the records that an earlier attempt at a *run* deleted, *of* those that it had reserved.
+        """Count records that an earlier attempt at a *run* deleted, *of* the reserved records.
 
-        Call it in the transaction that closes these records.  Return how many were counted: none if that attempt had
-        reserved nothing, as it was not limited.  Once the transaction is committed call `note_earlier`.
+        Call it in the transaction that closes these records, and call `note_earlier` after the commit.  Returns the
+        number of counted records: 0 if that attempt reserved nothing because it had no limits.
         """
         return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of=of) else 0
 
     def note_earlier(self, deleted: int) -> None:
-        """Note that *deleted* records of the outcome are counted already."""
+        """Note that *deleted* records of the outcome are already counted."""
         self._noted = Amount(self._noted.records + deleted, self._noted.bytes)
 
     def leave_used(self) -> None:
-        """Leave what is reserved used up: it is unknown how much of it went, so nothing settles it any more."""
+        """Leave the reservation used up: it is unknown how much of it was deleted.
+
+        Nothing settles it later.
+        """
         self._reserved = NONE
 
     def end(self) -> None:
-        """Write down what went while nothing was limited."""
+        """Count the deletions that were made without a limit."""
         found, noted = vars(self._outcome), self._noted
         records = sum(found[field] for field in self._declared.counted) + self._carried
         size = sum(found[field] for field in self._declared.counted_bytes)
@@ -261,10 +274,10 @@ class Brakes:
 
 
 def _is_rolled_back(error: Exception) -> bool:
-    """Say whether the transaction that has failed so has changed nothing, for certain.
+    """Return whether the failed transaction has certainly changed nothing.
 
-    PostgreSQL has said that it failed, or the engine has rolled it back.  After any other error, as one of a reply that
-    Python cannot read, the transaction may be committed.
+    That is certain if PostgreSQL reported the failure or the engine rolled back.  After any other error, such as a
+    reply that Python cannot read, the transaction may be committed.
     """
     if isinstance(error, pw.PeeweeException):
         return sqlstate(error) is not None and reachable()
@@ -272,11 +285,11 @@ def _is_rolled_back(error: Exception) -> bool:
 
 
 class Deadline:
-    """When a run has to end: at the end of its budget, or sooner when asked to.
+    """The time limit of a run: the end of its budget, or earlier if the run is asked to stop.
 
-    *safe_point* may raise to end the run at once.  A run that is asked to stop, or that a *brake* says why to end, ends
-    as if its budget were used up: what is left waits for the next tick.  *done* counts what the run has reported;
-    *on_progress* is called when it does, before any waiting.
+    *safe_point* may raise to end the run at once.  A run that is asked to stop, or that has a *brake*, ends as if its
+    budget were used up: the next tick deletes the rest.  *done* counts the records that the run has reported;
+    *on_progress* is called at each report, before any waiting.
     """
 
     def __init__(
@@ -302,7 +315,7 @@ class Deadline:
         return max(0.0, self._ends - self._clock())
 
     def passed(self, done: int = 0) -> bool:
-        """Say whether the run has to end, after the *done* rows or objects of its last chunk, and its pace's wait."""
+        """Count *done* records, wait for the pace, and return whether the run has to end."""
         self.done += done
         self._on_progress()
         if self._pace and done:
@@ -311,11 +324,11 @@ class Deadline:
         return self.halted() or self._clock() >= self._ends
 
     def halted(self) -> bool:
-        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to."""
+        """Return whether a brake or a shutdown ends the run, whatever is left of its budget."""
         return self._brake() is not None or shutdown.requested.is_set()
 
     def _wait(self, seconds: float) -> None:
-        """Wait, but not beyond the budget, nor beyond a brake."""
+        """Wait until the time is over, the budget ends or a brake applies."""
         left = min(seconds, self.left())
         while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, LOOK)):
             left -= LOOK

@@ -1,16 +1,17 @@
-"""The breaker: a run that is out of all proportion does not begin, and its batch is held until a person releases it.
+"""The breaker: it holds a batch whose run would delete far more than usual.
 
-A run is held where it would delete more than a share of its table, *and* more than ten times what any of the last
-hundred runs has, *and* more than a few records; unless a release lets it go.
+The hold lasts until a person releases the batch.  A run is held if it would delete more than a share of its table,
+*and* more than ten times the largest of the last hundred runs, *and* more than a few records, unless a release admits
+it.
 
-After an outage much is due that grew in the ordinary way.  How much follows from how long ago an ordinary run was last,
-and from how much is deleted in the ordinary way in so much time: by the busiest hour and day that the ledger knows.
-Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
+After an outage many records are due that accumulated as usual.  The breaker allows for them by the time since the last
+ordinary run and the usual rate of deletion: the busiest hour and day in the ledger.  The reason of the outage does not
+matter, because no run was ordinary in that time: a pause, a stop, a hold, a flag, missing workers.
 `docs/adr/0022-a-breaker-goes-by-rates.md` has the reasons.
 
-A release is an amount.  It begins with the first run that starts after it, and until then the children of earlier runs
-stay held.  The runs that it lets go, and all children at work meanwhile, delete no more than the amount together.  It
-ends where a run begins after that is used up, or after a run that was ordinary: which it was used by, or needed it not.
+A release is an amount.  It begins with the first run that starts after it; until then the children of earlier runs stay
+held.  Its runs, and all children at work meanwhile, together delete no more than the amount.  The release ends when a
+run begins after the amount is used up, or after an ordinary run: that run used the release or did not need it.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from forgekeeper.platform.settings import Settings
 from metrics.logs import one_line
 
 TIMES = 10
-"""So many times the largest of the runs before is out of proportion."""
+"""A run that deletes more than this multiple of the largest earlier run is out of proportion."""
 RUNS = 100
 PATIENCE = timedelta(seconds=5)
-"""No look may take longer; what cannot be counted by then is taken for too much."""
+"""Time limit of a count; a count that takes longer is treated as too large."""
 COUNTED = 1_000_000
-"""A view is counted up to so many rows."""
+"""Maximum rows of a view that are counted."""
 MOST = 2**31 - 1
-"""Nothing is counted beyond."""
+"""Maximum of any count."""
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = 3
-"""So many times the usual time between two runs is an outage."""
+"""A pause between two runs of more than this multiple of the usual pause is an outage."""
 
 NEXT = 2**62
-"""Stands for the number of a run that has not started yet."""
+"""Number in place of a run that has not started yet."""
 
 LARGEST = """
     select coalesce(max(records), 0)::bigint from (
@@ -54,8 +55,8 @@ LARGEST = """
         group by run order by run desc limit %(runs)s
     ) as runs
 """
-# A run counts whole for the hour and the day in which it began; what grew out of the ordinary says nothing of rates.
-# Runs are joined by their id alone: by the batch too, statistics that know nothing of the batch yet let PostgreSQL
+# A run counts in whole for the hour and the day of its start.  Runs that are not ordinary say nothing about rates.
+# The join uses the run's id alone.  With the batch, and statistics that do not know the batch yet, PostgreSQL would
 # compare each total with each run.
 RATES = """
     with totals as (
@@ -95,9 +96,9 @@ STANDS = f"""
 
 
 class Verdict(NamedTuple):
-    """What the breaker says of a run: whether it is an ordinary one, and of one that it would hold a sentence why.
+    """The breaker's judgement: whether the run is *ordinary*, and why it would be held.
 
-    Nothing where the batch does not say what is at stake, or the settings let all begin.
+    Both are None if the batch does not declare its stake, or if the settings switch the breaker off.
     """
 
     ordinary: bool | None = None
@@ -105,7 +106,10 @@ class Verdict(NamedTuple):
 
 
 def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool = False) -> bool | None:
-    """Let the run begin, as what was *released* may, or raise `Held`; say whether it is an ordinary one, as `judge`."""
+    """Return whether the run is ordinary; raise `Held` if it must not begin.
+
+    A *released* run is not held, nor a run whose feature flag is off.
+    """
     verdict = judge(batch, settings, run, instant, released=released)
     if verdict.sentence is None:
         return verdict.ordinary
@@ -116,14 +120,14 @@ def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, re
 
 
 def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict:
-    """Weigh what a run would delete against its table, and against what the runs before it have deleted.
+    """Compare a run's deletions with its table and with the deletions of earlier runs.
 
-    It would delete no more than limits leave to it today, and what was *released*.
+    Today's limits, and the amount of a release if the run is *released*, bound its deletions.
     """
     if batch.stake is None or settings.breaker_share >= 1:
         return Verdict()
     stake, least = batch.stake(instant), settings.breaker_least
-    # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
+    # Most runs have little to do, so their check has to be cheap: a count up to this limit is fast.
     if stake.due(least + 1) <= least:
         return Verdict(ordinary=True)
     values = {"batch": batch.name, "run": run, "runs": RUNS}
@@ -147,13 +151,16 @@ def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, 
 
 
 def largest_run(batch: str, run: int = NEXT) -> int:
-    """Return how much the largest of the last hundred runs has deleted, this one aside."""
+    """Return the deletions of the largest of the last hundred runs, without *run*."""
     (largest,) = database.execute_sql(LARGEST, {"batch": batch, "run": run, "runs": RUNS}).fetchone()
     return int(largest)
 
 
 def amount(batch: BatchSpec, instant: datetime) -> int | None:
-    """Count what a run would delete that nothing limits; None where that takes too long, or nobody can say."""
+    """Count the records that a run without limits would delete.
+
+    Returns None if that takes too long or is not possible.
+    """
     try:
         stake = batch.stake(instant) if batch.stake else None
         return _in_time(lambda: stake.due(MOST)) if stake else None
@@ -162,10 +169,10 @@ def amount(batch: BatchSpec, instant: datetime) -> int | None:
 
 
 def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
-    """End what brakes hold the batch for, and let *expect* records go; return what has ended.
+    """Lift the brakes of the batch and allow *expect* deletions; return the lifted holds.
 
-    If these are none, the release has no amount and ends at once: later runs are weighed as usual.  If no brake holds
-    the batch, nothing is released: a brake that holds it a moment later has not been looked at.
+    With an *expect* of 0 the release has no amount and ends at once: later runs are judged as usual.  If no brake holds
+    the batch, nothing is released: nobody has looked at a brake that is added a moment later.
     """
     with database.atomic():
         lifted = Hold.lift(batch, BRAKES)
@@ -178,35 +185,35 @@ def release(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
 
 
 def begin_release(batch: str, run: int) -> None:
-    """Let the release that no run has had yet begin with this one."""
+    """Begin the release with this run if it has not begun yet."""
     new = (Batch.released_at.is_null(False), Batch.released_run.is_null())
     Batch.update(released_run=run).where(Batch.name == batch, *new).execute()
 
 
 def released(batch: str, run: int = NEXT) -> bool:
-    """Say whether a release lets go what this run does, which has begun last, or else the next one."""
+    """Return whether a release admits this run, the last to begin, or else the next run."""
     row = database.execute_sql(STANDS, {"batch": batch, "run": run}).fetchone()
     return row is not None and row[0]
 
 
 def end_release(batch: str) -> None:
-    """End the release; who gave it, and why, stays to be read."""
+    """End the release; its author and reason stay readable."""
     Batch.update(released_at=None, released_run=None).where(Batch.name == batch).execute()
 
 
 def _grown(values: dict[str, Any]) -> float:
-    """Say how much may have grown in the ordinary way since the last run that was ordinary, by the ledger's rates."""
+    """Estimate by the ledger's rates how much has accumulated since the last ordinary run."""
     an_hour, a_day, known, since, gap = database.execute_sql(RATES, values).fetchone()
     if since is None:
         return 0.0
-    # In an outage the busiest hour and day may lie whole, and beyond it not even a part of one.
+    # An outage may contain the whole busiest hour and day; without an outage not even a part of them counts extra.
     whole = int(gap is not None and since > LATE * gap)
     grown: float = an_hour * (since / HOUR + whole)
     return min(grown, a_day * (since / DAY + 1)) if known >= 2 * DAY else grown
 
 
 def _in_time(look: Callable[[], int]) -> int | None:
-    """Return what *look* counts; None where it took too long."""
+    """Return the count of *look*; None if it takes too long."""
     return within(time.monotonic() + PATIENCE.total_seconds(), look)
 
 

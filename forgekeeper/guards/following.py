@@ -1,4 +1,4 @@
-"""Foreign keys that lead to a batch's rows: they delete or change other rows with them, or forbid to delete them."""
+"""Foreign keys to a batch's rows: they delete or change other rows, or forbid deletion."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ FORBIDS = (
 
 
 def refused(batch: BatchSpec, tables: Tables) -> Iterator[str]:
-    """Yield a sentence for each table whose rows would follow those of *batch*, and that the batch does not name.
+    """Yield a sentence for each undeclared table whose rows follow rows of *batch*.
 
-    A batch that is not asked before it runs names them among its tables; its `Rows` are asked when they are deleted.
+    A batch that is not asked before it runs names such tables among its own; its `Rows` are checked at their deletion.
     """
     for target in _targets(batch, tables):
         yield from Cascades.find(target, [*batch.tables, *batch.reads]).refused
 
 
 def described(batch: BatchSpec, tables: Tables) -> Iterator[tuple[bool, str]]:
-    """Yield a sentence for each foreign key that leads to rows of *batch*, and whether it forbids to delete them."""
+    """Yield a sentence for each foreign key to rows of *batch*; True if it forbids deletion."""
     for target in _targets(batch, tables):
         for key in foreign_keys(target):
             names = {"name": key.name, "table": key.table_name, "action": key.action, "relation": key.to_name}

@@ -1,11 +1,11 @@
-"""What has to be true of the world before a batch may delete anything in it: else it is blocked.
+"""Preconditions of every deletion; if one of them fails, the batch is blocked.
 
-What is due is decided by PostgreSQL's clock in some batches and by Redis's in others; one that is a day ahead deletes
-what should live.  A question takes time: a clock is taken to have answered in the middle of it, and half of it is
-doubt, which never counts against the clock.
+Some batches decide by PostgreSQL's clock which records are due, others by Redis's clock.  A clock that is a day ahead
+deletes records that should stay.  A clock's answer counts for the middle of the request.  Half of the request's time is
+the doubt, which never counts against the clock.
 
-The forge owns its tables.  A view is welcome, and so is a table that is partitioned.  But one partition of it alone,
-also behind a view, hides the others: an object that a row there names would look as if no row named it.
+The forge owns its tables.  A view or a partitioned table is fine.  A single partition, also behind a view, hides the
+other partitions: an object that one of their rows names would look as if no row named it.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ Reason = Literal[
     "schema",
 ]
 REASONS: tuple[str, ...] = get_args(Reason)
-"""A closed set: labels of metrics and entries of the ledger are made of it."""
+"""A closed set, used for labels of metrics and for entries of the ledger."""
 ENCODINGS = {"UTF8", "SQL_ASCII"}
-"""Encodings in which a database can store every text.  In SQL_ASCII it stores bytes, whatever they mean."""
+"""Encodings that can store every text.  SQL_ASCII stores any bytes."""
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 
 BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
-"""Tables in which a run looks, by text, for rows that keep it from deleting: stops, limits, exclusions."""
+"""Tables with rows, found by text, that keep a run from deleting: stops, limits, exclusions."""
 
-# Each table, and the tables below it if it is a view.  A view reads these as its owner, unless it says
-# `security_invoker`: row security hides rows from the reader.
+# Each table, and the tables below it if it is a view.  A view reads them as its owner, unless it has
+# `security_invoker`.  Row security hides rows from the reader.
 RELATIONS = """
     with recursive reached (name, oid, reader) as (
         select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
@@ -119,9 +119,9 @@ class Blocked(Exception):
 
 
 def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> None:
-    """Raise `Blocked` where *batch*, or a child of it, must not work; asked once, before it begins.
+    """Raise `Blocked` if *batch* or a child of it must not work; called once, at first.
 
-    A run claims a Redis that is nobody's; a preview does not, and raises `redis.RedisError` where Redis is away.
+    A run claims a Redis without an owner.  A preview does not, and raises `redis.RedisError` if Redis is down.
     """
     if refused := why_text_is_refused():
         raise Blocked("schema", refused)
@@ -136,9 +136,9 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
 
 
 def why_text_is_refused() -> str | None:
-    """Return in a sentence why the database cannot store some paths and names, or None if it can store all.
+    """Return a sentence if the database cannot store some paths or names, else None.
 
-    The server has said its encoding when the session began: nothing is asked.  Needs a connection.
+    The server states its encoding at the start of a session, so this sends no query.  Needs a connection.
     """
     encoding = database.connection().get_parameter_status("server_encoding")
     if encoding in ENCODINGS:
@@ -150,7 +150,10 @@ def why_text_is_refused() -> str | None:
 
 
 def _require_register(batch: BatchSpec, *, begin: bool) -> None:
-    """Raise `Blocked` if Redis lacks the register of the batch.  If Redis is away, the run fails by itself."""
+    """Raise `Blocked` if Redis lacks the register of the batch.
+
+    If Redis is down, the run fails by itself.
+    """
     if batch.epoch_key is None:
         return
     with suppress(redis.RedisError) if begin else nullcontext():
@@ -159,23 +162,23 @@ def _require_register(batch: BatchSpec, *, begin: bool) -> None:
 
 
 def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
-    """Yield a sentence where a group is excluded of which nobody says any more which projects it has."""
+    """Yield a sentence if a group is excluded and its projects are unknown."""
     if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
         yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
 
 
 def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
-    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
+    """Raise `Disagreement` unless database, Redis and places to delete from have one owner.
 
-    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
-    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
-    away raises.
+    A copied or moved database does not agree until a person says which installation it is.  Redis and places that do
+    not answer are left out: the batch fails if it needs them.  Without *claims* nothing is written, and a Redis that is
+    down raises.
     """
     if said := objection():
         raise Disagreement(said)
     ours = _claimed() if claims else _known()
     if ours is None:
-        return  # a worker will make one
+        return  # a worker will create the installation
     root = settings.repositories_root
     if deletes_from == "repositories" and root is not None:
         _require_place(lambda: sentinel.Folder(root), ours)
@@ -207,9 +210,10 @@ def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:
 
 
 def _require_clocks(settings: Settings) -> None:
-    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to know what is due.
+    """Raise `Blocked` if PostgreSQL's and Redis's clocks differ too much.
 
-    A Redis that is away has no clock to go by: whatever needs it fails of itself.
+    It is then unknown which records are due.  If Redis is down, its clock is not checked: work that needs Redis fails
+    by itself.
     """
     try:
         (found,) = differences("postgresql", "redis")
@@ -221,7 +225,7 @@ def _require_clocks(settings: Settings) -> None:
 
 
 class Difference(NamedTuple):
-    """How far *clock* is ahead of *reference*, in seconds, and how wrong that may be."""
+    """How far *clock* is ahead of *reference*, and the possible error of that, in seconds."""
 
     clock: str
     reference: str
@@ -229,17 +233,20 @@ class Difference(NamedTuple):
     doubt: float
 
     def exceeds(self, tolerance: timedelta) -> bool:
-        """Say whether the clocks are further apart than that beyond doubt."""
+        """Return whether the clocks certainly differ by more than *tolerance*."""
         return abs(self.seconds) - self.doubt > tolerance.total_seconds()
 
     def sentence(self) -> str:
-        """Say it to people."""
+        """Return the difference as a sentence for people."""
         way = f"{abs(self.seconds):.0f} s {'ahead of' if self.seconds > 0 else 'behind'}"
         return f"{NAMES[self.clock]} is {way} {NAMES[self.reference]}; set right the one that is wrong"
 
 
 def differences(*clocks: str) -> list[Difference]:
-    """Read these clocks, or all, within a moment, and compare each with each; raises what servers raise."""
+    """Read the clocks, or all, in quick succession, and compare every pair.
+
+    Raises errors of the servers.
+    """
     read = {name: _read(name) for name in clocks or NAMES}
     return [
         Difference(one, other, read[one][0] - read[other][0], read[one][1] + read[other][1])
@@ -248,7 +255,7 @@ def differences(*clocks: str) -> list[Difference]:
 
 
 def _read(clock: str) -> tuple[float, float]:
-    """Return how far the clock is from the monotonic one, and how wrong that may be, in seconds."""
+    """Return the clock's distance from the monotonic clock and the possible error, in seconds."""
     began = time.monotonic()
     if clock == "postgresql":
         said = now().timestamp()
@@ -262,18 +269,18 @@ def _read(clock: str) -> tuple[float, float]:
 
 
 def fits(batch: BatchSpec) -> bool:
-    """Say whether the batch can work on the forge's relations as they are."""
+    """Return whether the batch can work on the forge's relations as they are."""
     return not any(unfit(batch, rights=False))
 
 
 def missing(batch: BatchSpec) -> list[str]:
-    """Return what the forge's relations lack of what the batch needs, columns included; whatever this role may do."""
+    """Return the needs of the batch that the forge's relations lack, whatever the rights."""
     hidden = _hidden(batch)
     return hidden or list(_misfits(batch, relations.look([one.sql for one in batch.relations])))
 
 
 def _hidden(batch: BatchSpec) -> list[str]:
-    """Say which schemas are closed to the role: to PostgreSQL that is an error when a statement names one."""
+    """Return the schemas that are closed to the role; a statement that names one would fail."""
     in_schemas = [one.model for one in batch.relations if name_parts(one.model)[0]]
     return list(schema.closed(in_schemas)) if in_schemas else []
 
@@ -284,7 +291,7 @@ def _misfits(batch: BatchSpec, tables: relations.Tables) -> Iterator[str]:
 
 
 def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
-    """Yield why the batch cannot work on the forge's relations as they are; with *rights*, as this role."""
+    """Yield why the batch cannot work on the forge's relations; with *rights*, as this role."""
     expected = batch.relations
     if hidden := _hidden(batch):
         yield from hidden
@@ -300,10 +307,10 @@ def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
 
 
 def overlooked(batch: BatchSpec) -> Iterator[str]:
-    """Yield a sentence for each relation in which lookups miss rows of a sample, whatever the catalogue says.
+    """Yield a sentence for each relation in which lookups miss rows of a sample.
 
-    Asked of a batch that deletes objects which no row names.  The relations have to fit, and this role has to have the
-    right to read them.
+    Only checks batches that delete objects without a row that names them.  The catalogue is not consulted.  The
+    relations have to fit, and this role needs the right to read them.
     """
     for model in (*batch.tables, *batch.reads) if batch.deletes_from in ("artifacts", "stores") else ():
         if missed := sorted(model.overlooked()):
@@ -315,7 +322,7 @@ def overlooked(batch: BatchSpec) -> Iterator[str]:
 
 
 class Below(NamedTuple):
-    """What lies below one of the relations, or that itself: what it is *called*, and its kind."""
+    """A relation, or a relation below it, with its kind and the name that it is *called*."""
 
     name: str
     oid: int
@@ -329,13 +336,13 @@ class Below(NamedTuple):
 
 
 def below(models: Sequence[type[Base]]) -> list[Below]:
-    """Return what the relation of each of the models is made of, in one statement."""
+    """Return the relations that each model's relation is made of, by one statement."""
     names = [relation_name(model) for model in models]
     return [Below(*row) for row in execute_prepared("relations", RELATIONS, {"names": names}).fetchall()]
 
 
 def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
-    """Yield a sentence for each way in which statements on the tables of *models* would take some rows for all."""
+    """Yield a sentence for each way in which statements on the *models* would miss rows."""
     found, shown = below(models), {relation_name(model): shown_name(model) for model in models}
     yield from reasons_to_miss_rows({one.oid for one in found})
     if views := [one.oid for one in found if one.itself and one.kind == "v"]:

@@ -1,8 +1,8 @@
-"""Whether Redis still has the register of a batch: if it was emptied, or is another server, the entries are missing.
+"""The epoch of a register: an emptied or different Redis lacks the batch's entries.
 
 An epoch, a random text, is stored in Redis beside the register and in the row of the batch in PostgreSQL.  The first
 run writes both.  If they differ later, the entries are lost or elsewhere, and the batch is blocked until a person says
-that Redis was replaced.  A Redis that has gone back to an earlier state has the same epoch: see docs/uploads.md.
+that Redis was replaced.  A Redis that was reset to an earlier state has the same epoch: see docs/uploads.md.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LOST_REGISTER = (
 
 
 def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None:
-    """Return in a sentence why the entries of the batch are not in this Redis, or None if they are.
+    """Return a sentence if the entries of the batch are not in this Redis, else None.
 
-    If PostgreSQL has no epoch yet, *begin* stores one in both.  Several processes that do so at once agree on one
+    If PostgreSQL lacks an epoch, *begin* stores one in both.  Several processes that do so at once agree on one
     epoch; after a crash the next run finishes.  Raises `redis.RedisError` if Redis does not answer.
     """
     if batch.epoch_key is None:
@@ -48,7 +48,7 @@ def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None
 
 
 def accept_redis(reason: str) -> list[str]:
-    """Let each register whose entries are lost begin again in this Redis, and record it; return their batches."""
+    """Restart each lost register in this Redis, and audit it; return the batches."""
     replaced = [batch for batch in BATCHES.values() if why_register_is_lost(batch) is not None]
     for batch in replaced:
         assert batch.epoch_key is not None
@@ -62,12 +62,12 @@ def accept_redis(reason: str) -> list[str]:
 
 
 def forget_epochs() -> None:
-    """Forget which Redis has the registers: a copy of the database has another one."""
+    """Forget which Redis has the registers: a copied database has a different Redis."""
     Batch.update(redis_epoch=None).execute()
 
 
 def find_warnings() -> list[str]:
-    """Return the sentence of each batch that the last run found without its register.  Redis is not asked."""
+    """Return a sentence for each batch whose last run lacked its register; asks no Redis."""
     return [f"{row.name} is blocked: {row.blocked_sentence}" for row in Batch.blocked() if row.blocked_reason == REASON]
 
 

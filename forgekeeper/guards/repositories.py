@@ -1,4 +1,4 @@
-"""Preconditions of batches that delete refs: plain repositories are configured, and no Git server keeps them."""
+"""Preconditions of batches that delete refs: a root of repositories, and no Git server."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The audit: who did what, and what was deleted by which run.  Rows are added here, and never changed."""
+"""Audit: the acts of people and the deletions of batches, in two tables that only grow."""

@@ -1,4 +1,4 @@
-"""What people did: each act of a command, with who, from where, why, and what it changed."""
+"""Acts of people: each act of a command, with its author, host, reason and changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from forgekeeper.platform.database import Base, Document, default
 from metrics.logs import one_line, redact
 
 LONGEST = 1_000
-"""Characters of what a person types: a reason, a name."""
+"""Maximum characters of a text that a person types: a reason, a name."""
 LISTED = 50
-"""So many of the things that an act was done to are named; the rest are counted."""
+"""Maximum number of things of one act that are named; the others are only counted."""
 
 
 class Act(Base):
@@ -49,9 +49,9 @@ _recording: ContextVar[tuple[str | None, bool, str | None]] = ContextVar("record
 
 @contextmanager
 def begin(*, on: bool, actor: str | None = None, reason: str | None = None) -> Iterator[None]:
-    """Let the acts within be those of the person that *actor* names; none is recorded unless *on*.
+    """Record acts in the block as acts of the person *actor*, or record none unless *on*.
 
-    *reason* is that of each act which gives none itself.
+    *reason* is the reason of each act that has none itself.
     """
     token = _recording.set((actor, on, reason))
     try:
@@ -61,7 +61,7 @@ def begin(*, on: bool, actor: str | None = None, reason: str | None = None) -> I
 
 
 def who() -> str:
-    """Name who acts here: what FORGEKEEPER_ACTOR says, or else the user and the host of the process."""
+    """Name the acting person: FORGEKEEPER_ACTOR, or else the user and host of the process."""
     actor, _, _ = _recording.get()
     return actor or f"{_user()}@{socket.gethostname()}"
 
@@ -69,10 +69,11 @@ def who() -> str:
 def record(
     act: str, what: str, *, batch: str | None = None, reason: str | None = None, before: Any = None, after: Any = None
 ) -> None:
-    """Record an act in the transaction at hand, or in one of its own: *act* is the command, *what* it was done to.
+    """Record an act in the transaction at hand, or in a transaction of its own.
 
-    *before* and *after* are what it changed, as JSON holds it, without secrets, and cut where it is long.  Does nothing
-    where the audit is off.  Change what is elsewhere after this: an act that cannot be recorded does not happen.
+    *act* is the command, *what* its object.  *before* and *after* are the changed values as JSON, without secrets,
+    shortened if they are long.  Does nothing if the audit is off.  Make changes outside PostgreSQL afterwards: an act
+    that cannot be recorded must not happen.
     """
     actor, on, given = _recording.get()
     if not on:
@@ -92,18 +93,18 @@ def record(
 
 
 def some(things: Sequence[Any]) -> dict[str, Any]:
-    """Say of how many things an act is, and of which: the first fifty are named."""
+    """Return the number of things that an act changed, and the first fifty of them."""
     return {"count": len(things), "first": list(things[:LISTED])}
 
 
 def _short(text: str) -> str:
-    # Cut afterwards: half a secret is not recognised as one.
+    # Shorten after the redaction: half a secret would not be recognised.
     text = one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _user() -> str:
-    """Name the user that the process belongs to, not whom the environment says; but sudo is believed."""
+    """Name the user of the process, not of the environment; only sudo's variable is believed."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,8 +1,8 @@
-"""What was deleted: a row for each chunk, which says of each of its records what it was.
+"""Deletions in the audit: a row for each chunk, with the details of each record.
 
-Where a deletion is one statement its row is written by the same statement: both or neither.  What has no transaction,
-a ref or an object, has an *intent* before it and an *outcome* after it: what a crash leaves open the next attempt
-closes.  A row a chunk, and not a row a record, costs a hundredth and no entry in an index (`docs/adr/0021`).
+If a deletion is one statement, the same statement writes its row: both or neither.  Refs and objects have no
+transaction, so an *intent* precedes their deletion and an *outcome* follows it.  The next attempt closes intents that a
+crash left open.  A row per chunk costs a hundredth of a row per record, and no index entry (`docs/adr/0021`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import writing
 
 ITEMS = 250
-"""So many records are in a row at most: their ids stay in the row, where they are looked for."""
+"""Maximum records in a row: their ids stay inside the row and are searched there."""
 UNCLOSED_FOR = timedelta(days=7)
-"""For so long an intent is looked for whose outcome is missing."""
-# What is the same for all is there once; to find that out costs less than to write it a hundred times.
+"""Maximum age of an intent that is looked for because its outcome is missing."""
+# A value that all records share is stored once; the comparison costs less than writing the value a hundred times.
 COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1]) else to_jsonb(gone.{key}) end"
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 OTHER = "column_"
-"""Begins the name of a column that the model has no field of; its value is JSON in a text."""
+"""Prefix of the name of a column that the model lacks; the value is JSON in a text."""
 
 UNCLOSED = """
     select id, ids, cardinality(hashes), detail, run from audit_deletions as intended
@@ -45,12 +45,12 @@ UNCLOSED = """
 """
 Key = TypeVar("Key", bound=Hashable)
 MOVED = "moved"
-"""What has become of a record that was recorded again since, because it had changed."""
+"""State of a record that has changed since and was recorded again."""
 REPEATED = "repeated"
-"""State of a record that a later attempt deleted and recorded, after an attempt that had no time to."""
+"""State of a record that a later attempt deleted and recorded, after an earlier attempt ran out of time for that."""
 Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
-"""Says of the details of records what has become of each; None where that is not known now."""
-# Of any age: an attempt may have died long ago, and none has looked since.
+"""Returns the present state of each record by its details; None for a state that is unknown now."""
+# Intents of any age: the attempt may have died long ago, with no look at its records since.
 AT_WORK = """
     select unnest(ids) from audit_deletions as intended
     where phase = 'intent' and record = %(record)s
@@ -59,7 +59,10 @@ AT_WORK = """
 
 
 class Item(NamedTuple):
-    """An item that is about to be deleted: the audit finds it by its *id* and *name*, and stores its *detail*."""
+    """An item that is about to be deleted.
+
+    The audit finds it by its *id* and *name*, and stores its *detail*.
+    """
 
     id: int | None
     name: str
@@ -67,7 +70,7 @@ class Item(NamedTuple):
 
 
 class Intent(NamedTuple):
-    """An intent without an outcome: an attempt before ours has died in the middle of it, or was interrupted."""
+    """An intent without an outcome: the attempt died or was interrupted during its deletion."""
 
     id: int
     ids: Sequence[int]
@@ -77,7 +80,7 @@ class Intent(NamedTuple):
 
 
 class EarlierIntent(NamedTuple):
-    """An intent that an attempt before ours left open: its records' details, and the state of each now."""
+    """An open intent of an earlier attempt, with its records' details and present states."""
 
     intent: Intent
     name: str
@@ -89,13 +92,13 @@ class EarlierIntent(NamedTuple):
         return zip(self.rows, self.states, strict=True)
 
     def close_as(self, states: Sequence[str]) -> Ended:
-        """Return its outcome if the records are in these states."""
+        """Return the intent's outcome if its records are in these *states*."""
         intent, names = self.intent, [str(row[self.name]) for row in self.rows]
         return Ended(intent.id, intent.ids, names, {**intent.detail, "state": _once(list(states))})
 
 
 class Ended(NamedTuple):
-    """What has become of the records of an intent, which is closed by that: its *columns*, the *state* among them."""
+    """The outcome that closes an intent: the states of its records and the other *columns*."""
 
     intent: int | None
     ids: Sequence[int]
@@ -104,7 +107,7 @@ class Ended(NamedTuple):
 
 
 class Deletion(Base):
-    """A chunk of deleted records, or of records that are about to be."""
+    """A chunk of records that are deleted or about to be deleted."""
 
     grants = "worker: select, insert"
 
@@ -128,9 +131,9 @@ class Deletion(Base):
 
 
 class Audit:
-    """What one attempt writes into the audit, where that is *on*: of a *run*, or of a *child* that the run has sent.
+    """The audit of one attempt at a *run*, or at a *child* that the run has sent.
 
-    *values* are what a statement with a `clause` needs.
+    Writes nothing unless *on*.  *values* are the parameters of a statement with a `clause`.
     """
 
     def __init__(
@@ -151,10 +154,10 @@ class Audit:
         part: str = "audited",
         **columns: str,
     ) -> list[CommonTable]:
-        """Return the common table *part*: it records the rows of the table *source*.  Empty if the audit is off.
+        """Return the common table *part*: it records the rows of the table *source*.
 
-        *id*, *name* and *columns* are expressions of SQL over *source*.  People look for a record by its id and its
-        *name*.
+        Empty if the audit is off.  *id*, *name* and *columns* are SQL expressions over *source*.  People look for a
+        record by its id and its *name*.
         """
         if not self.on:
             return []
@@ -171,40 +174,40 @@ class Audit:
         return [CommonTable(part, query)]
 
     def done(self, record: str, *, ids: Sequence[int], **columns: Any) -> None:
-        """Record what this transaction has deleted."""
+        """Record the records that this transaction has deleted."""
         self._write("done", record, _parts(ids, (), columns))
 
     def intent(
         self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any
     ) -> list[int]:
-        """Record what is about to be deleted; return the numbers of the intents, one for each `ITEMS` records.
+        """Record the records that are about to be deleted; return the intents' ids.
 
-        *columns* have a value for each record, or one for all.  By the *scope*, on which no other attempt works, those
-        are found that an attempt left which died.
+        There is one intent for each `ITEMS` records.  *columns* have a value for each record, or a common value.  No
+        other attempt works on the *scope*, so it identifies the intents of an attempt that died.
         """
         return self._write("intent", record, _parts(ids, names, columns), scope=scope)
 
     def outcomes(self, record: str, ended: Iterable[Ended]) -> None:
-        """Record what has become of intents, in the transaction at hand."""
+        """Record the outcomes of intents, in the transaction at hand."""
         self._write("outcome", record, (part for one in ended for part in _parts(*one[1:], intent=one.intent)))
 
     def unclosed(self, record: str, *, scope: str | None = None) -> list[Intent]:
-        """Return intents without an outcome that earlier attempts have left, a hundred at most, the oldest first.
+        """Return up to a hundred intents of earlier attempts without an outcome, the oldest first.
 
-        The caller is alone with that *scope*; an attempt that was paused, and goes on, may close its own a second time.
+        Only the caller works on that *scope*; a suspended attempt that resumes may close its own intents a second time.
         """
         if not self.on:
             return []
-        # Its age is a constant: of months before it PostgreSQL then locks none, not even to plan.
+        # The age is a constant, so PostgreSQL does not lock partitions of earlier months, not even to plan.
         values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now() - UNCLOSED_FOR}
-        # In so many words: "is not distinct from" is looked for in no index.
+        # Spelled out, because PostgreSQL uses no index for "is not distinct from".
         statement = UNCLOSED.format(is_it="is null" if scope is None else "= %(scope)s")
         return [Intent(*row) for row in database.execute_sql(statement, values).fetchall()]
 
     def _write(
         self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None
     ) -> list[int]:
-        """Insert a row for each part; return their numbers, in the order of the parts."""
+        """Insert a row for each part; return their ids, in the order of the parts."""
         facts = {**self._facts, "record": record, "phase": phase, "scope": scope}
         if not self.on or not (rows := [facts | part for part in parts]):
             return []
@@ -212,7 +215,7 @@ class Audit:
 
 
 def each_of(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """Yield what a row says of each of its *count* records: its id, too, and as ``others`` columns without a field."""
+    """Yield each record's id and details; columns without a field are in ``others``."""
     for place in range(count):
         facts = {key: value[place] if isinstance(value, list) else value for key, value in detail.items()}
         others = {key.removeprefix(OTHER): loads(facts.pop(key)) for key in detail if key.startswith(OTHER)}
@@ -220,12 +223,12 @@ def each_of(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterat
 
 
 def hashed(name: str) -> int:
-    """Return what a name is found by: the first 32 bits of its MD5, as PostgreSQL's integer."""
+    """Return the first 32 bits of a name's MD5 as a PostgreSQL integer, to find the name by."""
     return int.from_bytes(md5(name.encode(), usedforsecurity=False).digest()[:4], signed=True)
 
 
 def _text(name: str) -> str:
-    """Return a name as a text of SQL, in a statement with values."""
+    """Return a name as an SQL string literal in a statement with parameters."""
     return "'{}'".format(name.replace("'", "''").replace("%", "%%"))
 
 
@@ -244,7 +247,10 @@ def _parts(
 
 
 class Intended(Generic[Key]):
-    """Records of one kind that an attempt is about to delete, by whatever the caller calls them; see `Audit.intent`."""
+    """Records of one kind that an attempt is about to delete, by keys of the caller.
+
+    See `Audit.intent`.
+    """
 
     def __init__(self, audit: Audit, record: str, *, scope: str | None = None) -> None:
         self._audit = audit
@@ -253,7 +259,10 @@ class Intended(Generic[Key]):
         self._open: dict[int, dict[Key, Item]] = {}
 
     def begin(self, items: Mapping[Key, Item]) -> None:
-        """Say what is about to go, before it does: what is said again has moved since the first time."""
+        """Record the items before their deletion.
+
+        An item that is recorded again has moved since the first time.
+        """
         if self._audit.on and items:
             with writing():
                 begun = self._begin(items)
@@ -261,7 +270,7 @@ class Intended(Generic[Key]):
 
     @contextmanager
     def ending(self, states: Mapping[Key, str]) -> Iterator[None]:
-        """Do what is done within, and say what has become of those records that were said, in one transaction."""
+        """Run the block and record the *states* of begun records, in one transaction."""
         with writing():
             yield
             closed, begun = self._end(states) if self._audit.on else ([], {})
@@ -270,7 +279,7 @@ class Intended(Generic[Key]):
         self._open |= begun
 
     def open(self) -> list[Key]:
-        """List the records of which it is still to be said what has become of them."""
+        """Return the keys of the records without a recorded outcome."""
         return list(dict.fromkeys(key for part in self._open.values() for key in part))
 
     def _begin(self, items: Mapping[Key, Item]) -> dict[int, dict[Key, Item]]:
@@ -282,7 +291,7 @@ class Intended(Generic[Key]):
         return {number: {key: items[key] for key in part} for number, part in zip(numbers, parts, strict=True)}
 
     def _end(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, Item]]]:
-        """Close the intents of which anything is known; what is not known of them is said in new ones."""
+        """Close intents with a known state; records without a known state get new intents."""
         closed, outcomes, left = list[int](), list[Ended](), dict[Key, Item]()
         latest = {key: number for number, part in self._open.items() for key in part}
         for number, part in self._open.items():
@@ -299,17 +308,18 @@ class Intended(Generic[Key]):
 
 
 def at_work(record: str) -> set[int]:
-    """Return the ids of the records that are said to be about to go, and not yet what became of them."""
+    """Return the ids of the records that have an intent and no outcome."""
     return {number for (number,) in database.execute_sql(AT_WORK, {"record": record}).fetchall()}
 
 
 def find_earlier(
     audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None
 ) -> Iterator[list[EarlierIntent]]:
-    """Yield intents that attempts before ours have left open, as *look* finds their records by details.
+    """Yield the open intents of earlier attempts with their records' present states.
 
-    The caller closes each list by `Audit.outcomes` before it asks for the next.  An intent stays open while the state
-    of any of its records is unknown.  *name* is the detail that records are looked for by.
+    *look* returns the states by the records' details.  The caller closes each list by `Audit.outcomes` before it asks
+    for the next list.  An intent stays open while the state of any of its records is unknown.  *name* is the detail by
+    which people look for a record.
     """
     while unclosed := audit.unclosed(record, scope=scope):
         rows = [list(each_of(intent.ids, intent.detail, intent.size)) for intent in unclosed]
@@ -334,5 +344,5 @@ def _ids(items: Iterable[Item]) -> list[int]:
 
 
 def _once(values: list[Any]) -> Any:
-    """Return the one value where all are the same."""
+    """Return the common value if all values are equal, else the values."""
     return values[0] if values and all(value == values[0] for value in values) else values

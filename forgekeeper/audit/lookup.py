@@ -1,6 +1,6 @@
-"""Questions to the audit: what has become of what people ask for, what a run has deleted, what is newest.
+"""Questions to the audit: a record's fate, a run's deletions, the newest rows.
 
-A row is a chunk.  Of rows with many records all of a kind are looked through; those with few are found by an index.
+A row is a chunk.  Rows with many records are scanned by kind; an index finds rows with few records.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinalit
 SIZE = "greatest(cardinality(ids), cardinality(hashes))"
 LAST = 2**63 - 1
 FEW = 20
-"""A row with fewer records than that is in the index of what is in it: see migration 0010."""
-# The planner knows nothing of a month that has just begun; and its workers pay where a hundred thousand rows are read.
+"""Rows with fewer records are in the index of ids and hashes: see migration 0010."""
+# The planner lacks statistics of a new month, and parallel workers pay off if a hundred thousand rows are read.
 PLAN = """
     set local enable_seqscan = off; set local max_parallel_workers_per_gather = 4;
     set local parallel_setup_cost = 0; set local parallel_tuple_cost = 0;
@@ -33,25 +33,25 @@ FOUND = f"""
 KINDS = {"ids": "bigint", "hashes": "integer"}
 CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
-# What a run has is few: by the order of the ids all is read backwards until enough of it has come.
+# A run has few rows: `id + 0` reads all of them backwards by id until the limit is reached.
 OF_RUN = f"select {SHOWN} from audit_deletions where run = %(run)s{{where}} order by id + 0 desc limit %(limit)s"
-# Until enough since then has come, where there is little, all before would be read.
+# The limit is applied first: with few rows since then, PostgreSQL would otherwise read all earlier rows.
 NEWEST = f"""
     select * from (
         select {SHOWN} from audit_deletions where id < %(before)s order by id desc limit %(limit)s
     ) as newest where true{{where}}
 """
 PROJECT = "project_id"
-"""What the details call whose a record is."""
+"""The detail with the id of the record's project."""
 LOOKED_AT, MATCHING = 50_000, 300
-"""So many rows of a batch are looked at for a project, and so many are taken apart."""
+"""Maximum rows of a batch that are searched for a project, and maximum matching rows that are decoded."""
 OF_BATCH = "from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit %(rows)s"
 LOOKED = f"select count(*) from (select 1 {OF_BATCH}) as looked"
 OF_PROJECT = f"""
     select {SHOWN} from (select * {OF_BATCH}) as looked
     where detail->'{PROJECT}' @> to_jsonb(%(project)s::bigint) order by id desc limit %(limit)s
 """
-# Of a batch that deletes much of another kind no more is looked through.
+# The limit also bounds the search in a batch that deletes many records of another kind.
 LAST_RUNS = """
     select run, max(at) from (
         select * from audit_deletions where batch = %(batch)s and at >= %(since)s order by at desc limit 1000
@@ -83,11 +83,11 @@ TOTALS = f"""
 
 
 PATH = Subject("path", "[LOCATION:]PATH", None, name="path", within="location")
-"""Whatever lay there; every batch that deletes objects says so with their paths."""
+"""Any object at the path; every batch that deletes objects audits their paths."""
 
 
 class Line(NamedTuple):
-    """A row of the audit: a chunk of deleted records, or of those about to be."""
+    """A row of the audit: a chunk of records that are deleted or about to be deleted."""
 
     id: int
     at: datetime
@@ -104,20 +104,20 @@ class Line(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many records it is about."""
+        """The number of records in the row."""
         return max(len(self.ids), self.names) or self.detail.get("count") or 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `--json` shows it."""
+        """Return the row as `--json` shows it."""
         return self._asdict() | {"records": self.size}
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Say what is known of each record, its id included."""
+        """Yield the details of each record, its id included."""
         return each_of(self.ids, self.detail, max(len(self.ids), self.names))
 
 
 class Found(NamedTuple):
-    """A record in the audit; *state* is what has become of it, None while that is not known."""
+    """A record in the audit, with its *state*; None while the state is unknown."""
 
     line: Line
     facts: Mapping[str, Any]
@@ -125,7 +125,7 @@ class Found(NamedTuple):
 
 
 def find(subject: Subject, asked: str, since: datetime | None, *, limit: int) -> list[Found]:
-    """Return what the audit has of what was *asked* for, by its id or by its name, the latest first."""
+    """Return the records with the *asked* id or name, the latest first."""
     if subject.name is None:
         return _became(_lines("ids", int(asked), subject.record, since, limit), {"id": int(asked)})
     within, name = _parted(subject, asked)
@@ -134,7 +134,7 @@ def find(subject: Subject, asked: str, since: datetime | None, *, limit: int) ->
 
 
 def _parted(subject: Subject, asked: str) -> tuple[str | None, str]:
-    """Part whose name it is from the name; a path may come without its location."""
+    """Split the owner from the name; a path may have no location."""
     within, colon, name = asked.partition(":")
     optional = subject.argument.startswith("[")
     if not colon or (optional and ("/" in within or not within.isidentifier())):
@@ -152,7 +152,7 @@ def _lines(column: str, key: int, record: str | None, since: datetime | None, li
 
 
 def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
-    """Return the records in *lines* that are *wanted*, but intents whose outcome says what has become of the record."""
+    """Return the *wanted* records in *lines*, without intents whose outcome has the record."""
     found = [(line, facts) for line in lines for facts in line.records() if wanted.items() <= facts.items()]
     intents = [line.id for line, _ in found if line.phase == "intent"]
     closed = {number for (number,) in database.execute_sql(CLOSED, (intents,)).fetchall()} if intents else ()
@@ -166,16 +166,16 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
 
 
 def newest(since: datetime | None, *, limit: int, run: int | None = None, before: int | None = None) -> list[Line]:
-    """Return the newest rows since then, or of all times: of one run if it is named, else of ids below *before*."""
+    """Return the newest rows since then, or ever, of one *run* or with ids below *before*."""
     values = {"run": run, "since": since, "limit": limit, "before": LAST if before is None else before}
     statement = (NEWEST if run is None else OF_RUN).format(where=_since(since))
     return [Line(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 
 def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], bool]:
-    """Return what the batch has of a project since then, the latest first, and whether that is all of it.
+    """Return a batch's records of a project since then, and whether they are complete.
 
-    `LOOKED_AT` rows are looked at, the latest, as no index knows projects.
+    The latest record is first.  Searches the latest `LOOKED_AT` rows, because no index has projects.
     """
     values = {"project": project, "batch": batch, "since": since, "rows": LOOKED_AT, "limit": MATCHING}
     (looked,) = database.execute_sql(LOOKED, values).fetchone()
@@ -184,9 +184,9 @@ def of_project(project: int, batch: str, since: datetime) -> tuple[list[Found], 
 
 
 def last_runs(batch: str, record: str, since: datetime, *, limit: int) -> list[tuple[int, datetime]]:
-    """Return the last runs that have deleted such records, and when each deleted its last, the newest first.
+    """Return the last runs that deleted such records, with each run's last deletion time.
 
-    The batch's newest thousand rows since then are looked through.
+    The newest run is first.  Searches the batch's newest thousand rows since then.
     """
     values = {"batch": batch, "record": record, "since": since, "limit": limit}
     found: list[tuple[int, datetime]] = database.execute_sql(LAST_RUNS, values).fetchall()
@@ -202,9 +202,9 @@ def acts(
     batch: str | None = None,
     until: datetime | None = None,
 ) -> list[Act]:
-    """Return the newest acts of people since then, or of all times, with ids below *before* if that is said.
+    """Return the newest acts of people since then, or ever, with ids below *before* if given.
 
-    *who* is the user, host or actor whose they are, *batch* the one that they name; none is later than *until*.
+    *who* is their user, host or actor, *batch* the batch that they name; none is later than *until*.
     """
     query = Act.select().order_by(Act.id.desc()).limit(limit)
     query = query if batch is None else query.where(Act.batch == batch)
@@ -216,18 +216,18 @@ def acts(
 
 
 def latest(*names: str) -> dict[str, Act]:
-    """Return the last act of one of these names that was done to each thing, by what it was done to."""
+    """Return the last act with one of these names for each thing, by the thing."""
     query = Act.select().distinct(Act.what).where(Act.act.in_(names)).order_by(Act.what, Act.id.desc())
     return {act.what: act for act in query}
 
 
 def _since(since: datetime | None) -> str:
-    """Write the condition; PostgreSQL looks into those months alone."""
+    """Return the SQL condition; with it PostgreSQL reads only the months since then."""
     return "" if since is None else " and at >= %(since)s"
 
 
 class Total(NamedTuple):
-    """How many records of a kind a run has brought to a state."""
+    """Number of a run's records of one kind and state."""
 
     batch: str
     record: str
@@ -238,7 +238,7 @@ class Total(NamedTuple):
 
 
 class OfChild(NamedTuple):
-    """What the audit has of a child: the *first* and the *last* of its *rows*."""
+    """A child in the audit: the times of the *first* and the *last* of its *rows*."""
 
     child: str
     first: datetime
@@ -247,23 +247,23 @@ class OfChild(NamedTuple):
 
 
 def children(run: int, *, limit: int) -> list[OfChild]:
-    """Return those of the run's children that have deleted something, in the order in which they began to."""
+    """Return the run's children that deleted something, by the time of their first deletion."""
     values = {"run": run, "limit": limit}
     return [OfChild(*row) for row in database.execute_sql(OF_CHILDREN, values).fetchall()]
 
 
 def more_than(rows: int, run: int) -> bool:
-    """Say whether the audit has more rows of the run, its children included, than so many."""
+    """Return whether the audit has more than *rows* rows of the run, its children included."""
     found = database.execute_sql("select from audit_deletions where run = %s limit %s", (run, rows + 1))
     return bool(found.rowcount > rows)
 
 
 def totals(run: int) -> list[Total]:
-    """Add up what a run has deleted, its children included."""
+    """Add up the deletions of a run, its children included."""
     return [Total(*row) for row in database.execute_sql(TOTALS, {"run": run}).fetchall()]
 
 
 def reaches_back() -> datetime | None:
-    """Say when the oldest deletion was that the audit has."""
+    """Return the time of the oldest deletion in the audit."""
     oldest: datetime | None = database.execute_sql(OLDEST).fetchone()[0]
     return oldest

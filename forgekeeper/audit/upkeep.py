@@ -1,6 +1,7 @@
-"""The audit's upkeep: partitions are made a year ahead, and whole months dropped that the installation keeps no more.
+"""Upkeep of the audit: create partitions a year ahead, drop months after the retention.
 
-How long it keeps them the owner of the tables has recorded; a worker's own setting may only be longer.
+Only whole months are dropped.  The owner of the tables has recorded the retention time; a worker's own setting can only
+be longer.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from forgekeeper.platform.database import database, sqlstate
 from forgekeeper.platform.database.sessions import LOCK_NOT_AVAILABLE
 from metrics.logs import describe
 
-# Who waits for a table lets everybody behind it wait, too: deletions, which write to the audit.
+# A process that waits for a table blocks all later ones: deletions, which write to the audit.
 PATIENTLY = "set local lock_timeout = '1s'; "
-# As in the function of migration 0015.
+# The same default as in the function of migration 0015.
 KEPT = "select coalesce((select audit_keep from installation), 400)"
 
 log = structlog.get_logger(__name__)
 
 
 def keep_up(*, until: datetime, horizon: datetime) -> int:
-    """Make the months up to *until*, a year ahead at most, and drop a year's at most that had ended by *horizon*.
+    """Create months up to *until*, and drop months that had ended by *horizon*.
 
-    Returns how many were dropped.  It waits for nobody who has the audit locked: what was made by then stays.
+    Creates at most a year ahead, and drops at most a year's months.  Returns the number of dropped months.  Waits at
+    most a second for a lock; months that were created by then stay.
     """
     try:
         for statement, instant in (("select audit_partitions(%s)", until), ("select audit_drop(%s)", horizon)):
@@ -40,12 +42,18 @@ def keep_up(*, until: datetime, horizon: datetime) -> int:
 
 
 def kept() -> int:
-    """Return how many days the installation keeps the audit, whatever this process's setting says."""
+    """Return for how many days the installation keeps the audit.
+
+    Ignores this process's setting.
+    """
     return int(database.execute_sql(KEPT).fetchone()[0])
 
 
 def keep(days: int) -> int:
-    """Record as the owner of the tables how long the audit is kept; return what was recorded before."""
+    """Record for how many days the audit is kept, and return the former number.
+
+    Needs the rights of the owner of the tables.
+    """
     before = kept()
     if before != days:
         database.execute_sql("update installation set audit_keep = %s", (days,))

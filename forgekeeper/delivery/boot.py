@@ -1,4 +1,4 @@
-"""Boot: the modules of batches are imported, and the settings read that these have."""
+"""Boot: import the modules of batches, and read the settings that these have."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.platform.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
 
 FORGES = "forges"
-"""The package that has one for each kind of forge; its module `signs` says what gives such a forge away."""
+"""The package with a package for each kind of forge; its module `signs` has the marks that identify that forge."""
 
 
 def load() -> Settings:
-    """Import the modules that the setting `batches` names, and read all settings; raise `SettingsError`."""
+    """Import the modules of the setting `batches`, and read all settings.
+
+    Raises `SettingsError`.
+    """
     declare(reading.modules())
     return reading.read(model())
 
 
 def model() -> type[Settings]:
-    """Return the settings of a process that has the declared batches; raise `SettingsError` where names clash."""
+    """Return the settings of a process with the declared batches.
+
+    Raises `SettingsError` if names clash.
+    """
     return settings_of(
         tuple(
             OfBatch(one.name, one.cron, one.deletes, any(each.counted_bytes for each in (one, *one.children)))
@@ -31,9 +37,9 @@ def model() -> type[Settings]:
 
 
 def declare(modules: Iterable[str]) -> None:
-    """Import *modules*, and what is known of forges.
+    """Import *modules* and the signs of all forges.
 
-    Raises `SettingsError` where one of them cannot be imported, declares nothing, or a name twice.
+    Raises `SettingsError` if a module cannot be imported, declares nothing, or declares a name twice.
     """
     for forge in iter_modules(import_module(FORGES).__path__, f"{FORGES}."):
         if forge.ispkg:

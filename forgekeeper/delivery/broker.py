@@ -1,7 +1,7 @@
 """The broker: Dramatiq's own for Redis, with the middleware of this project in its order.
 
-This is the one module that does something when it is imported: it builds the broker, because Dramatiq registers
-actors where they are declared.  Nothing connects before `forgekeeper.platform.connections.connect`.
+This is the only module with effects at import: it builds the broker, because Dramatiq registers actors at their
+declaration.  Nothing connects before `forgekeeper.platform.connections.connect`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ dramatiq.set_broker(broker)
 
 
 def load_batches() -> None:
-    """Import the batches, make actors of what they declare, and count it; idempotent; raise `SettingsError`."""
+    """Import the batches and bind their actors; idempotent; raises `SettingsError`."""
     boot.declare(reading.modules())
     for one in all_declared():
         if one.name not in broker.actors:

@@ -1,19 +1,19 @@
-"""The messages of runs and of children, and what Dramatiq does not know of them.
+"""The messages of runs and children, and the guarantees that Dramatiq does not give them.
 
-A run's message only says that there is something to start; the run's row decides.  Dramatiq loses messages: one that
-fails while Redis is away is acknowledged, one whose worker dies comes back by chance.  So it has the number and token
-of a row of `job_runs`; when that cannot be started it is a duplicate, and is acknowledged.  A run that was sent and has
-not started is sent again by the schedulers (`forgekeeper.ledger.reconcile`).
+A run's message only says that a run can be started; the run's row decides.  Dramatiq loses messages: a message that
+fails while Redis is down is acknowledged, and the message of a dead worker returns by chance.  So a run's message has
+the number and token of a row of `job_runs`.  If that row cannot be started, the message is a duplicate and is
+acknowledged.  The schedulers send a run again if it does not start (`forgekeeper.ledger.reconcile`).
 
-A child works on a share of what is due:
+A child works on a share of the due records:
 
-* It is known by its key.  `forgekeeper:queued` has Dramatiq's id of the message that was sent to it last; that counts
-  until the acknowledgement, as long as Dramatiq keeps the body: a message that vanished frees its key.
-* Dramatiq gives the message of a dead process to another one, however often (its issue 213).  Here each start is
-  counted until it ends; a child that has taken three processes down with it goes into quarantine.
-* What is rejected, of an unknown actor, unreadable or in a wrong queue, goes into quarantine with what is known of it.
+* A child has a key.  `forgekeeper:queued` maps the key to Dramatiq's id of its last message.  The entry counts until
+  the acknowledgement, while Dramatiq keeps the body: a message that vanished frees its key.
+* Dramatiq gives the message of a dead process to another process, without a limit (its issue 213).  Here each start is
+  counted until it ends.  A child that has killed three processes is put into quarantine.
+* A rejected message (unknown actor, unreadable, wrong queue) is put into quarantine with all that is known about it.
 
-Nothing is retried inside Redis: a child that fails waits in quarantine, and the next run sends it again.
+Nothing is retried inside Redis: a failed child waits in quarantine, and the next run sends it again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from metrics.counting import dead_lettered
 from metrics.logs import clean
 
 TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
-"""The option in which a run's message says which run of its number it is for."""
+"""The option with the token of the run's row: a number alone may name another run after a restore."""
 RUN = "forgekeeper_run"
-"""The option in which a child's message says which run has sent it."""
+"""The option with the number of the run that sent the child's message."""
 UNREADABLE = "unreadable"
-"""The actor of a body that is no message, and the option that has the body."""
+"""The actor of a body that is not a message, and the option with that body."""
 TEXTS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
 FIELDS = TEXTS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
 
@@ -62,10 +62,10 @@ log = structlog.get_logger(__name__)
 
 
 class Encoder(JSONEncoder):
-    """Dramatiq's JSON, which reads every body: one that is no message becomes one of an actor that does not exist.
+    """Dramatiq's JSON, which reads every body.
 
-    Dramatiq rejects that.  Its consumer would start again at a body that cannot be decoded, and forget what it has
-    fetched beside it.
+    A body that is not a message gets an unknown actor.  Dramatiq rejects that actor's message.  Otherwise its consumer
+    would restart at an undecodable body and forget the other messages that it has fetched.
     """
 
     def decode(self, data: bytes) -> dict[str, Any]:
@@ -81,7 +81,10 @@ class Encoder(JSONEncoder):
 
 
 class RunMessages(Middleware):
-    """Starts the run of a message, hands the attempt to the actor, and closes it before the acknowledgement."""
+    """Middleware that starts a message's run and closes it before the acknowledgement.
+
+    The actor gets the attempt.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -98,7 +101,7 @@ class RunMessages(Middleware):
         except (pw.PeeweeException, AttributeError, TypeError, ValueError) as error:
             raise NotReady(f"run {number} cannot be started: {error}") from error
         if started is None:
-            # The row of a batch that is held back stays open; its message is sent again afterwards.
+            # The row of a batch with a hold stays open; its message is sent again after the hold.
             counting.run_skipped(batch.name, reason or "duplicate")
             log.info("run skipped", batch=batch.name, run=int(number), reason=reason or "duplicate")
             raise SkipMessage
@@ -108,13 +111,13 @@ class RunMessages(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Close the attempt; the row of one that could not begin is sent again."""
+        """Close the attempt; if it could not begin, its run is sent again."""
         if message.actor_name in BATCHES:
             self._process.close(message, exception)
 
 
 def message_of(batch: BatchSpec, run: JobRun) -> Message[Any]:
-    """Return the message by which a worker starts *run*, and no other run that had its number before a restore."""
+    """Return the message that starts *run*, and no other run with its number before a restore."""
     return Message(batch.queue, batch.name, (), {}, {TOKEN: str(run.token)}, str(run.id))
 
 
@@ -125,18 +128,18 @@ def deliver(run: JobRun) -> None:
 
 
 def send(batch: BatchSpec) -> Message[Any]:
-    """Send a run of the batch, or again the one that is open; return its message, or raise `NotSent`."""
+    """Send a new run of the batch, or its open run; return the message, or raise `NotSent`."""
     return message_of(batch, by_hand.send(batch, deliver))
 
 
 class ChildMessages(Middleware):
-    """Begins the attempt of a child, hands it to the actor, and closes it before the acknowledgement."""
+    """Middleware that begins a child's attempt and closes it before the acknowledgement."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Begin the attempt; skip a child that has taken too many processes down with it."""
+        """Begin the attempt; skip a child that has killed too many processes."""
         child, key, said = CHILDREN.get(message.actor_name), message.message_id, message.options.get(RUN)
         if child is None:
             return
@@ -157,32 +160,32 @@ class ChildMessages(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Close the attempt, forget the message, and send a successor where something is left."""
+        """Close the attempt, forget the message, and send a successor if the child left work."""
         child, key = CHILDREN.get(message.actor_name), message.message_id
         if child is None:
             return
         attempt = self._process.close(message, exception)
         client.hdel(QUEUED, key)
         if attempt is not None:
-            # Of one that was not begun the earlier starts still count.
+            # The earlier starts of a child that did not begin still count.
             client.hdel(STARTED, key)
             if attempt.wants_successor and not shutdown.requested.is_set():
                 self._process.fan_out(attempt.run.number, child, [(key, message.args[1:])])
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Forget the message, and its starts."""
+        """Forget the message and its starts."""
         for entries in (QUEUED, STARTED) if message.actor_name in CHILDREN else ():
             client.hdel(entries, message.message_id)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
-        """Put a message that nothing can read into quarantine; Dramatiq keeps it for some days, for eyes alone."""
+        """Put an unreadable message into quarantine; Dramatiq keeps it for some days to look at."""
         assert isinstance(broker, RedisBroker)
         known = message.actor_name in broker.actors
         why = "it names another queue than its own" if known else f"there is no actor {clean(message.actor_name)}"
         queue, number = clean(message.queue_name), message.message_id
         try:
             if UNREADABLE in message.options:
-                # Dramatiq says neither its queue nor its id: it is one of those that this process has fetched.
+                # Dramatiq passes neither its queue nor its id: this process has fetched it, so look there.
                 mine = [(name, one) for name in broker.queues for one in fetched(client, broker.broker_id, name)]
                 bad = (one for one in mine if client.hget(bodies(one[0]), one[1]) == message.options[UNREADABLE])
                 queue, number = next(bad, ("", ""))
@@ -190,7 +193,7 @@ class ChildMessages(Middleware):
             with database.connection_context():
                 quarantine.fail(NO_BATCH, queue, number, why, reason="unreadable")
         except (redis.RedisError, pw.PeeweeException, MaxConnectionsExceeded) as error:
-            # It stays fetched, and is given back: rejected now it would lie where nobody looks.
+            # The message stays fetched and is given back: a message rejected now would be lost from view.
             raise NotReady(f"{number} is not rejected: {error}") from error
         log.error("message rejected", queue=queue, message_id=number, reason=why)
         with harmless():
@@ -200,11 +203,11 @@ class ChildMessages(Middleware):
 def send_children(
     broker: RedisBroker, run: int | None, child: ChildSpec, keyed_args: Sequence[Keyed], *, limit_depth: int | None
 ) -> Enqueued:
-    """Send *child* a message of the *run* for each pair of key and arguments, all in one transaction.
+    """Send *child* a message of the *run* for each pair of key and arguments.
 
-    A key whose message is under way, or that waits in quarantine, gets none; of two that send at once both may send.
-    Nothing is sent once *limit_depth* messages wait in the queue.  Raises `redis.RedisError`, having sent nothing, or
-    all of it where the reply was lost.
+    All messages are sent in one transaction.  A key with a message on its way or a row in quarantine gets none.  If two
+    processes send at once, both may send.  Nothing is sent if *limit_depth* messages wait in the queue.  Raises
+    `redis.RedisError` if nothing was sent, or if everything was sent and the reply was lost.
     """
     client, queue, wanted = broker.client, child.queue, dict(keyed_args)
     if limit_depth is not None and client.llen(ready(queue)) >= limit_depth:
@@ -218,7 +221,7 @@ def send_children(
     left_out |= quarantine.waiting(child.batch.name, child.name, wanted)
     ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
     if ids:
-        # What Dramatiq's own `enqueue` writes, one message at a time.
+        # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
         encoded: Any = {}
         for key, sent_as in ids.items():
             options = {"redis_message_id": sent_as, RUN: run}

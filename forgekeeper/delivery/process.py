@@ -1,8 +1,9 @@
 """Process middleware: a worker process from its fork to its end.
 
-It gives each process its clients and each message a database connection, and keeps the rows of the process and of its
-runs alive.  What Dramatiq lacks: a thread that has died leaves half a process (end it); a reply that is lost leaves a
-message with a process that does not know it (issue 894: give it back); heartbeats stop with the fetching (beat here).
+It gives each process its clients and each message a database connection, and keeps the rows of the process and its runs
+alive.  It adds three parts that Dramatiq lacks.  A process with a dead thread is ended.  If a reply is lost, a
+message belongs to a process that does not know it; the message is given back (issue 894).  Dramatiq's heartbeats stop
+when fetching stops, so this process sends them.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from metrics.logs import clean, describe
 from metrics.threads import Rounds, end_process
 
 LIMIT_LATE = 60.0
-"""Seconds after which a time limit that has not ended its message will not."""
+"""Seconds after a message's time limit until the limit counts as ineffective."""
 
 log = structlog.get_logger(__name__)
 
 
 class NotReady(MiddlewareError):
-    """The message cannot be worked on now; Dramatiq swallows other errors of a hook and goes on."""
+    """The message cannot be processed now; Dramatiq swallows other errors of a hook."""
 
 
 class Work(NamedTuple):
-    """A message that a thread has worked on *since* a moment of the monotonic clock; its attempt, once begun."""
+    """A message in work *since* an instant of the monotonic clock, and its attempt once begun."""
 
     message: MessageProxy
     since: float
@@ -60,35 +61,35 @@ class Work(NamedTuple):
 
 
 class Process(Middleware):
-    """What a worker process owns."""
+    """The state of a worker process."""
 
     def __init__(self, send_children: Callable[..., Enqueued]) -> None:
         self._send_children = send_children
-        # What each thread works on, from before the work until its acknowledgement begins.
+        # The message of each thread, from before its processing until its acknowledgement begins.
         self._works: dict[int, Work] = {}
         self._worker: Worker | None = None
         self._stranded: set[tuple[str, str]] = set()
         self._ahead: dict[tuple[bytes, float], float] = {}
 
     def before_declare_actor(self, broker: Broker, actor: Any) -> None:
-        """Take batches and children only."""
+        """Accept only batches and children."""
         if not isinstance(actor, Declared):
             raise MiddlewareError(f"actor {actor.actor_name} is no batch and no child: declare it as one of them")
 
     @lifetime.needed()
     def after_process_boot(self, broker: Broker) -> None:
-        """Point this process at its servers."""
+        """Connect this process to its servers."""
         assert isinstance(broker, RedisBroker)
         lifetime.follow()
         settings = load()
-        # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
+        # Not to Dramatiq's replacement: a pipe to the master, whose death would lose lines.
         logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=line_written)
-        # One connection for each thread, one for each consumer's rejects, one for the heartbeat.
+        # One connection for each thread, one for the consumers' rejects, one for the heartbeat.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
-        # Where the master has imported the broker, all its processes would have one name.
+        # If the master has imported the broker, all its processes would share one id.
         broker.broker_id = str(uuid4())
         broker.heartbeat_timeout = round(settings.dead_after.total_seconds() * 1000)
-        # Of a million fetches so many look for messages of dead workers: in an idle queue one every few seconds.
+        # Fetches in a million that look for messages of dead workers: one every few seconds in an idle queue.
         broker.maintenance_chance = 200_000
         self._broker = broker
         self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._facts)
@@ -98,19 +99,22 @@ class Process(Middleware):
         self._drain = Drain(self.at_work, settings.shutdown_timeout)
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        """Know the consumers before they fetch."""
+        """Store the worker, so that its consumers are known before they fetch."""
         self._worker = worker
 
     @lifetime.needed()
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        """Be known as a process that works, and say that it is ready: its consumers fetch."""
+        """Start the heartbeat and report that the process is ready: its consumers fetch."""
         self.heartbeat.start()
         self._rounds.start()
         lifetime.at_last += [self.heartbeat.stop, self._forget_starts]
         self._drain.ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """Let every run end at its next safe point, and fetch no more: Dramatiq would until the last has ended."""
+        """End every run at its next safe point, and stop fetching.
+
+        Dramatiq would fetch until the last run ends.
+        """
         shutdown.requested.set()
         for thread in worker.workers:
             thread.stop()
@@ -120,18 +124,18 @@ class Process(Middleware):
         self.heartbeat.wake()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """End in an orderly way: the row of the process goes."""
+        """Stop the heartbeat, which deletes the row of the process."""
         self._rounds.stopped.set()
         self.heartbeat.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Note the message, and connect; raise `NotReady` when the database is away."""
+        """Note the message and connect; raise `NotReady` if the database is down."""
         consumers = {} if self._worker is None else self._worker.consumers
-        # A thread that connects has no consumer yet.
+        # A consumer whose thread is still connecting does not exist yet.
         held = {name: getattr(one.consumer, "queued_message_ids", ()) for name, one in consumers.items()}
         mine = [name for name, ids in held.items() if message.message_id in ids] or [*consumers]
         if mine and message.queue_name not in mine:
-            # A body that lies in another queue than it names: Dramatiq would acknowledge it there, or its thread die.
+            # The body names another queue: Dramatiq would acknowledge it there, or its thread would die.
             message.queue_name = mine[0]
             message.fail()
             raise SkipMessage
@@ -151,7 +155,7 @@ class Process(Middleware):
         return attempt
 
     def close(self, message: MessageProxy, error: BaseException | None) -> Attempt | None:
-        """Close the attempt at this thread's message with the *error*; return it, None where it could not begin."""
+        """Close the attempt at this thread's message; return it, None if it did not begin."""
         _, since, attempt = self._works[get_ident()]
         if attempt is not None:
             attempt.close(error)
@@ -162,7 +166,10 @@ class Process(Middleware):
         return attempt
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
-        """Give the connection back: this thread is idle, the acknowledgement may wait for Redis or be lost."""
+        """Release the connection, because this thread is idle.
+
+        The acknowledgement may wait for Redis or get lost.
+        """
         if self._works.pop(get_ident(), None) is not None:
             with harmless():
                 WORKER.inc("forgekeeper_runs_in_progress", message.actor_name, by=-1)
@@ -171,7 +178,7 @@ class Process(Middleware):
     before_nack = before_ack
 
     def at_work(self) -> list[dict[str, Any]]:
-        """List what the threads work on, the longest first, as the row of the process has it."""
+        """List the messages in work, the longest first, for the row of the process."""
         return [
             {
                 "what": message.actor_name,
@@ -183,7 +190,7 @@ class Process(Middleware):
         ]
 
     def _forget_starts(self) -> None:
-        """Forget the starts of what a shutdown cuts off: after three deployments it would be taken for poison."""
+        """Forget the starts of interrupted work: three deployments would make it poison."""
         if keys := [work.message.message_id for work in list(self._works.values())]:
             client.hdel(queues.STARTED, *keys)
 
@@ -194,12 +201,12 @@ class Process(Middleware):
         return sorted({q_name(queue) for queue in self._worker.consumers}) if self._worker else []
 
     def _turn(self) -> None:
-        """Look after the threads and the messages."""
+        """Check the threads, send the heartbeat, and return stranded messages."""
         assert self._worker is not None
         if not shutdown.requested.is_set():
             self._look_after_threads(self._worker)
         try:
-            # Any command of Dramatiq's is a heartbeat in Redis, and consumers that fetch nothing give none.
+            # Any command of Dramatiq's is a heartbeat in Redis, and consumers that do not fetch send none.
             self._broker.do_qsize(next(iter(self._worker.consumers)))
             self._give_back(self._worker)
             self._expire()
@@ -208,11 +215,11 @@ class Process(Middleware):
             log.warning("heartbeat in Redis failed", error=describe(error))
 
     def _look_after_threads(self, worker: Worker) -> None:
-        # Not what each says of itself: one that was made before the fork says for ever that it has stopped.
+        # Check the list of threads: a thread made before the fork always reports that it has stopped.
         dead = {*worker.workers, *worker.consumers.values()} - {*threading.enumerate()}
         if dead:
             end_process("a thread has died", threads=[one.name for one in dead])
-        # A thread that waits in C hears of no time limit, and keeps what was fetched for it.
+        # A thread that waits in C ignores its time limit, and keeps the messages that were fetched for it.
         limit = {name: actor.options["time_limit"] / 1000 + LIMIT_LATE for name, actor in self._broker.actors.items()}
         works, now = list(self._works.values()), time.monotonic()
         stuck = [one.message.message_id for one in works if now > one.since + limit[one.message.actor_name]]
@@ -220,7 +227,7 @@ class Process(Middleware):
             end_process("its time limit has not ended a message", messages=stuck)
 
     def _give_back(self, worker: Worker) -> None:
-        """Give back what is this process's by Redis's account alone, two turns in a row."""
+        """Give back messages that only Redis assigns to this process, in two turns in a row."""
         known: list[Any] = [*list(self._works.values()), *list(worker.work_queue.queue)]
         held = {one.message.options["redis_message_id"] for one in known}
         found = {
@@ -235,7 +242,10 @@ class Process(Middleware):
         self._stranded = found - self._stranded
 
     def _expire(self) -> None:
-        """Expire processes that died while their clock was ahead: by their last heartbeat they live until then."""
+        """Expire processes that died while their clock was ahead.
+
+        Their last heartbeat would count until then.
+        """
         instant, timeout = time.monotonic(), self._broker.heartbeat_timeout
         ahead: Any = client.zrangebyscore(queues.HEARTBEATS, current_millis() + timeout, "inf", withscores=True)
         self._ahead = {one: self._ahead.get(one, instant) for one in ahead}

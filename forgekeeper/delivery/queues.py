@@ -1,8 +1,8 @@
-"""The queues in Redis, as Dramatiq keeps them, and the messages that lie in them.
+"""The queues in Redis, as Dramatiq keeps them, and their messages.
 
-Dramatiq's keys: the list `<namespace>:<queue>` has the ids of the messages that no worker has fetched; the hash
-`<queue>.msgs` has the body of each until it is acknowledged; `<queue>.XQ` has those that no worker could read.
-Nothing is asked of the broker here: it would count the asking process as a worker.
+Dramatiq's keys: the list `<namespace>:<queue>` has the ids of messages that no worker has fetched; the hash
+`<queue>.msgs` has the body of each message until it is acknowledged; `<queue>.XQ` has messages that no worker could
+read.  Nothing here asks the broker: it would count the asking process as a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgekeeper.platform.coordination.values import moment
 
 NAMESPACE = "forgekeeper"
 QUEUED = "forgekeeper:queued"
-"""Hash, a child's key -> Dramatiq's id of the message that was sent to it last."""
+"""Hash, a child's key -> Dramatiq's id of the last message that was sent to it."""
 STARTED = "forgekeeper:started"
 """Hash, a child's key -> its starts without an end."""
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
@@ -45,7 +45,7 @@ def fetched(client: redis.Redis, worker: str, queue: str) -> list[str]:
 
 
 def types(queues: tuple[str, ...]) -> dict[str, str]:
-    """Return every key that does not belong to one worker, and the type that Redis has to have for it."""
+    """Return every key that is not a single worker's, with the type that it must have."""
     found = {QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
     for queue in queues:
         found |= {ready(queue): "list", bodies(queue): "hash", dead(queue): "zset"}
@@ -53,9 +53,9 @@ def types(queues: tuple[str, ...]) -> dict[str, str]:
 
 
 def depth(client: redis.Redis, queue: str) -> dict[str, int]:
-    """Count the queue's messages: those that wait, and those that a worker has fetched.
+    """Count the queue's waiting messages and the messages that a worker has fetched.
 
-    `delayed` are those of an older version; Dramatiq sends them when their time comes.
+    `delayed` messages are from an older version; Dramatiq sends them at their time.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.llen(ready(queue))
@@ -66,7 +66,7 @@ def depth(client: redis.Redis, queue: str) -> dict[str, int]:
 
 
 def due_since(client: redis.Redis, queue: str) -> datetime | None:
-    """Return when the message at the head of the queue was sent; None when the queue is empty or it cannot be read."""
+    """Return when the queue's first message was sent; None if it is missing or unreadable."""
     head: Any = client.lindex(ready(queue), 0)
     body: Any = client.hget(bodies(queue), head or "")
     try:

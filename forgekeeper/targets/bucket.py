@@ -1,4 +1,4 @@
-"""Inspect an object store: whether it deletes, and which bytes it keeps after a deletion by its own rules."""
+"""Inspect an object store: whether it deletes, and which bytes its own rules keep."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Found = TypeVar("Found")
 
 
 class BucketInspection:
-    """The store behind a URL; its methods raise one of `FAILURES` if it does not answer, unless they say otherwise.
+    """The store behind a URL, to be inspected.
 
-    Nothing there is changed.  Whether it deletes is asked by a name that no object has, in the first of *prefixes*.
+    Methods raise one of `FAILURES` if it does not answer, unless stated.  Changes nothing.  Deletions of a name without
+    an object, in the first of *prefixes*, show whether the store deletes.
     """
 
     def __init__(self, url: str, prefixes: Sequence[str]) -> None:
@@ -66,12 +67,12 @@ class BucketInspection:
                 found = self._ask(lambda requests: requests.send("GET", {"versioning": None}))
                 if parse_xml(found.body, "VersioningConfiguration").findtext("Status") is not None:
                     return True
-        # A store of S3 says it of each object, too; Google's has a version of each, kept or not.
+        # An S3 store also reports the version of each object; Google's reports one whether it keeps versions or not.
         says_so = isinstance(self._store, (S3Store, AzureStore))
         return says_so and obstore.head(self._store, NAME)["version"] is not None
 
     def lifecycle_actions(self) -> set[str] | None:
-        """Return the actions of lifecycle rules that apply to the whole store; None if rules cannot be seen."""
+        """Return the actions of lifecycle rules for the whole store; None if rules are hidden."""
         try:
             found = self._ask(lambda requests: requests.send("GET", {"lifecycle": None}))
             rules = parse_xml(found.body, "LifecycleConfiguration").findall("Rule")
@@ -80,14 +81,14 @@ class BucketInspection:
         return {action.tag for rule in rules if self._is_in_force(rule) for action in rule}
 
     def _is_in_force(self, rule: Element) -> bool:
-        """Return whether a lifecycle rule applies to every object and upload below the prefix of the store."""
+        """Return whether a lifecycle rule applies to all objects and uploads of the store."""
         prefix = rule.findtext("Filter/Prefix") or rule.findtext("Prefix") or ""
         is_whole = all(rule.find(f"Filter/{condition}") is None for condition in ("And", "Tag"))
         covers = self._requests is None or self._requests.prefix.startswith(prefix)
         return rule.findtext("Status") == "Enabled" and is_whole and covers
 
     def why_no_uploads(self) -> str | None:
-        """Return why unfinished uploads may not be listed; None if they may, or if the store does not know them."""
+        """Return why unfinished uploads may not be listed; None if they may or are not supported."""
         try:
             self._ask(lambda requests: requests.send("GET", {"uploads": None, "max-uploads": "1"}))
         except S3Refused as refused:

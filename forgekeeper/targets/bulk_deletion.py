@@ -1,4 +1,4 @@
-"""Delete up to a thousand objects by one request to S3, and read which of them its answer names."""
+"""Delete up to a thousand objects by one request to S3, and read its answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_KEYS_PER_REQUEST = 1_000
 
 
 async def delete_in_bulk(requests: S3Requests, paths: Sequence[str]) -> set[str]:
-    """Ask for the deletion of the objects at *paths*; return the paths that the answer names as deleted.
+    """Delete the objects at *paths*; return the paths that the answer names as deleted.
 
-    Of the others nothing is known.  Some stores name only a part of the keys, or none as if `Quiet` had been asked for.
+    The state of the other objects is unknown.  Some stores name only a part of the keys, or none as if for `Quiet`.
     Raises OSError or ValueError if the answer is an error or cannot be read; objects may be deleted all the same.
     """
     keys = {f"{requests.prefix}{path}": path for path in paths}

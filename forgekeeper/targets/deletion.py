@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from forgekeeper.targets.objects import ObjectStore
 
 MAX_UNCONFIRMED_ANSWERS = 100
-"""Limit of answers about single objects that wait for the sentinel."""
+"""Maximum answers about single objects that wait for the sentinel."""
 MAX_CONCURRENT_DELETIONS = 50
-"""Limit of deletions of single objects at a time."""
+"""Maximum concurrent deletions of single objects."""
 LAST_CONFIRMATION_SECONDS = 2.0
 """Time limit for reading the sentinel once more after the time of a deletion is up."""
 
@@ -38,10 +38,10 @@ FindLost = Callable[[Sequence[str]], Collection[str]]
 
 
 class ObjectDeletion:
-    """One call: the outcomes that are certain, and the answers that the sentinel has not confirmed yet.
+    """One call: the certain outcomes, and the answers that the sentinel has not confirmed yet.
 
-    Nothing is asked for after *until*, an instant of the monotonic clock, but whether the answers so far count.  Before
-    each request that deletes, *find_lost* returns the paths of it that another worker has taken over.
+    After *until*, an instant of the monotonic clock, only the sentinel is read, to confirm the answers so far.  Before
+    each request that deletes, *find_lost* returns its paths that another worker has taken over.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ObjectDeletion:
         return [path for path in chunk if path not in spared]
 
     async def _delete_chunk(self, chunk: Sequence[str]) -> Exception | None:
-        """Delete objects, in bulk first; return why that was of no use, if it was not."""
+        """Delete objects, in bulk first; return why bulk deletion failed, None if it worked."""
         deleted: set[str] = set()
         refusal: Exception | None = None
         chunk = self._leave_lost(chunk)
@@ -122,7 +122,7 @@ class ObjectDeletion:
             ours = self._leave_lost(list(files))
             await asyncio.gather(*(self._delete_one(path, files[path]) for path in ours))
             self._check_time()
-            # After a failure at once: a store that is away is not asked a thousand times.
+            # Immediately after a failure: a store that is down must not get a thousand requests.
             has_failed = any(outcome.state == "failed" for outcome in self._unconfirmed.values())
             if has_failed or len(self._unconfirmed) >= MAX_UNCONFIRMED_ANSWERS:
                 await self._confirm()
@@ -139,7 +139,7 @@ class ObjectDeletion:
             self._unconfirmed[path] = CHANGED if is_another else await self._outcome_of(path)
 
     def _identify_file(self, path: str) -> tuple[int, int] | None:
-        """Return which file of a local store is at *path*, and when it was written; None for none."""
+        """Return the identity and time of the local store's file at *path*; None without a file."""
         with suppress(OSError, ValueError):
             found = (self._root / path).stat() if self._root else None
             return found and (found.st_ino, found.st_mtime_ns)
@@ -173,7 +173,7 @@ class ObjectDeletion:
             raise TimeoutError
 
     async def _confirm(self) -> None:
-        """Read the sentinel, and with it believe the answers so far."""
+        """Read the sentinel, which confirms the answers so far."""
         await self._objects.confirm(self.known)
         refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
         if refused and not self._lets_us_delete:
@@ -182,7 +182,7 @@ class ObjectDeletion:
         self._unconfirmed.clear()
 
     async def _probe(self, refused: str) -> None:
-        """Find out once whether *refused* is alone, or the store lets us read but not delete."""
+        """Find out once whether only *refused* fails, or the store allows no deletions at all."""
         folder = refused.rpartition("/")[0]
         folders = (next(iter(self._objects.prefixes), ""), folder)
         answers = [await self._outcome_of(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
@@ -193,7 +193,7 @@ class ObjectDeletion:
 
 
 async def finish_until(until: float | None, work: Awaitable[None]) -> bool:
-    """Do the work, but not beyond an instant of the monotonic clock; say whether it was finished."""
+    """Do the work until an instant of the monotonic clock; return whether it was finished."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(until):
             await work

@@ -1,6 +1,7 @@
-"""Run git on one repository: without anyone's configuration or hooks, and with an end that leaves no locks.
+"""Run git on one repository, without foreign configuration, and end it without locks.
 
-A killed git leaves `packed-refs.lock` behind, which blocks every push: it gets SIGTERM first, and time to remove it.
+No hooks run.  A killed git leaves `packed-refs.lock` behind, which blocks every push.  So git first gets SIGTERM, and
+time to remove the lock.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import IO, NamedTuple
 import structlog
 
 KILLED = 30.0
-"""Seconds that a killed git has to go: it does at once, unless it waits for a disk that does not answer."""
+"""Seconds to wait for a killed git; it ends at once unless it waits for a disk that does not answer."""
 
-# Nothing that a person, the machine or the caller has set reaches git, GIT_* least of all.
+# No setting of a person, the machine or the caller reaches git, in particular no GIT_* variable.
 _ENVIRONMENT = {
     "PATH": os.defpath,
     "HOME": "/nonexistent",
@@ -38,16 +39,16 @@ _ENVIRONMENT = {
 }
 _CONFIG = (
     "core.hooksPath=/dev/null",
-    # Git would look six times whether a ref has the name of the oid that it is given: half its time.
+    # Git would check six times whether a ref has the name of the given oid: half its time.
     "core.warnAmbiguousRefs=false",
     "gc.auto=0",
-    # Milliseconds to wait for another's lock, as Gitaly has them.
+    # Milliseconds to wait for the lock of another process; the values are Gitaly's.
     "core.packedRefsTimeout=10000",
     "core.filesRefLockTimeout=1000",
 )
 _OPTIONS = [part for setting in _CONFIG for part in ("-c", setting)]
 
-# No name contains ": ".
+# Names never contain ": ".
 _REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
 _LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
 _CHANGED = re.compile(
@@ -60,25 +61,25 @@ _GENERAL = re.compile(
 _UPDATE_REF = ("update-ref", "--stdin", "-z", "--no-deref")
 _PREPARED, _COMMITTED = b"prepare: ok\n", b"commit: ok\n"
 _PIPE_BYTES = 65_536
-"""Most bytes to read or write at once: the capacity of a pipe."""
+"""Maximum bytes to read or write at once: the capacity of a pipe."""
 
 log = structlog.get_logger(__name__)
 
 
 class GitError(Exception):
-    """Something that git needs is missing, or stands in its way."""
+    """Git lacks something that it needs, or something prevents its work."""
 
     error_kind = "gitaly"
 
 
 class GitTimedOut(GitError):
-    """Git was ended because its time was up; what it has done is unknown."""
+    """Git was ended at its time limit; it may have done its work or a part of it."""
 
 
 class Complaint(NamedTuple):
-    """What is understood of what git wrote: the ref it stopped at, and whether that has *changed*.
+    """Git's error message, parsed: the *ref* that stopped it, and whether that has *changed*.
 
-    *lock* is the lock that is held, relative to the repository; *general* means that no ref would fare better.
+    *lock* is the path of a held lock, relative to the repository.  *general* means that other refs would fail, too.
     """
 
     text: str
@@ -89,7 +90,7 @@ class Complaint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What git answered."""
+    """Git's exit status and output."""
 
     code: int
     out: bytes
@@ -97,11 +98,14 @@ class Answer(NamedTuple):
 
     @property
     def committed(self) -> bool:
-        """Whether a transaction was made; the status alone would also be 0 if git had read no more than half of it."""
+        """Whether a transaction was committed.
+
+        The status alone is also 0 if git has read only half of it.
+        """
         return self.code == 0 and self.out.endswith(_COMMITTED)
 
     def complaint(self) -> bytes:
-        """Return what git wrote to standard error, from its fatal line on if there is one; never nothing."""
+        """Return git's standard error, beginning with its fatal line if it has one; never empty."""
         if self.code < 0:
             return b"git was ended by signal %d" % -self.code
         fatal = re.search(rb"^fatal: ", self.err, re.MULTILINE)
@@ -117,14 +121,15 @@ class Git:
     until: float
     grace: float = 5.0
     umask: int = -1
-    """Permissions that the files and folders of git lack; -1: those of this process."""
+    """Permissions that git's files and folders must not have; -1: the umask of this process."""
     user: tuple[int, int] | None = None
-    """The user and group that git runs as; None: ours."""
+    """The user and group of the git process; None: those of this process."""
 
     def run(self, *arguments: str | bytes, given: bytes = b"", keep: Callable[[bytes], object] = bool) -> Answer:
-        """Run git to its end, with *given* as its standard input; of its output only the lines to *keep* are held.
+        """Run git to its end, with *given* as standard input.
 
-        Raises `GitTimedOut`, and `GitError` if there is no git.  Any other exception in this thread ends git first.
+        The answer has the output lines to *keep*.  Raises `GitTimedOut`, and `GitError` if git is missing.  Any other
+        exception in this thread ends git first.
         """
         # Files, not pipes: neither side ever waits for the other to read.
         with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
@@ -142,7 +147,7 @@ class Git:
         can change a ref between that call and the commit, however long this process is suspended.  If *confirm*
         returns False or raises, git changes nothing and removes its locks.
 
-        Raises what *confirm* raises, and what `run` raises.
+        Raises the errors of *confirm* and of `run`.
         """
         with TemporaryFile() as err:
             process = self._start(_UPDATE_REF, stdin=PIPE, stdout=PIPE, stderr=err)
@@ -157,7 +162,7 @@ class Git:
                 except BaseException:
                     self._end(process)
                     raise
-                # Without a commit git undoes what it has prepared.
+                # Without a commit git rolls back its preparations.
                 process.stdin.close()
                 code = self._end_of(process)
             err.seek(0)
@@ -173,7 +178,7 @@ class Git:
             raise GitTimedOut("the time was up before git was started")
         try:
             return Popen(
-                # Never -C: where the directory is missing, git would take the repository around it.
+                # Never -C: if the directory is missing, git would use the repository around it.
                 [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments],
                 env=_ENVIRONMENT,
                 cwd="/",
@@ -191,7 +196,7 @@ class Git:
             raise GitError(f"git cannot be started: {error.strerror}") from None
 
     def _exchange(self, stdin: IO[bytes], stdout: IO[bytes], given: bytes, expected: bytes) -> bytes:
-        """Write *given* to git; return its answer up to the line *expected*, to its end, or to the time limit."""
+        """Write *given* to git; return its answer up to *expected*, its end, or the time limit."""
         answer, left = b"", memoryview(given)
         os.set_blocking(stdin.fileno(), False)
         with DefaultSelector() as ready:
@@ -210,9 +215,9 @@ class Git:
         return answer
 
     def _end_of(self, process: Popen[bytes]) -> int:
-        """Return git's status; once its time is up, or we are interrupted, end it and all that it has started."""
+        """Return git's status; at the time limit or an interruption, end git and all its children."""
         try:
-            # Popen.wait looks only every 50 ms; an exception that is set in this thread is heard within a second.
+            # Popen.wait polls only every 50 ms.  An exception that is set in this thread is noticed within a second.
             with suppress(OSError, ValueError), os.fdopen(os.pidfd_open(process.pid), "rb", buffering=0) as handle:
                 while (left := self.until - time.monotonic()) > 0 and not select([handle], [], [], min(left, 1.0))[0]:
                     pass
@@ -225,15 +230,16 @@ class Git:
             raise
 
     def _end(self, process: Popen[bytes]) -> GitError:
-        """End git; return what to say of it.
+        """End git; return the error to raise.
 
-        One that is killed and does not go is left, and its child fails: it waits in quarantine, longer each time.  Its
-        lease ends with the budget, which is over; the next git is kept out by the locks that this one still has.
+        A killed git that does not end is left alone, and its child of the batch fails and waits in quarantine, longer
+        each time.  The child's lease expires with its budget, which is over.  The locks that this git still holds keep
+        the next git out.
         """
         killed = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
         ways = (signal.SIGTERM, self.grace, "its time was up"), (signal.SIGKILL, KILLED, killed)
         for number, patience, said in ways:
-            # It leads its session, and is not reaped: the number belongs to no other process.
+            # Git leads its session and is not reaped yet, so the number belongs to no other process.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(TimeoutExpired):
@@ -244,7 +250,7 @@ class Git:
 
 
 def _write(stream: IO[bytes], data: memoryview) -> int:
-    """Write what fits into the pipe behind *stream*; return how many bytes need not be written again."""
+    """Write the bytes that fit into the pipe; return how many need not be written again."""
     try:
         return stream.write(data[:_PIPE_BYTES]) or 0
     except BrokenPipeError:
@@ -252,7 +258,7 @@ def _write(stream: IO[bytes], data: memoryview) -> int:
 
 
 def understand(said: bytes, git_dir: Path) -> Complaint:
-    """Read what git wrote against a transaction, in the language of LC_ALL=C."""
+    """Parse git's message about a failed transaction, in the language of LC_ALL=C."""
     ref, lock = _REF.search(said), _LOCK.search(said)
     return Complaint(
         text=legible(ref["why"] if ref else said),
@@ -264,9 +270,9 @@ def understand(said: bytes, git_dir: Path) -> Complaint:
 
 
 def legible(said: bytes) -> str:
-    """Return the first line of what git wrote, without anything that a terminal or a log would obey.
+    """Return git's first line of output, without characters that control a terminal or a log.
 
-    A line of more than 200 characters loses its middle: the reason stands at its end.
+    A line of more than 200 characters loses its middle: the reason is at its end.
     """
     line = said.strip().partition(b"\n")[0].decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)

@@ -1,7 +1,8 @@
-"""Delete refs in bulk: ten thousand in one transaction; a ref that cannot be deleted keeps back no other.
+"""Delete refs in bulk: ten thousand in one transaction; a failing ref keeps back no other.
 
-Each transaction that touches packed refs rewrites their file, so all are deleted in one.  Git refuses a transaction as
-a whole: refs that it would refuse are found and left out first.  If it refuses another, the next try leaves that out.
+Each transaction with packed refs rewrites their file, so one transaction deletes all refs.  Git refuses a transaction
+as a whole, so refs that it would refuse are found and left out first.  If it refuses a further ref, the next try leaves
+that ref out.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from forgekeeper.targets.git_command import Git, legible, understand
 from forgekeeper.targets.git_repository import Repository, RepositoryFailed, Values, look, open_repository, refusal
 
 MAX_TRANSACTIONS = 64
-"""Transactions per call: git has refused each but the last."""
+"""Maximum transactions per call: git has refused each but the last."""
 NO_VALUE = b""
 """In a transaction: delete the ref at any value.  Git verifies no value of a symbolic ref without a target."""
 
 
 class Doomed(NamedTuple):
-    """A ref to delete, and the oid that it must have; without *expected_oid* it is deleted at the announced value."""
+    """A ref to delete, and the oid that it must have.
+
+    Without *expected_oid* it is deleted at the announced value.
+    """
 
     ref: str
     expected_oid: str | None = None
@@ -40,7 +44,7 @@ class Outcome:
 Announce = Callable[[Mapping[Doomed, str]], None]
 """Records the refs that are about to be deleted, each with its value as `Values.shown` returns it."""
 FindLost = Callable[[], Collection[Doomed]]
-"""Returns the rows that the caller must not delete any more; called while git holds the locks of their refs."""
+"""Returns rows that the caller must no longer delete; called while git holds the locks of their refs."""
 
 DELETED = Outcome("deleted")
 GONE = Outcome("gone")
@@ -62,15 +66,15 @@ def delete(
     announce: Announce = lambda _values: None,
     find_lost: FindLost = tuple,
 ) -> dict[Doomed, Outcome]:
-    """Delete refs of the repository at *disk_path*, each at the value that was announced; return each outcome.
+    """Delete refs of a repository, each at its announced value; return each outcome.
 
     *announce* is called once, with all refs that git is about to delete.  Git then verifies these values and locks the
-    refs, *find_lost* is called, and git deletes the others: neither a push nor a pause of this process, however long,
-    lets a ref be deleted at another value or after its row was closed.  A ref that has changed since stays: as moved
-    if its row expects a value, else for the next call.
+    refs, *find_lost* is called, and git deletes the other refs.  So neither a push nor a pause of this process, however
+    long, lets a ref be deleted at another value or after its row was closed.  A ref that has changed since stays: as
+    moved if its row expects a value, else for the next call.
 
     A symbolic ref is deleted itself, never its target.  Several rows may name one ref: each is judged by its own
-    expectation, and one that agrees is enough to delete it.
+    expectation, and one agreeing row is enough to delete the ref.
 
     Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.  Raises `GitError`;
     some refs may then have been deleted, and deleting them again is harmless.  Errors of *announce* and *find_lost*
@@ -86,7 +90,10 @@ def delete(
 def preview(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
-    """Return the outcomes that `delete` would have now; nothing is locked or written.  Raises `GitError`."""
+    """Return the outcomes that `delete` would have now; locks and writes nothing.
+
+    Raises `GitError`.
+    """
     deletion = _Deletion(doomed)
     if deletion.rows:
         deletion.begin(root, disk_path, until, grace, writes=False).only_look()
@@ -131,7 +138,7 @@ class _Deletion:
             elif left := self._still_open(standing):
                 parts.append(left)
             if not parts:
-                # Only now it is certain that missing refs were not merely on a disk out of sight.
+                # Missing refs may only have been on a disk out of sight: this check makes their outcome certain.
                 self._repository.confirm()
                 return
         raise self._failure(complaint)
@@ -140,7 +147,7 @@ class _Deletion:
         return {name: value for name, value in standing.items() if self.rows[name]}
 
     def only_look(self) -> None:
-        """Settle all as a transaction would, if every lock that is held now stayed held."""
+        """Settle all refs as a transaction would if every present lock stayed held."""
         standing = self._look(sorted(self.rows))
         all_locked = self._repository.locked([b"packed-refs"])
         self._settle(standing if all_locked else self._repository.locked(standing), LOCKED)
@@ -148,7 +155,7 @@ class _Deletion:
         self._repository.confirm()
 
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Settle the refs that git need not see; return the others with the value that git shall verify of each."""
+        """Settle refs that git need not see; return the others with the values to verify."""
         protected = self._protected_branches()
         self._values = look(self._git, self._repository, names)
         standing = {}
@@ -168,7 +175,7 @@ class _Deletion:
         if name in protected:
             return DEFAULT_BRANCH
         if name in self._values.broken:
-            # Git deletes none that it cannot read.
+            # Git deletes no ref that it cannot read.
             return Outcome("locked", "the ref is broken")
         try:
             return GONE if value is None and not self._repository.has_file(name) else None
@@ -176,9 +183,9 @@ class _Deletion:
             return Outcome("locked", f"it cannot be looked at: {error.strerror}")
 
     def _agreeing(self, name: bytes, value: bytes | None) -> bool:
-        """Settle the rows that expect another value; return whether there are any that do not.
+        """Settle the rows that expect another value; return whether other rows are left.
 
-        A ref without a value, as a symbolic one without a target, meets no expectation.
+        A ref without a value, such as a symbolic ref without a target, meets no expectation.
         """
         agreeing = []
         for row in self.rows[name]:
@@ -190,7 +197,7 @@ class _Deletion:
         return bool(agreeing)
 
     def _unlockable(self, name: bytes) -> Outcome | None:
-        """Return the outcome of a ref that git cannot lock, None of any other."""
+        """Return the outcome of a ref that git cannot lock, None for any other ref."""
         if not self._repository.can_lock(name):
             return TOO_LONG_TO_LOCK
         if not (other := self._repository.in_the_way(name)):
@@ -210,7 +217,7 @@ class _Deletion:
     def _transact(self, standing: Mapping[bytes, bytes], find_lost: FindLost) -> bytes:
         """Delete all refs and settle them, or delete none; return git's complaint.
 
-        If some must stay, as is found while git holds the locks, these are settled and none is deleted.
+        Refs that must stay, as found while git holds the locks, are settled, and no ref is deleted.
         """
         if not standing:
             return b""
@@ -233,7 +240,7 @@ class _Deletion:
     def _changed(self, standing: Mapping[bytes, bytes]) -> set[bytes]:
         """Return the refs that have changed although git has verified all that it can.
 
-        Git verifies the value of a symbolic ref's target, not its target.  And HEAD may lead to another branch by now.
+        Git verifies the value of a symbolic ref's target, not its target.  HEAD may also lead to another branch by now.
         """
         links = [name for name, value in standing.items() if not value or value.decode() != self._announced[name]]
         values = look(self._git, self._repository, links)
@@ -247,14 +254,17 @@ class _Deletion:
                 rows.remove(row)
 
     def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
-        """Settle the ref of git's complaint; return the refs to try again, in parts if the ref is not clear."""
+        """Settle the ref of git's complaint; return the refs to retry.
+
+        They are halved if the ref is not clear.
+        """
         complaint = understand(said, self._repository.git_dir)
         if complaint.lock is not None:
             self._leave_locked(complaint.lock, standing)
         elif complaint.general:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
-            # A ref that changed is looked at again; those rows that the look leaves open wait for the next call.
+            # A changed ref is looked at again; rows that stay open after that wait for the next call.
             left = self._look([complaint.ref]) if complaint.changed else standing
             self._settle(
                 left.keys() & {complaint.ref}, CHANGED if complaint.changed else Outcome("locked", complaint.text)
@@ -274,7 +284,7 @@ class _Deletion:
             path = os.fsdecode(lock)
             age = self._repository.age(path)
             raise RepositoryFailed(f"{path} is held" + ("" if age is None else f", {age} old"))
-        # A git that was killed may have left thousands.
+        # A killed git may have left thousands of locks.
         self._settle({name, *self._repository.locked(standing)}, LOCKED)
 
     def _settle(self, names: Iterable[bytes], outcome: Outcome) -> None:
@@ -283,6 +293,6 @@ class _Deletion:
             self.rows[name] = []
 
     def _failure(self, complaint: bytes) -> RepositoryFailed:
-        """Return git's complaint as an error; raise another one if root or repository are missing."""
+        """Return git's complaint as an error, or raise another if root or repository are missing."""
         self._repository.confirm()
         return RepositoryFailed(legible(complaint))

@@ -1,12 +1,12 @@
-"""Find a repository below the root, keep git inside it, and see what its refs are at.
+"""Find a repository below the root, keep git inside it, and read its refs.
 
-A repository is believed to be gone only while the sentinel can be read: the disk may not be mounted.
+A repository counts as missing only while the sentinel can be read: the disk may not be mounted.
 
-Git follows a symbolic link in the path of a ref, of its log and of `packed-refs`, and `commondir` names the folder in
-which the refs are.  A bare repository of a forge has none of these.  What git only reads may lead elsewhere: `HEAD` as
-a link, as old gits made it, `objects` and its alternates, as pools of forks have them.  A loose ref that is itself a
-link is deleted as a link.  We look right before git does: a link that is put in place in between is followed, and a
-bind mount or a hard link looks like what it leads to.
+Git follows a symbolic link in the path of a ref, of its log and of `packed-refs`, and `commondir` names the folder of
+the refs.  A bare repository of a forge has none of these.  Paths that git only reads may lead outside: `HEAD` as a link
+(old versions of git), `objects` and its alternates (pools of forks).  A loose ref that is itself a link is deleted as a
+link.  We check right before git runs.  Git follows a link that is created in between, and a bind mount or a hard link
+looks like its target.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from forgekeeper.targets.git_command import Git, GitError, legible
 from forgekeeper.targets.sentinel import NAME
 
 _NAME_MAX, _PATH_MAX = 255, 4_096
-"""Bytes, Linux's limits for a component of a path and, its end included, for all of it."""
+"""Linux's limits in bytes: a component of a path, and a whole path with its final NUL."""
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 LONGEST = 1_024
-"""Characters of a name, the limit of the column that names come from."""
+"""Maximum characters of a ref's name, the limit of the column that stores names."""
 PATTERNS = 200
-"""Names in one look: git compares each ref that it finds with every one, and they fit on a command line."""
+"""Maximum names per listing: git compares each ref with every name, and names have to fit on a command line."""
 OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
 
 # The rules of `git check-ref-format`, in its order: a component begins with a dot or ends with ".lock", two dots,
-# what is special to a shell, a revision or a pattern, an empty component, a dot at the end.
-# And halves of characters, which have no bytes.
+# characters that are special to a shell, a revision or a pattern, an empty component, a dot at the end.
+# Halves of characters are refused too: they lack bytes.
 _UNFIT = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.\Z|@\{|[\ud800-\udfff]")
 _BROKEN = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (.+)$", re.MULTILINE)
 
 _WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
-"""What git writes for a deletion, beside the folders of refs and of their logs."""
+"""Paths that git writes for a deletion, beside the folders of refs and of their logs."""
 _REPLACED = "packed-refs", "reftable/tables.list", "."
-"""The files that git replaces for a deletion; if there are none, new files are to be like the folder."""
+"""Files that git replaces for a deletion; if none of them exists, new files have to match the folder."""
 # Git 2.53 and later can have the refs in a folder that is named there; includes do not count for it.
 _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
 
 
 SERVED = (".gitaly-metadata", "+gitaly")
-"""What Gitaly, a Git server, keeps at the root of each of its storages."""
+"""Names that Gitaly, a Git server, keeps at the root of each of its storages."""
 REFUSED = (
     "a Git server (Gitaly) keeps the repositories below {}, which has {}: its locks, write-ahead log and replicas would"
     " not see what is deleted beside it; on a single server without transactions FORGEKEEPER_GIT_SERVER=bypass lets the"
@@ -63,39 +63,42 @@ REFUSED = (
 
 
 def served(root: Path) -> str | None:
-    """Return why nothing is deleted below a *root* that a Git server keeps; None for a root of plain repositories."""
+    """Return why nothing is deleted below *root*, if a Git server keeps it; else None."""
     sign = next((name for name in SERVED if (root / name).exists()), None)
     return sign and REFUSED.format(root, sign)
 
 
 class RootUnavailable(GitError):
-    """The sentinel cannot be read; nothing is believed to be gone."""
+    """The sentinel cannot be read, so no repository counts as missing."""
 
 
 class RepositoryMissing(GitError):
-    """The sentinel can be read, and there is nothing where the repository should be."""
+    """The sentinel can be read, and nothing exists at the repository's path."""
 
 
 class RepositoryFailed(GitError):
-    """Git cannot work in this repository, or another process holds its lock; the message is a short sentence."""
+    """Git cannot work in this repository, or another process holds its lock.
+
+    The message is a short sentence.
+    """
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A directory below the root, as it was when it was opened."""
+    """A directory below the root, with its identity when it was opened."""
 
     root: Path
     git_dir: Path
     identity: tuple[int, int]
 
     def confirm(self) -> None:
-        """Raise, as `open_repository` does, unless root and repository are still those that were opened."""
+        """Raise, as `open_repository` does, unless root and repository are still the opened ones."""
         _read_sentinel(self.root)
         if _identity(self.git_dir, self.root) != self.identity:
             raise RepositoryFailed("another directory has taken the repository's place")
 
     def writer(self, until: float, grace: float = 5.0) -> Git:
-        """Return a git whose files keep the owner, group and mode that they have, so that the forge can read them.
+        """Return a git whose files keep their owner, group and mode: the forge has to read them.
 
         A deletion replaces `packed-refs`.  As root, git runs as the file's owner; otherwise raises `RepositoryFailed`
         if the file would get another owner or group.
@@ -107,7 +110,7 @@ class Repository:
                 file = (self.git_dir / name).stat()
                 break
         group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
-        # Where a file may be read, a folder may be entered; git has to write to both.
+        # The folder's execute bits follow the file's read bits; git has to write to both.
         umask = 0o077 & ~(file.st_mode | (file.st_mode & 0o444) >> 2)
         if os.geteuid() == 0:
             return Git(self.git_dir, until, grace, umask, user=(file.st_uid, file.st_gid))
@@ -120,7 +123,7 @@ class Repository:
         return Git(self.git_dir, until, grace, umask)
 
     def enclose(self, names: Iterable[bytes] = ()) -> None:
-        """Raise `RepositoryFailed` where git, deleting refs of these names, would leave the repository's own folder."""
+        """Raise `RepositoryFailed` if deleting these refs would leave the repository's folder."""
         try:
             said = self._way_out(names)
         except OSError as error:
@@ -147,7 +150,7 @@ class Repository:
         return None
 
     def can_lock(self, name: bytes) -> bool:
-        """Return whether there can be a lock for the ref; where refs are no files there always can."""
+        """Return whether git can create a lock for the ref; always True if refs are not files."""
         lock = self._path(name) + b".lock"
         fits = len(lock) < _PATH_MAX and all(len(component) <= _NAME_MAX for component in lock.split(b"/"))
         return fits or self.has_reftable()
@@ -157,11 +160,11 @@ class Repository:
         return (self.git_dir / "reftable").is_dir()
 
     def has_file(self, name: bytes) -> bool:
-        """Return whether something lies where a loose ref of that name would; may raise OSError."""
+        """Return whether a file exists at the loose ref's path; may raise OSError."""
         return self._kind(name) not in (None, stat.S_IFDIR)
 
     def in_the_way(self, name: bytes) -> bytes | None:
-        """Return the file that lies where a folder of the ref's name would; git can make no lock behind it."""
+        """Return a file in the place of one of the ref's folders; git cannot lock below a file."""
         with suppress(OSError):
             try:
                 os.lstat(self._path(name))
@@ -171,7 +174,7 @@ class Repository:
         return None
 
     def loose(self, name: bytes) -> bytes:
-        """Return how the file of a loose ref begins; nothing where there is none that can be read."""
+        """Return the beginning of a loose ref's file; empty if no such file can be read."""
         with suppress(OSError):
             handle = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -181,7 +184,10 @@ class Repository:
         return b""
 
     def links_from(self, git: Git, name: bytes) -> set[bytes]:
-        """Return every name to which the symbolic ref *name* leads, hop by hop, whether it exists or not."""
+        """Return every name to which the symbolic ref *name* leads, hop by hop.
+
+        The names need not exist.
+        """
         found = set[bytes]()
         while (target := self._link_of(git, name)) and target not in found:
             found.add(target)
@@ -190,16 +196,16 @@ class Repository:
 
     def _link_of(self, git: Git, name: bytes) -> bytes:
         if self.has_reftable() or self._kind(name) == stat.S_IFLNK:
-            # Git up to 2.38 does not know the option.
+            # Versions of git up to 2.38 lack the option.
             answer = git.run("symbolic-ref", "--quiet", "--no-recurse", name)
             return answer.out.strip() if answer.code == 0 else b""
         content = self.loose(name)
         return content.removeprefix(b"ref:").strip() if content.startswith(b"ref:") else b""
 
     def packed_lines(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the lines of the file `packed-refs` that are of these names; may raise OSError.
+        """Return the lines of the file `packed-refs` that have these names; may raise OSError.
 
-        Git finds a name by a binary search, and so misses names in a file whose order or line ends are damaged.
+        Git finds a name by binary search, and so misses names in a file with damaged order or line ends.
         """
         wanted = set(names)
         if wanted:
@@ -208,19 +214,19 @@ class Repository:
         return {}
 
     def locked(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return those of *names* whose locks exist now."""
+        """Return the *names* whose locks exist now."""
         return [name for name in names if os.path.lexists(self._path(name) + b".lock")]
 
     def age(self, path: str) -> timedelta | None:
-        """Return how old a file is by the clock of its file system; None when it is gone or cannot be looked at."""
+        """Return a file's age by its file system's clock; None if it is missing or unreadable."""
         with suppress(OSError):
-            written = (self.git_dir / path).lstat().st_mtime  # first: where there is none nothing is made
+            written = (self.git_dir / path).lstat().st_mtime  # first: a missing file needs no temporary file
             with TemporaryFile(dir=self.git_dir) as new:
                 return timedelta(seconds=max(0, round(os.fstat(new.fileno()).st_mtime - written)))
         return None
 
     def _kind(self, path: bytes) -> int | None:
-        """Return what lies at *path*, by the name of `stat`; None where nothing can."""
+        """Return the file type at *path* as in `stat`; None if nothing can exist there."""
         try:
             return stat.S_IFMT(os.lstat(self._path(path)).st_mode)
         except OSError as error:
@@ -270,7 +276,7 @@ def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise RepositoryMissing("there is nothing at the path of the repository") from None
         raise RepositoryFailed(f"the repository cannot be looked at: {error.strerror}") from None
-    # A file would send git to wherever it says.
+    # Git would follow the path inside a file.
     if not stat.S_ISDIR(found.st_mode):
         raise RepositoryFailed("the path of the repository leads to a file")
     return found.st_dev, found.st_ino
@@ -285,9 +291,9 @@ def _read_sentinel(root: Path) -> None:
 
 
 def refusal(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
-    """Return why git must not see *name*; None if it may.
+    """Return why git must not get *name*; None if it may.
 
-    `HEAD` and its like are not under `refs/`: git would delete the file, and with it the repository.
+    `HEAD` and similar names are not under `refs/`: git would delete the file, and with it the repository.
     """
     if not name.startswith("refs/"):
         return "not_under_refs"
@@ -298,27 +304,30 @@ def refusal(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] 
 
 @dataclass
 class Values:
-    """The oids of the refs that exist, where the symbolic ones of them lead, and those that are broken."""
+    """The oids of existing refs, the targets of symbolic refs, and the broken refs."""
 
     oids: dict[bytes, bytes] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
     broken: set[bytes] = field(default_factory=set)
 
     def shown(self, name: bytes, repository: Repository) -> str:
-        """Return what the ref is at: an oid, `ref: NAME` of a symbolic one, "" where nothing can say it."""
+        """Return the ref's value: an oid, `ref: NAME` for a symbolic ref, or "" if it is unknown."""
         value = b"ref: " + self.links[name] if name in self.links else self.oids.get(name)
         if value is None:
-            # No listing of git's shows a symbolic ref that leads nowhere.
+            # Git lists no symbolic ref that leads nowhere.
             content = repository.loose(name)
             value = content if content.startswith(b"ref: ") else b""
         return value.strip().replace(b"\0", b"").decode(errors="backslashreplace")
 
 
 def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
-    """Look at the refs of these names.  Raises `RepositoryFailed`, or what has become of the repository."""
+    """Read the refs of these names.
+
+    Raises `RepositoryFailed`, and the errors of `Repository.confirm`.
+    """
     values, all_names = Values(), names
     if len(names) > PATTERNS:
-        # Each look reads all files beside those of its refs: of ten thousand in one folder half a million.
+        # Each listing reads all files beside its refs: half a million reads for ten thousand refs in one folder.
         values.oids = _plain_oids(git, repository, names)
         names = [name for name in names if name not in values.oids]
     for start in range(0, len(names), PATTERNS):
@@ -342,18 +351,18 @@ def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
 
 
 def _names_one(wanted: set[bytes], line: bytes) -> bool:
-    """Say whether a line is of a ref that is *wanted*: where a name is a directory, all that it contains is listed."""
+    """Return whether a line names a *wanted* ref: git lists all refs in a directory."""
     return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
 
 
 def _plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
-    """Return the oids that files of loose refs, or else `packed-refs`, state plainly; all others are for git to judge.
+    """Return the oids that loose refs' files, or else `packed-refs`, state plainly.
 
-    Git verifies each before it deletes the ref.
+    Git has to read all other refs.  Git verifies each oid before it deletes the ref.
     """
     length = OID_LENGTHS.get(git.run("rev-parse", "--show-object-format").out.strip())
     if length is None or repository.has_reftable():
-        # A git too old to say it, one that fails, or a format that is none of these.
+        # The git is too old for the option or failed, or the format is unknown.
         return {}
     loose = {name: repository.loose(name) for name in names}
     oids = _matching(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
@@ -370,7 +379,7 @@ def _matching(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes
 
 
 def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -> dict[str, str]:
-    """Return those of *refs* that exist, with what they are at; "" where nothing can say it.
+    """Return the values of the *refs* that exist; "" for an unknown value.
 
     Git is ended at *until*, an instant of the monotonic clock.  Raises `GitError`.
     """
@@ -382,6 +391,6 @@ def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -
         there = {name for name in names if name in seen or repository.has_file(name)}
     except OSError as error:
         raise RepositoryFailed(f"a ref cannot be looked at: {error.strerror}") from None
-    # Only now is it certain that what was not there had not merely gone out of sight.
+    # A ref that was not found may only have been out of sight: this check makes the answer certain.
     repository.confirm()
     return {name.decode(): values.shown(name, repository) for name in there}

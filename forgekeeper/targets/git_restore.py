@@ -1,4 +1,4 @@
-"""Restore refs where they were: only those that are not there, and only while git has their objects."""
+"""Restore deleted refs: only missing refs, and only while git has their objects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LINK = re.compile(r"ref: (?P<target>\S+)\Z")
 
 @dataclass(frozen=True)
 class Restored:
-    """The outcome of one ref; unless it was restored, or would be, *reason* says why in a sentence."""
+    """The outcome of one ref; *reason* is a sentence unless it was or would be restored."""
 
     state: Literal["restored", "would be restored", "exists", "pruned", "symbolic", "refused"]
     reason: str = ""
     command: tuple[str, ...] = ()
-    """A command that restores it, for a person in the repository."""
+    """A command that restores the ref, for a person in the repository."""
 
 
 RESTORED = Restored("restored")
@@ -43,7 +43,7 @@ def restore(
     dry_run: bool = False,
     before: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> dict[str, Restored]:
-    """Restore the refs of the repository at *disk_path*, each at its last value; return the outcomes.
+    """Restore refs of a repository, each at its last value; return the outcomes.
 
     A ref that exists stays as it is.  A symbolic ref is not restored: its command is returned.
     In a *dry_run* git only reads.  Git is ended at *until*, an instant of the monotonic clock.
@@ -64,7 +64,7 @@ def restore(
 
 
 def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
-    """Return the objection to restoring the ref that is known before git is asked."""
+    """Return an objection to restoring the ref that is known before git is asked."""
     if reason := refusal(ref):
         return Restored("refused", reason)
     repository.enclose([ref.encode()])
@@ -81,9 +81,12 @@ def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
 
 
 def _foresee(repository: Repository, git: Git, wanted: Mapping[str, str]) -> dict[str, Restored]:
-    """Return the outcomes that refs would have; git's own try would lock each for a moment and leave empty folders."""
+    """Return the expected outcomes of refs.
+
+    A try of git's would lock each ref for a moment and leave empty folders.
+    """
     there = look(git, repository, [ref.encode() for ref in wanted]).oids
-    # Git answers "OID missing" for an object that it does not have.
+    # Git answers "OID missing" for a missing object.
     asked = "".join(f"{was}\n" for was in wanted.values()).encode()
     answer = git.run("cat-file", "--batch-check=%(objectname)", given=asked)
     kept = {line.decode() for line in answer.out.splitlines() if b" " not in line}

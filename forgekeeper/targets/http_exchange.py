@@ -1,6 +1,7 @@
-"""Send one HTTP request over a connection of its own, through a proxy if the environment or the caller names one.
+"""Send one HTTP request over its own connection.
 
-asyncio ends it at the instant of a time limit, wherever it is: nothing is sent after that.
+It uses a proxy if the environment or the caller names one.  At a time limit asyncio ends the exchange at any step:
+nothing is sent after that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 MAX_ANSWER_BYTES = 8 << 20
-"""Limit of the body of an answer that says how long it is; a thousand keys of S3 need less than half of it."""
+"""Maximum bytes of an answer with a stated length; an answer about a thousand keys of S3 needs less than half."""
 
 
 class HttpAnswer(NamedTuple):
@@ -39,7 +40,7 @@ class HttpServer:
     is_verified: bool = True
 
     async def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
-        """Send a request and return its answer; raise OSError or ValueError if no answer can be read."""
+        """Send a request and return its answer; raise OSError or ValueError if that fails."""
         reader, writer = await self._connect()
         if self._proxy and self.url.scheme == "http":
             target, headers = f"http://{self.url.netloc}{target}", {**headers, **self._credentials}

@@ -1,4 +1,4 @@
-"""Missing repositories: which are missing, and whether so few are that they are believed to be deleted."""
+"""Missing repositories: find them, and doubt their deletion if too many are missing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from forgekeeper.targets.git_command import GitError
 from forgekeeper.targets.git_repository import RepositoryFailed, RepositoryMissing, open_repository
 
 MIN_DOUBTED_REPOSITORIES = 3
-"""Fewer missing repositories are believed to be deleted, whatever share of all they are."""
+"""With fewer missing repositories than this, all are believed to be deleted, whatever their share."""
 
 
 class RepositoriesMissing(GitError):
-    """Too many repositories are missing to believe that they are deleted; the message says how to continue."""
+    """Too many repositories are missing to be deleted; the message says how to continue."""
 
 
 def find_missing(root: Path, paths: Mapping[int, str]) -> dict[int, str]:
-    """Return the projects without a repository, with their paths, of projects with the *paths* of theirs."""
+    """Return the projects of *paths* whose repositories are missing, with their paths."""
     return {project: path for project, path in paths.items() if _is_missing(root, path)}
 
 
 def _is_missing(root: Path, disk_path: str) -> bool:
-    """Return whether nothing is at *disk_path*; a repository that cannot be looked at is for a child to judge."""
+    """Return whether nothing is at *disk_path*; an unreadable repository is not missing.
+
+    A child has to judge it.
+    """
     with suppress(OSError, ValueError):
-        (root / disk_path).stat()  # most exist, and need no more than that
+        (root / disk_path).stat()  # enough for most repositories, which exist
         return False
     with suppress(RepositoryFailed):
         try:
@@ -37,9 +40,10 @@ def _is_missing(root: Path, disk_path: str) -> bool:
 
 
 def doubt_missing(root: Path, missing: Mapping[int, str], *, projects: int, share: float, batch: str) -> None:
-    """Raise `RepositoriesMissing` unless the repositories *missing* of so many *projects* may be deleted.
+    """Raise `RepositoriesMissing` if too many repositories of the *projects* are *missing*.
 
-    At most *share* of the projects may lack a repository.  *batch* is named in the message.
+    At most *share* of the projects may lack a repository, and no missing repository may exist at its path with or
+    without `.git`.  *batch* is named in the message.
     """
     for project, path in missing.items():
         other = path.removesuffix(".git") if path.endswith(".git") else f"{path}.git"

@@ -1,4 +1,4 @@
-"""The objects at one location: delete them, look whether they are there, list them."""
+"""The objects at one location: delete them, check their existence, list them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forgekeeper.targets.sentinel import NAME, PROBE, objection, owner
 from forgekeeper.targets.unfinished_uploads import UnfinishedUploads
 
 MAX_CONCURRENT_LOOKS = 50
-"""Limit of looks at single objects at a time."""
+"""Maximum concurrent lookups of single objects."""
 SUSPENSION_SECONDS = 3_600.0
 """How long requests of a kind are left out after the store has refused one; a new process asks again."""
 SHORT_SUSPENSION_SECONDS = 60.0
@@ -34,9 +34,9 @@ ABORT_LIMIT_SECONDS = 20.0
 """Time limit for aborting the unfinished uploads of a chunk: the deletion of its objects comes next."""
 RETRIES = 2
 RETRY_TIMEOUT = timedelta(seconds=10)
-"""After that long no request is repeated."""
+"""Time after which a request is not repeated."""
 LONGEST = 1_024
-"""Bytes, S3's limit for a key."""
+"""Maximum bytes of a key, S3's limit."""
 
 # Control characters, halves of characters, two that XML does not have, and the ending
 # that a local store keeps for files it has not finished writing.
@@ -46,25 +46,25 @@ log = structlog.get_logger(__name__)
 
 
 def is_normal(path: str) -> bool:
-    """Return whether every store takes *path* as it stands, and whether it may name an object at all.
+    """Return whether every store accepts *path* unchanged, and whether it may name an object.
 
-    What is not normal would be refused or mean another object; nothing may name the sentinel.
+    A store would refuse another path or take it for another object.  No object has the sentinel's name.
     """
     forbidden = {"", ".", "..", NAME, PROBE}
     return not _UNFIT.search(path) and len(path.encode()) <= LONGEST and forbidden.isdisjoint(path.split("/"))
 
 
 def is_below(prefixes: Sequence[str], path: str) -> bool:
-    """Return whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
+    """Return whether a normal *path* is in one of the folders; always True without folders."""
     return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
 
 
 class ObjectStore:
-    """The objects at one location, which has to be *installation*'s.
+    """The objects at one location, which has to belong to *installation*.
 
-    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable` when the URL is wrong or the
-    folder is not there.  A request without an answer within *request_timeout* has failed.  Where there are *prefixes*,
-    folders, nothing is deleted that lies in none of them.
+    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable` for a wrong URL or a missing
+    folder.  A request without an answer within *request_timeout* has failed.  *prefixes* are folders: if there are any,
+    only objects in them are deleted.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class ObjectStore:
     ) -> dict[str, ObjectOutcome]:
         """Delete the objects at *paths*; return the outcome of each.
 
-        Before each request that deletes, *find_lost* is called with its paths.  Those that it returns stay, because
+        Before each request that deletes, *find_lost* is called with its paths.  The paths that it returns stay, because
         another worker has claimed them; so does a file of a local store that is written again after that call.  Paths
-        in *unless_changed_since* are looked at just before they are deleted.  Unfinished uploads to the paths in
-        *uploads_begun_before* are aborted if they were begun before an instant of each and the store can; if it cannot,
-        that is logged and nothing else changes.
+        in *unless_changed_since* are checked just before they are deleted.  Unfinished uploads to the paths in
+        *uploads_begun_before* are aborted if they began before the instant of their path and the store can abort; if it
+        cannot, that is logged and nothing else changes.
 
-        Stops at *until*, an instant of the monotonic clock, whatever the store does; answers that came by then are
-        confirmed for two seconds more.  A path that is then not in the result may have been deleted or not.  S3 reports
-        missing objects as deleted.  Raises `StoreUnavailable` once the sentinel cannot be read or is not this
-        installation's, or nothing at all may be deleted, and RuntimeError in a forked child.
+        Stops at *until*, an instant of the monotonic clock, even if the store hangs; answers that arrived by then are
+        confirmed for two seconds more.  If a path is missing in the result, its object may be deleted or not.  S3
+        reports missing objects as deleted.  Raises `StoreUnavailable` if the sentinel cannot be read or is not this
+        installation's, or if no deletion is allowed, and RuntimeError in a forked child.
         """
         insist(f"at the store {self.location}")
         check_process()
@@ -122,9 +122,9 @@ class ObjectStore:
         return deletion.known
 
     def present(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, bool]:
-        """Return of *paths*, normal ones, whether there are objects; an answer counts as in `delete`.
+        """Return for normal *paths* whether they have objects; an answer counts as in `delete`.
 
-        Stops at *until*, an instant of the monotonic clock: of a path that is then not in the answer nothing is known.
+        Stops at *until*, an instant of the monotonic clock; paths without an answer by then are left out.
         Raises `StoreUnavailable`.
         """
         check_process()
@@ -133,7 +133,7 @@ class ObjectStore:
         return known
 
     def may_delete(self, path: str) -> bool:
-        """Return whether *path*, a normal one, lies where objects may be deleted."""
+        """Return whether objects at a normal *path* may be deleted."""
         return is_below(self.prefixes, path)
 
     def listed(self, prefix: str, *, before: datetime) -> list[str]:
@@ -147,7 +147,7 @@ class ObjectStore:
             return [path for path in paths if path.rpartition("/")[2] != NAME]
 
     def written(self, path: str) -> datetime | None:
-        """Return when the object of exactly that name was last changed, None where there is none."""
+        """Return when the object of exactly that name was last changed, None if it does not exist."""
         with self._answering(), suppress(FileNotFoundError):
             return asyncio.run(self.asked("head", obstore.head_async, path))["last_modified"]
         return None
@@ -158,7 +158,7 @@ class ObjectStore:
             known |= {path: changed is not None for path, changed in found.items() if not isinstance(changed, str)}
 
     async def last_modified(self, paths: Sequence[str]) -> AsyncIterator[dict[str, datetime | str | None]]:
-        """Yield when some objects were written, None where there is none, or why that is unknown."""
+        """Yield when objects were written, None for a missing object, or why that is unknown."""
         for start in range(0, len(paths), MAX_CONCURRENT_LOOKS):
             some = paths[start : start + MAX_CONCURRENT_LOOKS]
             yield dict(zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True))
@@ -172,24 +172,30 @@ class ObjectStore:
             return reason(error)
 
     def can_delete_in_bulk(self) -> bool:
-        """Return whether the store is asked for bulk deletions at the moment."""
+        """Return whether bulk deletions are requested at present."""
         return self._requests is not None and time.monotonic() >= self._no_bulk_until
 
     async def delete_in_bulk(self, paths: Sequence[str]) -> set[str]:
-        """Ask for a bulk deletion; return the paths that the answer names as deleted, or raise one of `FAILURES`."""
+        """Delete objects in bulk; return the paths that the answer names as deleted.
+
+        Raises one of `FAILURES`.
+        """
         requests = self._requests
         assert requests is not None, "the caller has asked `can_delete_in_bulk`"
         return await self.asked("delete_many", lambda _store: delete_in_bulk(requests, paths))
 
     def suspend_bulk_deletion(self, error: Exception) -> None:
-        """Ask for no bulk deletion for a while: the store has deleted objects singly and not in bulk."""
+        """Suspend bulk deletion: the store has deleted objects singly and not in bulk."""
         seconds = _suspension_after(error)
         self._no_bulk_until = time.monotonic() + seconds
         said = "bulk deletion refused, objects are deleted one by one"
         log.warning(said, location=self.location, reason=reason(error), seconds=seconds)
 
     async def abort_uploads(self, begun_before: Mapping[str, datetime]) -> None:
-        """Abort the unfinished uploads to these paths; if the store cannot, log that and leave them for a while."""
+        """Abort the unfinished uploads to these paths.
+
+        If the store cannot, log that and suspend aborts for a while.
+        """
         uploads = self._uploads
         if uploads is None or not begun_before or time.monotonic() < self._no_aborts_until:
             return
@@ -214,7 +220,7 @@ class ObjectStore:
             raise StoreUnavailable(said, known)
 
     async def asked(self, operation: str, ask: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:
-        """Count the request, however it ends; that there is no such object is an answer like others."""
+        """Send a request and count it, however it ends; a missing object is not a failure."""
         began, failures = time.monotonic(), 0
         try:
             return await answer(ask, self.store, *arguments, within=self._timeout)

@@ -5,9 +5,8 @@
     az://container/prefix?account_name=…&account_key=…
     file:///srv/objects
 
-Behind the question mark stand options of the store, all of which `OPTIONS` has; `&`, `#` and `%` in them are
-percent-encoded.  What is not given there is looked for in the environment under the store's usual names
-(`AWS_ACCESS_KEY_ID`, …).
+The store's options follow the question mark.  `OPTIONS` lists all of them; `&`, `#` and `%` in them are
+percent-encoded.  Missing options are taken from the environment under the store's usual names (`AWS_ACCESS_KEY_ID`, …).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OPTIONS = {
     | {"endpoint", "use_emulator", "skip_signature"},
 }
 FAILURES = (BaseError, OSError, ValueError, TypeError)
-"""All that obstore raises, of its own and built in."""
+"""All exceptions of obstore, its own and built-in ones."""
 
 LONGEST_REASON = 200
 _NOISE = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
@@ -53,12 +52,12 @@ _home = cache(os.getpid)
 
 
 def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
-    """Open the store behind *url*; raise one of `FAILURES` when the URL is wrong or its folder is not there.
+    """Open the store behind *url*; raise one of `FAILURES` if the URL or its folder is wrong.
 
-    Nothing is sent yet.  A request that got no answer within *request_timeout* has failed; one that may be tried again
-    is, up to *retries* times, but not after *retry_timeout*.
+    Sends no request.  A request without an answer within *request_timeout* has failed.  A request that may be repeated
+    is retried up to *retries* times, but not after *retry_timeout*.
 
-    Emptied folders of a local store stay: the forge may be about to write into one.  The client's own bulk deletion at
+    Empty folders of a local store stay: the forge may be about to write into them.  The client's own bulk deletion at
     S3 is off: it counts an object as deleted unless the answer names it as failed.
     """
     check_process()
@@ -74,23 +73,26 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
 
 
 async def answer(ask: Callable[..., Awaitable[Answer]], *arguments: object, within: float | None) -> Answer:
-    """Ask a store; raise `TimeoutError` where it has not answered after *within* seconds.
+    """Send a request to a store; raise `TimeoutError` without an answer *within* seconds.
 
-    A folder has no time-out of its own: its disk may hang, and a request for which there is no thread waits until
-    another one comes.  Where the store's client cannot begin it never will: the process ends itself.
+    A folder has no timeout of its own: its disk may hang, and a request without a free thread waits for a thread.  If
+    the store's client cannot start, it never will: the process ends itself.
     """
     try:
         async with asyncio.timeout(within):
             return await ask(*arguments)
     except BaseException as error:
-        # Rust's: nobody can import it.
+        # An exception of Rust, which Python cannot import.
         if type(error).__name__ == "PanicException":
             end_process("its client for object stores has broken", exc_info=error)
         raise
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
-    """Split a store's URL into its address and its options, decoded; raise ValueError for an unknown option."""
+    """Split a store's URL into its address and its decoded options.
+
+    Raises ValueError for an unknown option.
+    """
     address, _, query = url.partition("?")
     parts = urlsplit(address)
     if parts.scheme not in OPTIONS:
@@ -99,7 +101,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
         raise ValueError("keys belong behind the question mark, with '#' percent-encoded: ?access_key_id=…")
     # Not parse_qsl: it reads '+' as a space, and secret keys contain it.
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    # What is no name and value may be the rest of a key that has an "&".
+    # A part without "=" may be the rest of a key with an unencoded "&".
     options = {name if equals else "without a value": unquote(value) for name, equals, value in pairs}
     if unknown := sorted(options.keys() - OPTIONS[parts.scheme]):
         known = ", ".join(sorted(OPTIONS[parts.scheme])) or "none"
@@ -108,15 +110,18 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
 
 
 def reason(error: Exception) -> str:
-    """Say in one short line what went wrong, without what an address may carry behind its question mark."""
+    """Return the error as one short line, without an address's options: they may be secret."""
     line = (_S3_ERROR.sub(r"\2", str(error)).strip().splitlines() or [type(error).__name__])[0]
     line = _QUERY.sub("", _NOISE.sub(" ", line)).strip()
-    # Paths are long and stand in front; what the server said stands at the end.
+    # Long paths are at the beginning, and the server's message is at the end.
     half = LONGEST_REASON // 2
     return line if len(line) <= LONGEST_REASON else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def check_process() -> None:
-    """Raise unless this process used obstore first: a forked child lacks its threads, and would wait for ever."""
+    """Raise if this process was forked after obstore was used.
+
+    A child lacks obstore's threads and would wait forever.
+    """
     if _home() != os.getpid():
         raise RuntimeError(f"process {_home()} has used object stores before it forked; open them in the child only")

@@ -17,16 +17,16 @@ class ObjectOutcome:
 DELETED = ObjectOutcome("deleted")
 MISSING = ObjectOutcome("missing")
 CHANGED = ObjectOutcome("changed")
-"""Left alone: it was written since it was last looked at."""
+"""The object was kept: it was written after the last look at it."""
 LOST = ObjectOutcome("locked", "another worker has claimed it")
 OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
 """Why an object stays: deletion is limited to some folders."""
 
 
 class StoreUnavailable(Exception):
-    """Nothing is to be believed about any object of this call that is not in *known*.
+    """The store's answers about objects that are not in *known* do not count.
 
-    If it had not *begun*, nothing was asked for that could delete an object.
+    If the deletion had not *begun*, no request was sent that could delete an object.
     """
 
     error_kind = "object_storage"

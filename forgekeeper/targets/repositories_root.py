@@ -1,4 +1,4 @@
-"""The root of all repositories: proof that its disk is mounted and belongs to this installation."""
+"""The root of all repositories: prove that its disk is mounted and the right one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from forgekeeper.targets.git_repository import RootUnavailable
 
 
 def prove_root(settings: Settings) -> Path:
-    """Return the repositories' root; raise `RootUnavailable` unless it can be read and is this installation's."""
+    """Return the repositories' root.
+
+    Raises `RootUnavailable` unless it can be read and belongs to this installation.
+    """
     root = settings.repositories_root
     if root is None:
         raise RootUnavailable("FORGEKEEPER_REPOSITORIES_ROOT is not set")

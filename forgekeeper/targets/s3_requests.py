@@ -1,7 +1,7 @@
-"""Send S3 requests that the client of object stores cannot send, or whose answer it does not hand on.
+"""Send S3 requests that the store's client cannot send, or whose answers it hides.
 
-They are signed here (AWS Signature Version 4) with the keys of the store's URL or of the environment.  Credentials that
-the client fetches from the machine it runs on are known to the client alone: such a store gets no request from here.
+Requests are signed here (AWS Signature Version 4) with the keys of the store's URL or of the environment.  If the
+client fetches its credentials from the machine, only the client knows them, and nothing here is sent to that store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forgekeeper.targets.http_exchange import HttpAnswer, HttpServer
 from forgekeeper.targets.opening import split_url
 
 MAX_SENDINGS = 3
-"""Limit of sendings of one request, while the store says that it cannot answer just then."""
+"""Maximum sendings of one request, while the store says that it cannot answer at present."""
 FIRST_PAUSE_SECONDS = 0.1
 """Pause before a request is sent again; doubled each time."""
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -42,9 +42,9 @@ class S3Refused(OSError):
 
 
 class S3Requests:
-    """Sends requests to one bucket; threads may share it.  It holds keys, and must not be logged.
+    """A sender of requests to one bucket; threads may share it.
 
-    A request without an answer within *timeout* has failed.
+    It holds keys, and must not be logged.  A request without an answer within *timeout* has failed.
     """
 
     def __init__(self, store: S3Store, options: Mapping[str, str], timeout: timedelta) -> None:
@@ -61,13 +61,13 @@ class S3Requests:
 
     @property
     def key_id(self) -> str:
-        """The id of the keys that the client uses, whose secret has to be ours."""
+        """The id of the keys that the client uses; their secret has to be ours."""
         return _signature_of(self._signed_url())["X-Amz-Credential"].partition("/")[0]
 
     async def send(
         self, method: str, query: Mapping[str, str | None], *, key: str = "", body: bytes = b""
     ) -> HttpAnswer:
-        """Send a request to the bucket, or to the object of that *key*; return an answer of success.
+        """Send a request to the bucket, or to the object of *key*; return a successful answer.
 
         Raises `S3Refused` for an error, and OSError or ValueError if no answer can be read.
         """
@@ -93,15 +93,18 @@ class S3Requests:
         return answer
 
     def _signed_url(self) -> SplitResult:
-        """Return a URL that the client has signed: it has read the URL of the store and the environment."""
+        """Return a URL that the client has signed with the store's URL and the environment."""
         return urlsplit(obstore.sign(self._store, "GET", "x", timedelta(minutes=1)))
 
     def _signed_headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
-        """Return the headers of a request: "Authenticating Requests" in Amazon's reference of S3 names each step."""
+        """Return the headers of a request.
+
+        "Authenticating Requests" in Amazon's reference of S3 names each step.
+        """
         signature = _signature_of(self._signed_url())
         token = signature.get("X-Amz-Security-Token")
         headers = {
-            # Amazon requires it of bulk deletions, and allows it elsewhere.
+            # Amazon requires this header for bulk deletions, and allows it for other requests.
             "content-md5": b64encode(md5(body, usedforsecurity=False).digest()).decode(),
             "host": self._server.url.netloc,
             "x-amz-content-sha256": sha256(body).hexdigest(),
@@ -122,7 +125,10 @@ class S3Requests:
 
 
 def requests_to(store: object, url: str, *, timeout: timedelta) -> S3Requests | None:
-    """Return a sender of requests to the bucket behind *url*, opened as *store*; None if it cannot sign them."""
+    """Return a sender of requests to the bucket behind *url*; None if it cannot sign them.
+
+    *store* is the opened client.
+    """
     _address, options = split_url(url)
     key_id, secret = s3_option(options, "access_key_id"), s3_option(options, "secret_access_key")
     is_signed = s3_option(options, "skip_signature").lower() in NO
@@ -138,7 +144,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def parse_xml(body: bytes, root: str) -> Element:
-    """Return the element of an answer, without namespaces; raise ValueError unless its root has that name."""
+    """Return an answer's root element without namespaces; raise ValueError for another name."""
     if b"<!DOCTYPE" in body:
         raise ValueError("the answer declares entities, as no answer of S3 does")
     try:

@@ -1,7 +1,7 @@
-"""The sentinel: a small file that says that the right disk, bucket and prefix are there, and whose they are.
+"""The sentinel: a small file that confirms disk, bucket and prefix and names their owner.
 
-Where it cannot be read nothing is believed to be gone: an unmounted disk looks exactly like one from which everything
-was deleted.  Where it names another installation, or none, nothing is deleted: the data may belong to someone else.
+If it cannot be read, nothing counts as missing: an unmounted disk looks exactly like an emptied disk.  If it names
+another installation, or none, nothing is deleted: the data may belong to someone else.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 NAME = ".forgekeeper-root"
 PROBE = ".forgekeeper-probe"
-"""A name that no object has: credentials that may delete anything may delete this."""
+"""A name without an object: credentials that may delete anything may delete this name."""
 TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
 LONGEST = 4_096
-"""Bytes of a sentinel that are read."""
+"""Maximum bytes of a sentinel that are read."""
 TIMEOUT = timedelta(seconds=5)
 LOST_AND_FOUND = "lost+found"
-"""A new disk's own folder: a disk with nothing else is empty."""
+"""A folder that every new disk has: a disk with nothing else is empty."""
 
 _OWNER = re.compile(rb"^installation:[ \t]*([!-~]+)[ \t]*\r?$", re.MULTILINE)
 
 
 class Unreadable(Exception):
-    """The place cannot be looked at; the message says why."""
+    """The place cannot be read; the message says why."""
 
 
 def text(installation: str) -> bytes:
-    """Write the sentinel of *installation*."""
+    """Return the content of the sentinel of *installation*."""
     return TEXT + b"installation: " + installation.encode() + b"\n"
 
 
 def parse(content: bytes) -> str:
-    """Return whose place it is, "" where the sentinel names no installation: it is not adopted."""
+    """Return the installation that owns the place; "" if nobody has adopted it."""
     found = _OWNER.search(content[:LONGEST])
     return found[1].decode() if found else ""
 
 
 def objection(place: object, found: str, installation: str) -> str | None:
-    """Return why nothing may be deleted from a place that a sentinel says is *found*'s, None if *installation*'s."""
+    """Return why nothing may be deleted from a place of *found*; None if *installation*'s."""
     if not found:
         return (
             f"{place}: {NAME} names no installation; `forgekeeper check --init` adopts the place if it is the right one"
@@ -65,7 +65,10 @@ def objection(place: object, found: str, installation: str) -> str | None:
 
 
 class Folder:
-    """A folder on a disk that may not be mounted; every method raises `Unreadable` when it does not answer."""
+    """A folder on a disk that may not be mounted.
+
+    Every method raises `Unreadable` if the folder does not answer.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -74,25 +77,25 @@ class Folder:
         return str(self._root)
 
     def sentinel(self) -> str | None:
-        """Return whose the place is, as `parse` does, None when there is no sentinel."""
+        """Return the owner of the place, as `parse` does; None without a sentinel."""
         with _readable(str(self)):
             if not self._root.is_dir():
                 raise NotADirectoryError("is not a folder")
             try:
-                # A disk in trouble may know the name, and no more.
+                # A failing disk may know the name and nothing else, so read the file.
                 with (self._root / NAME).open("rb") as file:
                     return parse(file.read(LONGEST))
             except FileNotFoundError:
                 return None
 
     def is_empty(self) -> bool:
-        """Return whether there is nothing beside the sentinel."""
+        """Return whether the place has nothing but the sentinel."""
         with _readable(str(self)):
             return all(child.name in (NAME, LOST_AND_FOUND) for child in self._root.iterdir())
 
     def has(self, path: str) -> bool:
-        """Return whether there is something at *path*."""
-        # A path that leads elsewhere names nothing here.
+        """Return whether *path* exists."""
+        # A path that leads outside names nothing here.
         parts = path.split("/")
         if "\0" in path or path.startswith("/") or ".." in parts or not any(parts):
             return False
@@ -100,13 +103,13 @@ class Folder:
             return os.path.lexists(self._root / path)
 
     def create_sentinel(self, installation: str) -> None:
-        """Write the sentinel, over one that names no installation."""
+        """Write the sentinel, over a sentinel without an owner."""
         with _readable(str(self)):
             (self._root / NAME).write_bytes(text(installation))
 
 
 class Store:
-    """An object store behind a URL; every method raises `Unreadable` when it does not answer."""
+    """An object store behind a URL; methods raise `Unreadable` if it does not answer."""
 
     def __init__(self, location: str, url: str) -> None:
         self._location = location
@@ -118,27 +121,27 @@ class Store:
         return self._location
 
     def sentinel(self) -> str | None:
-        """Return whose the place is, as `parse` does, None when there is no sentinel."""
+        """Return the owner of the place, as `parse` does; None without a sentinel."""
         with _readable(self._location), suppress(FileNotFoundError):
             return self._asked(owner)
         return None
 
     def is_empty(self) -> bool:
-        """Return whether there is nothing beside the sentinel."""
+        """Return whether the place has nothing but the sentinel."""
         with _readable(self._location):
-            # Two: one of them may be the sentinel.
+            # Two objects per page: one of them may be the sentinel.
             found = (one["path"] for page in obstore.list(self._store, chunk_size=2) for one in page)
             return next((path for path in found if path != NAME), None) is None
 
     def has(self, path: str) -> bool:
-        """Return whether there is something at *path*."""
+        """Return whether *path* exists."""
         with _readable(self._location), suppress(FileNotFoundError):
             self._asked(obstore.head_async, path)
             return True
         return False
 
     def create_sentinel(self, installation: str) -> None:
-        """Write the sentinel, over one that names no installation."""
+        """Write the sentinel, over a sentinel without an owner."""
         with _readable(self._location):
             self._asked(obstore.put_async, NAME, text(installation))
 
@@ -147,7 +150,7 @@ class Store:
 
 
 async def owner(store: ObjectStore) -> str:
-    """Return whose *store* is, as `parse` does; raise one of `FAILURES` where its sentinel cannot be read."""
+    """Return the owner of *store*, as `parse` does; raise one of `FAILURES`."""
     return parse(bytes(await (await obstore.get_async(store, NAME)).bytes_async()))
 
 

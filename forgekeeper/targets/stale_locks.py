@@ -1,4 +1,7 @@
-"""Stale locks of repositories: a killed git leaves `packed-refs.lock` behind, and then no ref can be deleted."""
+"""Stale locks of repositories.
+
+A killed git leaves `packed-refs.lock` behind, and then no ref can be deleted.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from forgekeeper.targets.git_repository import RepositoryFailed, RepositoryMissi
 
 
 def count_stale_locks(root: Path, disk_paths: Iterable[str], *, before: datetime) -> int:
-    """Count the repositories with a lock from *before* that instant; raise `RootUnavailable` without the root."""
+    """Count the repositories with a lock from *before* that instant.
+
+    Raises `RootUnavailable` without the root.
+    """
     return sum(_has_lock(root, disk_path, before) for disk_path in disk_paths)
 
 
 def _has_lock(root: Path, disk_path: str, before: datetime) -> bool:
-    # Not by the clock of its file system, as `age` says: the exporter may write no file there to learn it.
+    # Not by the clock of its file system, as in `age`: that writes a file, which the exporter may not do.
     with suppress(RepositoryMissing, RepositoryFailed, OSError):
         lock = open_repository(root, disk_path).git_dir / "packed-refs.lock"
         return lock.lstat().st_mtime < before.timestamp()

@@ -1,7 +1,7 @@
-"""The object stores of this process, and what still names an object: asked once more before it is deleted.
+"""The object stores of this process, and the last lookup of an object's owners.
 
-A table names the objects of one location.  Another location may lead to the same place, or to a folder
-within it or above it: its objects are looked for under their names there.
+A table names the objects of one location.  Another location may have the same place, or a folder within it or above
+it: its objects are looked up by their names at the table's location.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets.objects import ObjectStore
 
 opened = cache(ObjectStore)
-"""One client per location, made after the fork: obstore hangs for ever in a child of a process that used it."""
+"""One client per location, created after the fork: obstore hangs in a child of a process that used it."""
 
 
 def at(location: str, settings: Settings) -> ObjectStore | None:
-    """Return the location's client, None when no store of that name is configured.
+    """Return the location's client, None if no store has that name.
 
-    It deletes for the installation that the database is of, and needs a connection to it.  Raises
-    `StoreUnavailable` when its URL is wrong or its folder is not there.
+    The client deletes for the installation of the database, and needs a connection to it.  Raises `StoreUnavailable`
+    for a wrong URL or a missing folder.
     """
     url = settings.object_stores.get(location)
     if url is None:
@@ -41,10 +41,10 @@ def at(location: str, settings: Settings) -> ObjectStore | None:
 
 
 def answered_for(owner: Owner | None, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return the *paths* that the *owner*, the outbox or a producer names, and a sentence that says which of them."""
+    """Return the *paths* that the *owner*, the outbox or a producer names, with a sentence."""
     kept: dict[str, str] = {}
     tables: tuple[Owner, ...] = (DeletedObject,) if owner is None else (owner, DeletedObject)
-    # The owner first: a row that is deleted there between the two questions is in the outbox by the second.
+    # The owner first: a row that is deleted there between the two queries is in the outbox by the second.
     for table in tables:
         kept |= dict.fromkeys(named_by(table, location, paths, settings), table.sentence)
     completed = SettledUpload.named(location, paths, reaped=False)
@@ -52,14 +52,14 @@ def answered_for(owner: Owner | None, location: str, paths: Sequence[str], setti
 
 
 def named_by(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> set[str]:
-    """Return those of *paths* at *location* that a row of the *owner* names, by this or another location."""
+    """Return the *paths* that a row of the *owner* names, by this or another *location*."""
     pairs = [pair for theirs in owner.locations for pair in _named_at(theirs, location, paths, settings).items()]
     named = owner.named(list({name for _, name in pairs}))
     return {path for path, name in pairs if name in named}
 
 
 def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return those of *paths* that lie at the place of *theirs*, too, and what each is called there."""
+    """Return the *paths* that are also at the place of *theirs*, each with its name there."""
     if location == theirs:
         return {path: path for path in paths}
     urls = [settings.object_stores.get(name) for name in (location, theirs)]
@@ -76,9 +76,9 @@ def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settin
 
 
 def _place(url: str) -> tuple[str, ...]:
-    """Name the place behind *url* by the folders that lead to it: what lies within another begins like that.
+    """Return the place behind *url* as a tuple: a place within another begins with its tuple.
 
-    Of a bucket nothing but its name counts: two of one name at different servers are taken for the same.
+    The server is ignored: two buckets of one name at different servers are treated as equal.
     """
     try:
         parts = urlsplit(url.partition("?")[0])

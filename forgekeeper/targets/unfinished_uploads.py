@@ -1,4 +1,7 @@
-"""Find and abort multipart uploads that were begun and never completed: their parts cost, and no object shows them."""
+"""Find and abort multipart uploads that were never completed.
+
+Their parts cost, and no object shows them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from forgekeeper.targets.s3_requests import S3Refused, S3Requests, parse_xml
 from forgekeeper.targets.sentinel import PROBE
 
 MAX_PAGES = 10
-"""Limit of pages of a listing, of up to 1,000 uploads each."""
+"""Maximum pages of a listing, of up to 1,000 uploads each."""
 MAX_CONCURRENT_REQUESTS = 50
-"""Limit of requests about single keys at a time."""
+"""Maximum concurrent requests about single keys."""
 NOT_FOUND_STATUS = 404
 
 Value = TypeVar("Value")
@@ -38,7 +41,10 @@ class UnfinishedUploads:
         self._lists_by_prefix: bool | None = None
 
     async def abort(self, begun_before: Mapping[str, datetime]) -> int:
-        """Abort the uploads to exactly these paths that were begun before an instant of each; return how many."""
+        """Abort the uploads to exactly these paths that began before their instants.
+
+        Returns the number.
+        """
         prefix = self._requests.prefix
         found = await self._find([f"{prefix}{path}" for path in begun_before])
         old = [upload for upload in found if upload.begun_at < begun_before[upload.key.removeprefix(prefix)]]
@@ -47,7 +53,7 @@ class UnfinishedUploads:
         return len(old)
 
     async def _find(self, keys: Sequence[str]) -> list[UnfinishedUpload]:
-        """Find the uploads to these keys: by one listing of all if the store has that, else key by key."""
+        """Find the uploads to these keys, by one listing of all if possible, else key by key."""
         wanted = set(keys)
         if await self._can_list_by_prefix():
             found, is_complete = await self._list_uploads(self._requests.prefix)
@@ -57,7 +63,7 @@ class UnfinishedUploads:
         return [upload for found, _ in pages for upload in found if upload.key in wanted]
 
     async def _can_list_by_prefix(self) -> bool:
-        """Find out, by an upload of our own, whether a listing shows keys that only begin with a prefix.
+        """Test with an upload of our own whether a listing shows keys that begin with a prefix.
 
         MinIO shows only uploads to exactly that key.  A role that may not begin uploads cannot find out.
         """
@@ -77,7 +83,7 @@ class UnfinishedUploads:
         return self._lists_by_prefix
 
     async def _list_uploads(self, prefix: str) -> tuple[list[UnfinishedUpload], bool]:
-        """List uploads to keys that begin with *prefix*; say, too, whether these are all."""
+        """List uploads to keys that begin with *prefix*; also return whether the list is complete."""
         uploads, query = list[UnfinishedUpload](), {"uploads": None, "prefix": prefix}
         for _page in range(MAX_PAGES):
             answer = parse_xml((await self._requests.send("GET", query)).body, "ListMultipartUploadsResult")

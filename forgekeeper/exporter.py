@@ -1,4 +1,4 @@
-"""The exporter: collects the current state of PostgreSQL, Redis and the disks on each scrape.
+"""The exporter: collects the state of PostgreSQL, Redis and the disks on each scrape.
 
 Each collector has a thread and a time limit. If one fails or times out, the scrape says so and the others still report.
 The exporter keeps nothing between two scrapes, so any number of exporters agree.
@@ -40,15 +40,15 @@ from metrics.threads import Probe, asked
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF, BRIEF)
-"""How long an exporter waits for an answer; none is asked for twice."""
+"""How long an exporter waits for an answer; it does not repeat a request."""
 PATIENCE = 1.7
-"""Seconds that all collectors have together, so that a scrape is answered within two."""
+"""Time limit in seconds for all collectors together, so that a scrape is answered within two."""
 ROOT_PATIENCE = 1.2
-"""Seconds that all roots have together."""
+"""Time limit in seconds for all roots together."""
 
 
 class Exporter(Collecting):
-    """The readings of all collectors, and how each of them fared."""
+    """The readings of all collectors, and the success and duration of each."""
 
     def __init__(self, settings: Settings) -> None:
         self._metrics = of("exporter", table(all_declared()))
@@ -59,7 +59,7 @@ class Exporter(Collecting):
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:
-        """Ask everything, once at a time."""
+        """Run all collectors, one scrape at a time."""
         found: dict[str, list[Reading]] = defaultdict(list)
         with self._lock:
             for reading in (*self._constants, *self._readings()):
@@ -78,14 +78,14 @@ class Exporter(Collecting):
 
 
 def registry(settings: Settings) -> CollectorRegistry:
-    """Return what the metrics endpoint of this process shows."""
+    """Return the metrics that the endpoint of this process shows."""
     shown = CollectorRegistry()
     shown.register(Exporter(settings))
     return shown
 
 
 def _ask(collector: Collector, settings: Settings, batch: BatchSpec | None) -> list[Reading]:
-    """Return the readings of a collector, which a *batch* has brought; none if the forge lacks what that needs.
+    """Return the readings of a collector; none if the forge lacks tables of its *batch*.
 
     Such a batch is off, or blocked, which another alert reports.
     """
@@ -110,7 +110,7 @@ def _connected() -> Iterator[None]:
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:
-    """Return the engine's collectors, and those that batches bring, by the label of each."""
+    """Return the collectors of the engine and of the batches, by label."""
     return {
         "batches": Collector(_batches),
         "runs": Collector(_runs),
@@ -125,7 +125,7 @@ def all_collectors(settings: Settings) -> dict[str, Collector]:
 
 
 def _constants() -> Iterator[Reading]:
-    """Read what is declared."""
+    """Read the declarations."""
     for one in all_declared():
         yield Reading("info", 1, (one.name, str(one.document or "none"), one.queue, one.team))
         yield Reading("run_time_limit_seconds", one.time_limit.total_seconds(), (one.name,))
@@ -134,7 +134,7 @@ def _constants() -> Iterator[Reading]:
 
 
 def _batches(settings: Settings) -> Iterator[Reading]:
-    """Say what is expected of each batch; of one that is held back, nothing."""
+    """Yield the expectations of each batch; none for a batch with a hold."""
     registered = {row.name: row.registered_at for row in Batch.select() if spec(row.name)}
     for name, instant in registered.items():
         yield from at("registered_timestamp_seconds", instant, name)
@@ -199,7 +199,10 @@ def _queues(_settings: Settings) -> Iterator[Reading]:
 
 
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
-    """Count the children that wait for a person, and the messages that nothing could read: those Redis keeps longer."""
+    """Count children that wait for a person, and unreadable messages.
+
+    Redis keeps these messages longer.
+    """
     found = quarantine.dead_letters()
     for one in all_declared():
         yield Reading("dead_letter_messages", found.get(("child", one.name), 0), (one.queue, one.name))
@@ -218,7 +221,7 @@ def _leases(_settings: Settings) -> Iterator[Reading]:
 
 
 def _quarantine(_settings: Settings) -> Iterator[Reading]:
-    """Count what lies there; what documents keep themselves they count themselves."""
+    """Count quarantined records, except records that documents keep and count themselves."""
     found: dict[tuple[str, ...], int] = dict(quarantine.counts().items())
     kept = {(one.name, refused.record) for one in all_declared() for refused in one.refused}
     for labels in {*(series(all_declared())["quarantined"] or ())} - kept - {UNREADABLE}:
@@ -227,9 +230,10 @@ def _quarantine(_settings: Settings) -> Iterator[Reading]:
 
 
 def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
-    """Return what looks at the repositories' root and the stores at once; one that hangs hides none of the others.
+    """Return a collector that reads all roots in parallel: a hanging root hides no other.
 
-    One of another installation, or of nobody, is none of ours; while the database is away nobody knows that.
+    The roots are the folder of repositories and the stores.  A root of another installation, or without an owner, is
+    not readable; while the database is down, the owner is not checked.
     """
     probes = [Probe(name, partial(_of_store, name, url)) for name, url in settings.object_stores.items()]
     if settings.repositories_root is not None:

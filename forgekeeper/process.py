@@ -1,8 +1,8 @@
-"""`python -m forgekeeper.process`: dramatiq's own command line, with our log lines from the first one on.
+"""`python -m forgekeeper.process`: dramatiq's command line, with our log from the start.
 
-Its master waits for its processes for ever, and this one does not.  A process that is stopped, that the kernel holds,
-or that hangs in a call into C ends neither by SIGTERM nor by itself (dramatiq 2.2.1, `dramatiq/cli.py`, joins it again
-and again).  What it worked on is found lost, as after any death.
+Dramatiq's master waits for its processes without a limit; this master has one.  A process that is stopped, that the
+kernel holds, or that hangs in a call into C ends neither by SIGTERM nor by itself (dramatiq 2.2.1, `dramatiq/cli.py`,
+joins it again and again).  Its work is found lost, as after any death.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from metrics.endpoint import Watch
 from metrics.threads import Thread
 
 READY_TIMEOUT = "5000"
-"""For so many milliseconds the master waits for a process to be ready, and hears nothing else: not that it has died."""
+"""Milliseconds that the master waits for a process to be ready; meanwhile it does not notice that process's death."""
 LOOK = 0.5
 GONE = 0.7
-"""Seconds in which the kernel ends what is killed; what it does not end by then, it holds, for a disk perhaps."""
+"""Seconds for the kernel to end a killed process; a later one is held by the kernel, perhaps for a disk."""
 LAST_STEPS = 10.0
-"""Seconds in which a master without processes ends, or reloads; else one took a lock with it that it waits for."""
+"""Seconds for a master without processes to end or reload; else it waits for a lock that a dead process held."""
 
 log = structlog.get_logger("forgekeeper.process")
 
 
 def run(arguments: list[str]) -> int:
     """Run dramatiq's master process with *arguments*; return its exit status."""
-    # Dramatiq blocks them in its thread alone: one of ours would take them before its handlers are there.
+    # Dramatiq blocks these signals in its own thread only: a thread of ours would get them before its handlers exist.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     settings = load()
     logs.configure(settings.log_format, settings.log_level)
     if settings.metrics_port_worker and not WORKER.in_files:
-        # Everything would be counted in memory, and its page be empty.
+        # Counters would stay in memory, and the metrics page would be empty.
         sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
         return 2
     if settings.metrics_port_worker:
         Watch(settings.metrics_host, settings.metrics_port_worker).start()
     kill_late_processes(settings.shutdown_timeout)
-    # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
+    # On SIGHUP dramatiq executes this command in the same process: with a new program, and the same metrics page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
-    # No --path: dramatiq would put the current folder before everything that is installed.
+    # No --path: dramatiq would search the current folder before all installed packages.
     ours = ["forgekeeper.delivery.broker:load_batches", "--path", "--skip-logging"]
     ours += ["--worker-fork-timeout", READY_TIMEOUT]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
@@ -60,15 +60,15 @@ def run(arguments: list[str]) -> int:
 
 
 def kill_late_processes(allowed: timedelta) -> None:
-    """Kill the processes of this master that live shortly before the *allowed* time is up.
+    """Kill the living processes of this master shortly before the *allowed* time is up.
 
-    The time begins with the first signal, or with the first end of a process: then all are asked to end.
+    The time begins with the first signal or the first end of a process: then all processes are asked to end.
     """
-    # Dramatiq has handlers of its own; here each signal leaves a byte.
+    # Dramatiq has its own handlers; through this pipe each signal also sends a byte.
     signals, waking = os.pipe()
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    # A process that was forked would leave its own signals there, too.
+    # A forked process would write its own signals into the pipe, too.
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))
     until_killed = allowed.total_seconds() - reserve(allowed) / 2
     Thread(partial(_watch, signals, until_killed), "master").start()

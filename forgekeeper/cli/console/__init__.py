@@ -1,1 +1,1 @@
-"""The console: a page that shows what the command line says, and acts as it does (`docs/console.md`)."""
+"""The console: a web page with the facts and acts of the command line (`docs/console.md`)."""

@@ -1,7 +1,7 @@
-"""Who looks, what that person may do, and which requests no page and no action ever sees.
+"""Authentication and roles of the console, and requests that are refused before any page.
 
 A person is known by a session, after a login with the password of a user in the file; or by the header of a proxy that
-the settings name; or, where there are neither users nor proxies, is anybody on this machine, who may only look.
+the settings name. Without users and proxies, everybody on this machine is a viewer.
 """
 
 from __future__ import annotations
@@ -44,23 +44,26 @@ HEADERS = {
 }
 """Headers of every response."""
 SESSION = "forgekeeper_session"
-"""The cookie of who has logged in."""
+"""Cookie of a login session."""
 KNOWN = "forgekeeper_known"
-"""The cookie of a browser in which somebody has logged in before: strangers cannot lock it out."""
+"""Cookie of a browser with an earlier login, which strangers' failures cannot lock out."""
 HOURS_12, DAYS_30 = 12 * 3600, 30 * 86_400
 LARGEST = 64 * 1024
-"""Bytes of a form."""
+"""Maximum size of a form, in bytes."""
 FIELDS = 2_000
 LOGINS, MINUTE = 5, 60.0
-"""So many logins may fail in a minute, of an address and of a name."""
+"""Maximum failed logins per minute, for an address and for a name."""
 
 log = structlog.get_logger(__name__)
-# Of this process alone: a restart ends all sessions.
+# The key exists in this process only: a restart ends all sessions.
 _signed = URLSafeTimedSerializer(secrets.token_hex(32))
 
 
 class Person(NamedTuple):
-    """Who looks at a page; an *operator* may act.  *session*: by a login, which can be ended."""
+    """Person who sent a request; an *operator* may act.
+
+    A *session* began with a login and can be ended.
+    """
 
     name: str
     role: Role
@@ -68,45 +71,48 @@ class Person(NamedTuple):
 
 
 def may_act(request: Request) -> bool:
-    """Say whether who asks may act: an operator, where the settings let operators act."""
+    """Check whether the person is an operator and the settings allow actions."""
     person: Person | None = request.state.person
     return person is not None and person.role == "operator"
 
 
 def say_next(response: Response, sentence: str) -> None:
-    """Let the next page that this browser shows begin with the sentence, once.
+    """Show *sentence* once at the top of the next page in this browser.
 
-    For the answer to a POST, a redirect: `base.html` shows it as `said`, escaped, also to persons without a session.
+    For the redirect after a POST: `base.html` shows the sentence as `said`, escaped, also to persons without a session.
     """
     response.set_cookie(SAID, _signed.dumps(sentence[:1000], salt=SAID), max_age=60, httponly=True, samesite="lax")
 
 
 def local(path: str) -> str:
-    """Return where to go next: *path*, or the first page where it could lead to another host."""
+    """Return *path*, or the first page if *path* could lead to another host."""
     fine = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
     return path if fine and " " not in path else "/"
 
 
 class EndedSessions:
-    """Sessions that people have ended: each is known for as long as its cookie is valid."""
+    """Sessions that people have ended, each remembered until its cookie expires."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._until: dict[str, float] = {}
 
     def add(self, session: str) -> None:
-        """Note that the session was ended."""
+        """Remember that the session was ended."""
         now = self._clock()
         self._until = {ended: until for ended, until in self._until.items() if until > now}
         self._until[session] = now + self._seconds
 
     def __contains__(self, session: str) -> bool:
-        """Say whether the session was ended."""
+        """Check whether the session was ended."""
         return session in self._until
 
 
 class Gate:
-    """Lets through what may be asked, with `person`, `said` and, of a POST, `form` in the request's state."""
+    """Middleware that authenticates requests.
+
+    It sets `person`, `said` and, for a POST, `form` in the request's state.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
@@ -117,7 +123,7 @@ class Gate:
         self._hashing = CapacityLimiter(2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or let it through."""
+        """Answer the request, or pass it on."""
         request = Request(scope, receive)
         if (probed := answer_probe(request)) is not None:
             await probed(scope, receive, send)
@@ -137,8 +143,11 @@ class Gate:
         await (answer or self._app)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """Return the answer of a request that is let through to nothing else; raise `HTTPException`."""
-        path: str = request.scope["path"]  # not that of `request.url`, which the header Host is a part of
+        """Return the answer to a request that is not passed on, or None.
+
+        Raises `HTTPException` to refuse the request.
+        """
+        path: str = request.scope["path"]  # not `request.url.path`, which depends on the header Host
         self._insist_on_host(request)
         if request.method not in {"GET", "HEAD"}:
             _insist_on_same_site(request)
@@ -153,13 +162,13 @@ class Gate:
         return self._logout(request) if (request.method, path) == ("POST", "/logout") else None
 
     def _insist_on_host(self, request: Request) -> None:
-        """Refuse pages of other hosts whose name has come to lead here, where no password would stop them."""
+        """Refuse other host names (DNS rebinding) if no password or proxy protects the console."""
         name = re.sub(r":\d+\Z", "", request.headers.get("host", "").lower()).strip("[]")
         if not (self._users or self._settings.console_proxy or name in {*HERE, self._settings.console_host}):
             raise HTTPException(421, "this console is called localhost: open it by that name")
 
     def _person(self, request: Request) -> Person | None:
-        """Return who asks, None who has to log in."""
+        """Return the person, or None if a login is needed."""
         users = self._users.known() if self._users else {}
         name = self._named(request) if self._settings.console_proxy else None
         if name is not None:
@@ -176,7 +185,7 @@ class Gate:
         return Person(name, role if self._settings.console_actions == "on" else "viewer", session)
 
     def _named(self, request: Request) -> str | None:
-        """Return whom the proxy names, None where it names nobody and people can log in."""
+        """Return the user whom the proxy names; None if it names nobody and people can log in."""
         if not any(_peer(request) in network for network in self._settings.console_proxy):
             raise HTTPException(403, "come by the proxy that asks who you are")
         names = request.headers.getlist(self._settings.console_proxy_header)
@@ -185,7 +194,7 @@ class Gate:
         if len(names) != 1 or not names[0].strip():
             raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
         with suppress(UnicodeDecodeError):
-            # As it came: a name that was cut or cleaned could be another person's.
+            # The name stays unchanged: a trimmed or cleaned name could be another person's.
             if fits(name := names[0].encode("latin-1").decode()):
                 return name
         raise HTTPException(403, "the proxy names you in a way in which no user can be called")
@@ -198,14 +207,17 @@ class Gate:
         return shown(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
 
     async def _proven(self, request: Request, name: str, password: str) -> User | None:
-        """Return the user whose name and password these are; raise `HTTPException` after too many that were not."""
+        """Return the user if name and password match.
+
+        Raises `HTTPException` after too many failures.
+        """
         user = self._users.known().get(name) if self._users else None
         client = self._client(request)
-        # Of IPv6 each client has 2^64 addresses.
+        # An IPv6 client has 2^64 addresses, so the first half of the address is the key.
         keys = {f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}", f"for {name[:LONGEST]}"}
         known = _loaded(request, KNOWN, DAYS_30)
         if isinstance(known, dict) and known["name"] == name:
-            # The failures of strangers do not lock out a browser in which this person has logged in before.
+            # Failures of strangers do not lock out a browser in which this person has logged in before.
             keys = {f"by {known['once']}"}
         who = {"user": user and user.name, "client": str(client)}
         if time.monotonic() > self._until:
@@ -215,7 +227,7 @@ class Gate:
             seconds = str(int(self._until - time.monotonic()) + 1)
             sentence = f"too many logins have failed: try again in {seconds} seconds"
             raise HTTPException(429, sentence, {"Retry-After": seconds})
-        # Before it is known: who asks many times at once has no more guesses.
+        # Failures are counted before the check, so that parallel requests get no additional guesses.
         (failures := self._failures).update(keys)
         if not await to_thread.run_sync(partial(is_password, user, password), limiter=self._hashing):
             log.warning("console login failed", **who)
@@ -225,7 +237,7 @@ class Gate:
         return user
 
     def _client(self, request: Request) -> IPv4Address | IPv6Address:
-        """Return the client's address: behind known proxies, the last one in `X-Forwarded-For` that is not theirs."""
+        """Return the client's address: behind known proxies, the last foreign X-Forwarded-For."""
         client, proxies = _peer(request), self._settings.console_proxy
         said = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         with suppress(ValueError):
@@ -243,7 +255,7 @@ class Gate:
 
 
 def _insist_on_same_site(request: Request) -> None:
-    """Refuse what a page of another site has a browser send."""
+    """Refuse requests that a page of another site makes a browser send (CSRF)."""
     headers = request.headers
     if (site := headers.get("sec-fetch-site")) is not None:
         fine = site in {"same-origin", "none"}
@@ -256,7 +268,7 @@ def _insist_on_same_site(request: Request) -> None:
 
 
 async def _form(request: Request) -> ImmutableMultiDict[str, str]:
-    """Read the fields of a form that says beforehand how large it is."""
+    """Read the fields of a form; its Content-Length is required and limited."""
     length = request.headers.get("content-length", str(LARGEST + 1))
     if "transfer-encoding" in request.headers or int(length) > LARGEST:
         raise HTTPException(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
@@ -270,16 +282,16 @@ async def _form(request: Request) -> ImmutableMultiDict[str, str]:
 def _to_login(request: Request) -> Response:
     asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
     to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
-    # A page that renews itself has to be left; what htmx follows it would take for the answer.
+    # htmx would insert a redirect's page into the current page, so the header makes the browser leave it.
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"HX-Redirect": to})
     return RedirectResponse(to, 303)
 
 
 def _session(answer: Response, user: User, request: Request) -> Response:
-    """Let the answer begin a session, always a new one."""
+    """Begin a new session with this answer."""
     value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
-    # Where a proxy speaks TLS for us the browser says so.
+    # If a proxy terminates TLS, only the browser's Origin shows it.
     secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
     known = _signed.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN)
     for cookie, content, seconds in ((SESSION, value, HOURS_12), (KNOWN, known, DAYS_30)):
@@ -288,12 +300,12 @@ def _session(answer: Response, user: User, request: Request) -> Response:
 
 
 def _fingerprint(user: User) -> str:
-    """Return what is another when the user's password is."""
+    """Return a fingerprint that changes with the user's password."""
     return sha256(user.hash.encode()).hexdigest()
 
 
 def _loaded(request: Request, cookie: str, seconds: int) -> object:
-    """Return what we have put into a cookie; None where it is not there, too old, or not ours."""
+    """Return the value of a signed cookie; None if it is missing, expired or not ours."""
     try:
         return _signed.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
     except BadData:
@@ -301,6 +313,6 @@ def _loaded(request: Request, cookie: str, seconds: int) -> object:
 
 
 def _peer(request: Request) -> IPv4Address | IPv6Address:
-    """Return the address at the other end of the connection; nothing that the request says changes it."""
+    """Return the address of the TCP peer, which no header of the request can change."""
     peer = ip_address(request.client.host if request.client else "::")
     return (peer.ipv4_mapped or peer) if isinstance(peer, IPv6Address) else peer

@@ -1,6 +1,6 @@
-"""Acts of a person: a form that says what one will do and asks for a reason, and then the command's own function.
+"""Acts of a person: a form with a preview and a reason, then the function of the command.
 
-The console is no worker: to run a batch is to send it to the workers.
+The console is no worker: it sends a run of a batch to the workers.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from forgekeeper.platform.settings import Settings
 
 Fields = ImmutableMultiDict[str, str]
 WITHIN, PATIENCE = timedelta(seconds=3), 4.0
-"""So long a preview counts for a form, and so many seconds the form waits for what the act will do."""
-SHOWN = 30  # sentences
+"""Time that a preview may count for a form, and seconds that a form waits for its preview."""
+SHOWN = 30  # sentences per form
 
 
 class FormContent(NamedTuple):
-    """Sentences for a form, and *fields* that it sends back with the numbers in them: the act does no more."""
+    """Sentences of a preview, and *fields* of the form that limit the act to the preview."""
 
     said: Iterable[str]
     fields: Sequence[tuple[str, str]] = ()
 
 
 class Action(NamedTuple):
-    """An act: a *look* at what it will do, the same for all who ask, and what it does.
+    """An act: *look* previews it, the same for everybody, and *do* performs it.
 
-    Both need a connection, and raise `Problem`.  *of* are the fields that name what it is done to, *typed* those that
-    the form asks for besides the reason: `act.html` has their words.  *seen* is the field that the look fills: a typed
-    one can be changed.
+    Both need a connection, and raise `Problem`. *of* are the fields that name its objects. *typed* are the fields that
+    the form asks for besides the reason: `act.html` has their labels. *seen* is the field that the preview fills; the
+    person can change it if it is also *typed*.
     """
 
     look: Callable[[Fields, Settings], FormContent]
@@ -61,7 +61,7 @@ class Action(NamedTuple):
 
 
 def _names(fields: Fields) -> list[str] | None:
-    """Return the batch that is meant; None where all are."""
+    """Return the name of the batch, or None for all batches."""
     return None if (name := fields.get("batch", "")) == "*" else [batch_named(name).name]
 
 
@@ -80,7 +80,7 @@ def _hold(kind: Kind, fields: Fields) -> holding.Held:
 
 
 def _find_holds(fields: Fields, _settings: Settings) -> FormContent:
-    """Find what holds the batches back; the pauses and stops that come later stay."""
+    """Find the current holds and their ids: later pauses and stops stay."""
     names = _names(fields)
     ids = [str(hold.id) for hold in Hold.standing(*BY_PEOPLE) if names is None or hold.batch in names]
     return FormContent([*holding.standing(names), *_say_work(names)], [("hold", one) for one in ids])
@@ -92,19 +92,19 @@ def _resume(fields: Fields, _settings: Settings) -> holding.Lifted:
 
 
 def _preview(fields: Fields, settings: Settings) -> Iterable[str]:
-    """Say what the next run would do, which is an estimate where the time is up."""
+    """Return a preview of the next run, which is an estimate if the time limit ends it."""
     return _find_due(fields, settings).said
 
 
 def _find_due(fields: Fields, settings: Settings) -> FormContent:
-    """Find what is due, and how much: a release is of so much, whatever becomes due until the form is sent."""
+    """Find the due records and their number, which limits a release even if more become due."""
     found = running.preview_of(batch_named(fields.get("batch", "")), settings, sample=0, within=WITHIN)
     expect = [] if found.due is None else [("expect", str(found.due))]
     return FormContent(map(str.strip, running.lines(found)), expect)
 
 
 def _find_released(fields: Fields, settings: Settings) -> FormContent:
-    """Find the same, and which batches are released with this one."""
+    """Find the due records, and the batches that are released with this batch."""
     found = _find_due(fields, settings)
     names = [batch.name for batch in holding.find_followers([fields.get("batch", "")])]
     with_it = [f"{name} is released with it, if nothing is due in it yet" for name in names]
@@ -174,14 +174,14 @@ ACTIONS = {
         lambda fields, _: running.send_now(batch_named(fields.get("batch", ""))),
     ),
     "pause": Action(_at_work, lambda fields, _: _hold("pause", fields), typed=("until",)),
-    # An emergency brake does not ask for more than it needs.
+    # Stop is an emergency brake: it must work with pending migrations.
     "stop": Action(_at_work, lambda fields, _: _hold("stop", fields), typed=("until",), migrated=False),
     "resume": Action(_find_holds, _resume, typed=("by",), seen="hold"),
     "release": Action(_find_released, _release, typed=("expect",), seen="expect"),
     "cancel": Action(_of_run, _cancel, ("run",)),
     "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
     "retry": Action(partial(_find_chosen, "retry"), partial(_decide_chosen, "retry"), LIE, seen="count"),
-    # A person repeats this number.
+    # The person has to type this number.
     "discard": Action(
         lambda fields, settings: FormContent(_find_chosen("discard", fields, settings).said),
         partial(_decide_chosen, "discard"),
@@ -198,7 +198,10 @@ ACTIONS = {
 
 
 async def act(request: Request) -> Response:
-    """Show the form of an act, or do it and go back: in one of the acts' own threads, which no page can use up."""
+    """Show the form of an act, or perform the act and redirect.
+
+    Acts have threads of their own, so pages cannot use them up.
+    """
     return await to_thread.run_sync(_act, request, limiter=request.app.state.acts)
 
 
@@ -228,7 +231,10 @@ def _act(request: Request) -> Response:
 
 
 def _do(action: Action, fields: Fields, request: Request) -> str:
-    """Do it as that person, on a connection of this thread; raise `Problem` where a part was not done."""
+    """Perform the act as this person, on a connection of this thread.
+
+    Raises `Problem` if a part was not done.
+    """
     settings: Settings = request.app.state.settings
     if not (reason := fields.get("reason", "").strip()):
         wrong_use("say why: the audit keeps the reason, for anyone who looks at it")
@@ -248,7 +254,7 @@ def _do(action: Action, fields: Fields, request: Request) -> str:
 
 
 def _form(request: Request, action: Action, fields: Fields, wrong: str = "", status: int = 200) -> Response:
-    """Show the form, with what was typed; what the act will do is asked once for all who look at it."""
+    """Show the form with the typed values; its preview is shared by everybody."""
 
     def look() -> dict[str, Any]:
         found = action.look(fields, request.app.state.settings)
@@ -265,7 +271,7 @@ def _form(request: Request, action: Action, fields: Fields, wrong: str = "", sta
 
 
 def _before(request: Request) -> str:
-    """Return the page of ours that the person comes from."""
+    """Return the console's page that the person came from."""
     came = urlsplit(request.headers.get("referer", ""))
     ours = came.netloc == request.headers.get("host") and not came.path.startswith("/act/")
     return came.path + (f"?{came.query}" if came.query else "") if ours else "/"

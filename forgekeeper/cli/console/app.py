@@ -1,4 +1,4 @@
-"""The web application: pages that are read, forms that act, and what lies in `static/`."""
+"""The web application: pages, forms for acts, and the files in `static/`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from forgekeeper.platform.settings import Settings
 
 HERE = Path(__file__).parent
 SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
-"""What Starlette refuses by itself, as a person reads it."""
+"""Texts for people in place of Starlette's own errors."""
 MAX_ACTS = 3
-"""Limit of acts at a time.  Each needs a connection to the database: pages leave so many of the pool."""
+"""Maximum concurrent acts; pages leave a database connection free for each."""
 BUSY = "the console is busy: too many questions wait for the servers; try again in a moment"
 
 
 def application(settings: Settings) -> Starlette:
-    """Return the console's web application; the process has to be connected, and the batches loaded."""
+    """Create the web application; the process must be connected, with its batches loaded."""
     load_pages()
     BACKLOGS.begin()
     made = Starlette(
@@ -46,7 +46,7 @@ def application(settings: Settings) -> Starlette:
         middleware=[Middleware(Gate, settings=settings)],
         exception_handlers={HTTPException: _refused, Exception: _mistake},
     )
-    # Every value is escaped, and a name that is missing is an error.
+    # Every value is escaped, and a missing name is an error.
     made.state.templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -62,7 +62,7 @@ def application(settings: Settings) -> Starlette:
 
 def _endpoint(page: Page) -> Callable[[Request], Response]:
     def show(request: Request) -> Response:
-        # Starlette calls it in a thread, as it waits.
+        # A function that is not async: Starlette calls it in a thread, because it blocks.
         query = {name: value for name in page.query if (value := request.query_params.get(name))}
         asked = Asked(request.path_params, query, request.app.state.settings)
         key = (page.address, *sorted(request.path_params.items()), *sorted(query.items()))
@@ -82,7 +82,7 @@ def _endpoint(page: Page) -> Callable[[Request], Response]:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """Say why there is nothing to show: what is raised for a page or an act has the sentence."""
+    """Show the sentence of an error that was raised for a page or an act."""
     assert isinstance(error, HTTPException)
     title = "Refused" if error.status_code == 403 else "Nothing here"
     sentence = SENTENCES.get(error.detail, error.detail)
@@ -90,5 +90,5 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _mistake(request: Request, _error: Exception) -> Response:
-    """Say that there is a mistake of our own; it is raised again, and so logged with its trace."""
+    """Report a bug of ours; Starlette raises the error again and so logs its trace."""
     return shown(request, "problem.html", "Something is wrong", 500, sentence="the log of the console says what")

@@ -1,4 +1,4 @@
-"""The backlogs of the last day: nothing records them, so the console asks for them once a minute while it lives."""
+"""Backlogs of the last day, read once a minute, because nothing records them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from metrics.threads import Rounds
 
 MINUTE, DAY = 60.0, 1_440
 MAX_POINTS = 48
-"""Limit of the points that a chart shows."""
+"""Maximum points of a chart."""
 Point = tuple[datetime | None, int | None]
 
 log = structlog.get_logger(__name__)
 
 
 class Backlogs:
-    """The records due to each batch, minute by minute; None for a minute without an answer."""
+    """Due records of each batch by minute; None for a minute without an answer."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=DAY))
 
     def begin(self) -> None:
-        """Look once a minute from now on, in a thread of its own."""
+        """Start a thread that reads the backlogs once a minute."""
         Rounds("backlogs", self.look, interval=MINUTE).start()
 
     def look(self) -> None:
-        """Look once; servers that are away cost this look, not the thread."""
+        """Read the backlogs once; errors of servers do not end the thread."""
         try:
             database.connect(reuse_if_open=True)
             instant = now()
@@ -43,7 +43,7 @@ class Backlogs:
                 try:
                     due = batch.due(instant)
                 except (redis.RedisError, pw.ProgrammingError, WritesInLook):
-                    # Of a batch that is blocked, as the forge lacks a table, say, nobody knows it.
+                    # The backlog of a blocked batch is unknown, for example because the forge lacks a table.
                     due = None
                 self._known[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:
@@ -54,7 +54,7 @@ class Backlogs:
             release()
 
     def points(self, batch: str) -> list[Point]:
-        """Return at most `MAX_POINTS` of what is known of the batch: the highest count of each part, and its last time.
+        """Return at most `MAX_POINTS` points: the last time and highest count of each part.
 
         Both are None for a time without an answer.
         """

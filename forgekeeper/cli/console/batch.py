@@ -1,4 +1,4 @@
-"""One batch: what it does and what holds it, its ticks, what limits it; and what a run of it would do."""
+"""Page of a batch: its state, holds, ticks and limits, and a preview of its next run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 
 SIZE, DRAWN = 50, 60
-"""So many ticks are on a page, and in a chart."""
+"""Ticks per page, and ticks per chart."""
 STATES = (*OPEN, "succeeded", "failed", "blocked", "skipped", "coalesced", "missed")
 
 
 @page("/batches/{batch}", "batch.html", "{batch}", query=("state", "before"))
 def one_batch(asked: Asked) -> dict[str, Any]:
-    """Show what is known of a batch, and its ticks, newest first: of a ``state``, and ``before`` a run's number."""
+    """Show a batch and its ticks, newest first, optionally of a ``state`` or ``before`` a run."""
     batch, settings, instant = batch_named(asked.path["batch"]), asked.settings, now()
     written, _whose = process_list.schedules(Process.known(), instant, settings)
     with status.Looks() as looks:
@@ -56,18 +56,18 @@ def one_batch(asked: Asked) -> dict[str, Any]:
 
 @page("/batches/{batch}/preview", "preview.html", "Preview of {batch}", patience=12, live=False)
 def preview(asked: Asked) -> dict[str, Any]:
-    """Show what a run would do, as `run --dry-run` says it."""
+    """Show a preview of the next run, like `run --dry-run`."""
     return running.preview_of(batch_named(asked.path["batch"]), asked.settings).as_json()
 
 
 def limits(settings: Settings, batch: str, used: Used) -> list[tuple[str, int | None, int]]:
-    """Say each limit of the batch: what it limits, how much, None for all there is, and how much of it is used."""
+    """Return the name of each limit, its value (None if unlimited), and its current use."""
     names = ("records a run", "records a day", "bytes a run", "bytes a day")
     return list(zip(names, settings.limits(batch), used[1:5], strict=True))
 
 
 def _ticks(asked: Asked, name: str) -> dict[str, Any]:
-    """Return a page of the batch's ticks, and whether there is *more*."""
+    """Return a page of the batch's ticks, and whether there are *more*."""
     state, before = asked.query.get("state"), asked.query.get("before")
     if state is not None and state not in STATES:
         wrong_use(f"there is no state {state!r}; there are: {', '.join(STATES)}")
@@ -82,7 +82,7 @@ def _ticks(asked: Asked, name: str) -> dict[str, Any]:
 
 
 def _charts(batch: BatchSpec) -> Iterator[tuple[str, list[tuple[JobRun, float, str]]]]:
-    """Yield how long the last ticks took, the newest at the right, and how much each has deleted: also in words."""
+    """Yield charts of the last ticks, newest at the right: durations and deletions."""
     runs = ticks.listed(batch.name, limit=DRAWN)[::-1]
     ended = [(run, run.started_at and (run.finished_at or run.alive_at) - run.started_at) for run in runs]
     lasted = [(run, one.total_seconds(), lasting(one)) if one else (run, 0.0, "did not run") for run, one in ended]

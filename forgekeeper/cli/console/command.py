@@ -1,4 +1,4 @@
-"""The command `console`: a page to look at, and to act on; and its users."""
+"""The command `console`, which serves the page, and the management of its users."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(BRIEF, timedelta(seconds=15), BRIEF, BRIEF, BRIEF, timedelta(seconds=0.7))
-"""How long the console waits for its servers: only the statements of a preview take long."""
+"""Timeouts of the console's servers: only statements of a preview may take long."""
 CONNECTIONS = 8
 DRAIN = 2
-"""Seconds in which requests may be answered before it ends."""
+"""Seconds to finish open requests during shutdown."""
 SHORTEST = 8
-"""Characters of a password."""
+"""Minimum characters of a password."""
 EXTRA = ("argon2", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicorn", "yaml")
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ def serve(context: typer.Context) -> None:
     connect(settings, LIMITS, name="console", connections=CONNECTIONS)
     with recorded(settings):
         server = Server(_served(settings))
-        # It sends a signal once more when it has ended: that may not end us in the middle.
+        # Uvicorn raises the signal again after its end, which would kill us before the cleanup.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         listening = listen(settings.console_host, settings.console_port, "the console")
@@ -115,13 +115,13 @@ def remove(name: Annotated[str, typer.Argument(help="Who it is.")], *, json: Jso
 
 
 def url(settings: Settings) -> str:
-    """Return where the console is."""
+    """Return the console's address."""
     host = f"[{settings.console_host}]" if ":" in settings.console_host else settings.console_host
     return f"http{'s' if settings.console_tls_certificate else ''}://{host}:{settings.console_port}/"
 
 
 def _served(settings: Settings) -> Config:
-    """Return what uvicorn serves, and how; refuse a file of users or a certificate that cannot be used."""
+    """Return uvicorn's configuration; refuse an unusable file of users or certificate."""
     from uvicorn import Config
 
     from forgekeeper.cli.console.access import HEADERS
@@ -130,7 +130,7 @@ def _served(settings: Settings) -> Config:
 
     if settings.console_users:
         _users().known()
-    # Of what uvicorn has to say only what went wrong is of use, and our log has it.
+    # Only uvicorn's warnings and errors are useful, and they appear in our log.
     made = Config(
         application(settings),
         http=Connections(settings.console_proxy).protocol(),
@@ -155,7 +155,7 @@ def _served(settings: Settings) -> Config:
 
 
 def _refuse_what_is_open(settings: Settings) -> None:
-    """Refuse settings by which somebody could look or act who should not."""
+    """Refuse settings that would let unauthorized people look or act."""
     host, certificate, proxy = settings.console_host, settings.console_tls_certificate, settings.console_proxy
     beyond, tls = host not in HERE, f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
     if not settings.console_port:

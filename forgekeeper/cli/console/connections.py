@@ -1,6 +1,6 @@
-"""Connections of browsers: each has a time limit for its request, and an address and the console a number of them.
+"""Limits of connections: time per request, connections per address and in all.
 
-Uvicorn has neither: requests that were sent half would hold connections until no file is left for others.
+Uvicorn has neither limit: incomplete requests would hold connections until no file descriptor is left for others.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10
-"""Time limit for a whole request, its body included."""
+"""Time limit for a whole request, including its body."""
 MAX_CONNECTIONS = 400
-"""Limit of connections at a time; each needs a file."""
+"""Maximum open connections; each needs a file descriptor."""
 MAX_CONNECTIONS_PER_ADDRESS = 100
-"""The same for one address that is no known proxy: a browser opens six."""
+"""Maximum connections of an address that is not a known proxy. A browser opens six."""
 
 
 class Connections:
-    """The connections that are open, counted by address."""
+    """Open connections, counted by address."""
 
     def __init__(self, proxies: tuple[IPv4Network | IPv6Network, ...]) -> None:
         self._proxies = proxies
         self._open: Counter[str] = Counter()
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Return the protocol by which uvicorn serves each connection."""
+        """Return uvicorn's protocol class for connections."""
         return partial(LimitedProtocol, connections=self)  # type: ignore[return-value]  # uvicorn only calls it
 
     def add(self, address: str) -> bool:
@@ -53,7 +53,7 @@ class Connections:
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection that is closed if its request is not there in time, or if there are too many."""
+    """A connection that is closed if its request is late or there are too many connections."""
 
     def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -62,7 +62,7 @@ class LimitedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Begin, or close the connection at once if there are too many."""
+        """Start the timer, or close the connection at once if there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         if self._all.add(self._address):
@@ -71,19 +71,19 @@ class LimitedProtocol(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timer and forget the connection."""
         self._stop_timer()
         self._all.remove(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Receive a part of a request; stop the timer once the request is complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE and self.conn.their_state is not h11.SEND_BODY:
             self._stop_timer()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Start the timer for the next request."""
         super().on_response_complete()
         self._begin_timer()
 

@@ -1,4 +1,4 @@
-"""What is declared: flags, settings, whether everything is as it should be, alerts, and what to do about each."""
+"""Pages of declarations: flags, settings, checks, alerts and runbooks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RULES = files("metrics") / "alerts.yml"
 RUNBOOKS = files("metrics") / "runbooks"
 SETTINGS_PER_PAGE = 40
 PAGES = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
-"""Where links of a runbook lead here: to the page itself, or to a page of the documentation that is one here, too."""
+"""Pages of the console by the link targets of a runbook; "" is the page itself."""
 
 
 @page("/flags", "flags.html", "Flags")
 def flags(_asked: Asked) -> dict[str, Any]:
-    """Show what each flag switches, whether it is on, and who turned it last."""
+    """Show each flag with its batches, its state, and the person who last changed it."""
     return {
         "at": now(),
         "flags": declared.flag_states(),
@@ -41,7 +41,7 @@ def flags(_asked: Asked) -> dict[str, Any]:
 
 @page("/settings", "settings.html", "Settings", query=("find", "given", "page"), live=False)
 def settings(asked: Asked) -> dict[str, Any]:
-    """Show the settings of this process, secrets masked, and where each comes from.
+    """Show the settings of this process with their sources, secrets masked.
 
     ``find`` selects settings by a text in their name or description, ``given`` settings that are not the default.
     """
@@ -56,13 +56,13 @@ def settings(asked: Asked) -> dict[str, Any]:
 
 @page("/check", "check.html", "Check", patience=15, live=False)
 def checked(asked: Asked) -> dict[str, Any]:
-    """Show what `check` finds, from where the console runs."""
+    """Show the results of `check`, run on the console's machine."""
     return {"at": now(), "findings": list(check.findings(asked.settings))}
 
 
 @page("/alerts", "alerts.html", "Alerts", live=False)
 def alerts(_asked: Asked) -> dict[str, Any]:
-    """Show every alert: those of each batch, and those about all."""
+    """Show every alert, by batch, and alerts that concern no single batch."""
     of = {name: [rule for rule in rules() if name in rule["batches"]] for name in BATCHES}
     of["every batch, and the installation"] = [rule for rule in rules() if not rule["batches"]]
     return {"alerts": {name: some for name, some in of.items() if some}, "runbooks": runbooks()}
@@ -70,16 +70,16 @@ def alerts(_asked: Asked) -> dict[str, Any]:
 
 @page("/runbooks/{name}", "runbook.html", "Runbook: {name}", live=False)
 def runbook(asked: Asked) -> dict[str, Any]:
-    """Show what to do about an alert."""
+    """Show the runbook of an alert."""
     if (name := asked.path["name"]) not in runbooks():
         raise Problem(f"there is no runbook {name!r}; there are: {', '.join(runbooks())}")
-    # It is a file of ours, and HTML in it is escaped.
+    # The file is part of the package, and HTML in it is escaped.
     return {"text": Markup(rendered((RUNBOOKS / f"{name}.md").read_text("utf-8")))}  # noqa: S704
 
 
 @cache
 def rules() -> list[dict[str, Any]]:
-    """Read the alerts as declared, each with its *runbook*'s address and the *batches* that it names, if any."""
+    """Read the declared alerts, each with its *runbook*'s address and the *batches* it names."""
     owners = {one.name: batch for batch in BATCHES for one in (BATCHES[batch], *BATCHES[batch].children)}
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
     found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
@@ -92,12 +92,12 @@ def rules() -> list[dict[str, Any]]:
 
 @cache
 def runbooks() -> tuple[str, ...]:
-    """Name the runbooks."""
+    """Return the names of the runbooks."""
     return tuple(sorted(file.name.removesuffix(".md") for file in RUNBOOKS.iterdir() if file.name.endswith(".md")))
 
 
 def rendered(text: str) -> str:
-    """Make HTML of Markdown: below the page's heading, without style, with links to what is a page here."""
+    """Render Markdown as HTML: lowered headings, no styles, and links to our own pages."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)
     for place, token in enumerate(tokens):
@@ -114,7 +114,7 @@ def rendered(text: str) -> str:
 
 
 def _lead(link: Token) -> None:
-    """Let the link lead to the page that is here; where there is none it keeps its words, and leads nowhere."""
+    """Point the link to the console's page; without such a page, remove its target."""
     file, hash_sign, anchor = str(link.attrs.pop("href")).partition("#")
     pages = PAGES | {f"{name}.md": f"/runbooks/{name}" for name in runbooks()}
     if file in pages:

@@ -1,4 +1,4 @@
-"""The numbers of charts; `templates/charts.html` draws them as SVG."""
+"""Geometry of charts; `templates/charts.html` draws them as SVG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDE = 640
 
 
 def line(points: Sequence[float | None], width: int, height: int) -> str:
-    """Return the path of how a number went, from left to right; where it was not known the line is broken."""
+    """Return the SVG path of a series, with gaps for unknown values."""
     most = max((one for one in points if one is not None), default=0) or 1
     step = width / max(1, len(points) - 1)
     path, pen = "", "M"
@@ -21,7 +21,7 @@ def line(points: Sequence[float | None], width: int, height: int) -> str:
 
 
 def spans(rows: Sequence[tuple[str, str, datetime, datetime | None]]) -> list[tuple[str, str, float, float]]:
-    """Place what lasted from when to when: name, state, left edge, width; without an end it lasts to the last."""
+    """Return name, state, left edge and width of each span; one without end is still open."""
     if not rows:
         return []
     first = min(began for _, _, began, _ in rows)

@@ -1,4 +1,4 @@
-"""The first page: what needs attention, then each batch, then what people did today, then where this is."""
+"""First page: problems, batches, acts of people today, and servers and places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgekeeper.cli.terminal import read_time
 from forgekeeper.ledger.job_runs import JobRun
 
 MAX_TICKS, MAX_ACTS_SHOWN = 60, 5
-"""Limits of the ticks of a batch, and of the acts of people, on the page."""
+"""Maximum ticks of a batch, and maximum acts of people, on the page."""
 FIRST_STEPS = {
     "error": ("Servers and places", "all are there, and belong to this installation"),
     "blocked": ("Data", "every batch finds its tables"),
@@ -32,7 +32,7 @@ Facts = Mapping[str, Any]
 
 @page("/", "overview.html", "Now")
 def overview(asked: Asked) -> dict[str, Any]:
-    """Show what needs attention, every batch, what people did today, and where this is.
+    """Show problems, batches, acts of people today, and servers and places.
 
     A new installation, which has released no batch yet, shows the first steps instead of the problems that they solve.
     """
@@ -63,12 +63,12 @@ def _rank(state: str) -> tuple[bool, int]:
 
 
 def _row(name: str, one: Facts, problems: Sequence[ProblemLine]) -> dict[str, Any]:
-    """Return what the table of batches shows of a batch beside what `status` has found."""
+    """Return additional facts for the table of batches, beside the facts of `status`."""
     states = [problem.state for problem in problems if name in problem.batches]
     running = one["open"] and one["open"]["state"] == "started"
     looked_at = (JobRun.id, JobRun.tick, JobRun.state, JobRun.reason)
     return {
-        # How much it has deleted says least about whether it runs.
+        # "unusual" ranks last: the number of deletions says least about whether the batch runs.
         "light": min(states, key=_rank, default="running" if running else "ok"),
         "flag": BATCHES[name].flag,
         "objective": objective(BATCHES[name]),

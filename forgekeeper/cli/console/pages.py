@@ -1,7 +1,7 @@
-"""Pages: each is a function that says what its template shows.
+"""Declarations of pages: each is a function that returns the facts for its template.
 
-It is called in a thread of the reader, connected to PostgreSQL, and what it returns is shown to all who ask for the
-same address.  So it knows the address alone, and not who asks.
+The function is called in a thread of the reader, connected to PostgreSQL. Its result is shown to everybody who asks for
+the same address, so the function knows the address and not the person.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgekeeper.platform.settings import Settings
 
 
 class Asked(NamedTuple):
-    """What a page is asked for: the *path*'s parts and the *query* of its address, and the settings."""
+    """Request of a page: the address's *path* parts and *query*, and the settings."""
 
     path: Mapping[str, str]
     query: Mapping[str, str]
@@ -30,9 +30,9 @@ Look = Callable[[Asked], dict[str, Any]]
 
 
 class Page(NamedTuple):
-    """A page: address, template and title, how many seconds it waits for its answer, and whether it renews itself.
+    """A page: address, template, title, seconds to wait, and whether it renews itself.
 
-    *query* are the parameters that its answer depends on; others ask no other question.
+    *query* are the parameters that change its answer. Other parameters are ignored.
     """
 
     address: str
@@ -46,7 +46,7 @@ class Page(NamedTuple):
 
 PAGES: list[Page] = []
 SAID = "forgekeeper_said"
-"""The cookie with what the next page says first."""
+"""Cookie with a sentence for the top of the next page."""
 
 
 def page(
@@ -68,9 +68,9 @@ def page(
 
 
 def choose_page(rows: Sequence[Any], asked: Asked, size: int) -> dict[str, Any]:
-    """Return *size* of the *rows*, those of the ``page`` that is asked for; ``first`` and ``next`` are queries.
+    """Return *size* rows for the requested ``page``, and queries of ``first`` and ``next``.
 
-    They lead to the first page and to the next, and are None where the page is that one, or the last.
+    ``first`` is None on the first page, and ``next`` on the last.
     """
     number = read_number(asked.query.get("page", "1"), "a page")
     others = {name: value for name, value in asked.query.items() if name != "page"}
@@ -82,13 +82,13 @@ def choose_page(rows: Sequence[Any], asked: Asked, size: int) -> dict[str, Any]:
 
 
 def load_pages() -> None:
-    """Have all pages declared."""
+    """Import all modules that declare pages."""
     for module in ("overview", "undo", "batch", "story", "working", "quarantine", "recorded", "declared"):
         import_module(f"forgekeeper.cli.console.{module}")
 
 
 def shown(request: Request, template: str, title: str, status: int = 200, /, **facts: Any) -> HTMLResponse:
-    """Render a template for the person who asks; *facts* add to what every template is given, or replace it."""
+    """Render a template for the requesting person; *facts* add to or replace common facts."""
     of_all = {
         "person": request.state.person,
         "said": request.state.said,

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics` of the console, which ask no server and are answered without a login."""
+"""`/livez`, `/readyz` and `/metrics` of the console: no login, and no server is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ProcessCollector(registry=_registry)
 
 
 def answer_probe(request: Request) -> Response | None:
-    """Return the answer if that is what *request* asks for; `/metrics` has memory, processor and files of the process.
+    """Return the answer to a probe, or None. `/metrics` has memory, CPU and files.
 
     The console is ready while it serves: if its servers are away, its pages say so.
     """

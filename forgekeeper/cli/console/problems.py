@@ -1,4 +1,4 @@
-"""The list *Needs attention* of the first page: one entry per problem, the most urgent first."""
+"""The list *Needs attention* of the first page, the most urgent problem first."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ URGENCY = (
     *("error", "unserved", "unusual", "held", "blocked", "failing", "silent", "late", "missed"),
     *("stopped", "paused", "off"),
 )
-"""The states that need attention, the most urgent first."""
+"""States that need attention, the most urgent first."""
 STATE_OF_HOLD = {"pause": "paused", "stop": "stopped", "breaker": "held", "new": "held"}
 
 Facts = Mapping[str, Any]
 
 
 class ProblemLine(NamedTuple):
-    """A problem of these *batches*, or of the installation if there are none; *remedy* is what the line offers."""
+    """A problem of these *batches*, or of the installation if none, with its *remedy*."""
 
     state: str
     sentence: str
@@ -33,7 +33,7 @@ class ProblemLine(NamedTuple):
 
 
 def list_problems(found: Facts, places: Iterable[Fact]) -> list[ProblemLine]:
-    """Return the problems in what `status.gather` has *found* and in the places; needs a connection."""
+    """Return the problems *found* by `status.gather` and in the places; needs a connection."""
     lines = [ProblemLine("error", sentence, (), "check") for sentence in found["general_warnings"]]
     lines += [ProblemLine("error", f"{one.what}: {one.wrong}", (), "check") for one in places if one.wrong]
     for one in found["processes"]:
@@ -49,7 +49,7 @@ def list_problems(found: Facts, places: Iterable[Fact]) -> list[ProblemLine]:
 
 
 def _of_batch(name: str, one: Facts, amount: Facts | None) -> Iterator[ProblemLine]:
-    """Yield what holds the batch, that its children fail, and that it has deleted unusually much."""
+    """Yield the batch's holds, its failing children, and an unusual number of deletions."""
     for hold in one["holds"]:
         state, reason = STATE_OF_HOLD[hold["kind"]], hold["reason"] or "no reason given"
         by = "the breaker" if hold["kind"] == "breaker" else hold["by"]

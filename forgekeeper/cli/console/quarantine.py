@@ -1,4 +1,4 @@
-"""What lies in quarantine: filtered, a page at a time, and one with all that is known of it."""
+"""Pages of the quarantine: filtered list, and a single entry."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from forgekeeper.ledger.quarantine import KINDS
 from forgekeeper.platform.database import now
 
 SIZE = 100
-"""So many are on a page; of what documents keep themselves, so many of each kind are on the first."""
+"""Rows per page, and entries per kind that batches keep themselves, on the first page."""
 
 
 @page("/quarantine", "quarantine.html", "Quarantine", query=("batch", "kind", "after"))
 def entries(asked: Asked) -> dict[str, Any]:
-    """Show the quarantine, the oldest first; ``after`` is the last one's id before."""
+    """Show the quarantine, oldest first; ``after`` is the last id of the page before."""
     batch, kind = asked.query.get("batch"), asked.query.get("kind")
     after = read_number(asked.query["after"], "one that lies there") if "after" in asked.query else 0
     kept = quarantine.kept_by_documents(asked.settings, batch, kind, SIZE)
@@ -37,6 +37,6 @@ def entries(asked: Asked) -> dict[str, Any]:
 
 @page("/quarantine/{id:path}", "quarantined.html", "In quarantine", patience=5, live=False)
 def entry(asked: Asked) -> dict[str, Any]:
-    """Show all that is known of one, by its id as the list shows it."""
+    """Show an entry by its id, as in the list."""
     number = asked.path["id"]
     return {"at": now(), "one": quarantine.named(number, asked.settings), "row": quarantine.row_of(number)}

@@ -1,8 +1,8 @@
-"""What pages show is asked here, once for all who look: a question that is being asked is not asked again.
+"""Shared reads for pages: a question that is already in flight is not sent again.
 
-An answer serves everybody for `FRESH` seconds, so a thousand open pages cost the servers no more than one.  The last
-answers are kept, and shown with their age while a server is away.  Questions have a bounded number of threads and
-connections; one that hangs holds up nobody longer than the patience of its page.
+An answer is valid for `FRESH` seconds for everybody, so a thousand open pages cost the servers no more than one. The
+last answers are kept, and shown with their age while a server is away. Questions have a bounded number of threads and
+connections; if one hangs, no page waits for it longer than its patience.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from forgekeeper.platform.database.looking import looking
 from metrics.logs import clean, describe
 
 FRESH = 0.5  # seconds
-PATIENCE = 1.5  # seconds: a page has to say within two that nothing answers
-# The share of its patience that a page has where there is a last answer to show.  One that is open asks half a second
-# after an answer, may get one that is `FRESH`, asks again, and waits: all in less than two seconds, too.
+PATIENCE = 1.5  # seconds: a page has to report within two seconds that nothing answers
+# Share of its patience that a page waits if it has a last answer. An open page asks half a second after an answer, may
+# get a `FRESH` answer, asks again, and waits: all this takes less than two seconds.
 RENEWING = 0.5
-KEPT = 200  # answers, those that were asked for last
-THREADS = 4  # questions at once, each on a connection of its own
+KEPT = 200  # answers, the most recently requested
+THREADS = 4  # concurrent questions, each with its own connection
 MAX_QUESTIONS = 24
-"""Limit of questions that are asked or wait for a thread, those included that nobody waits for any more."""
+"""Maximum questions in flight or waiting for a thread, even if nobody waits for them."""
 SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
 AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
-"""Errors of a server that is away, or that refuses."""
+"""Errors of a server that does not answer, or refuses."""
 
 
 def trouble(error: Exception) -> str:
-    """Say what a server refuses, and what to do."""
+    """Describe a server's error and its remedy."""
     return clean(sentence(error) or describe(error))
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a question: the last *value*, *at* what time, and what is the *trouble* since it was *asked*.
+    """Last *value* of a question, its time *at*, and the *trouble* of the attempt at *asked*.
 
-    *problem* is the answer that there is no such thing; *began* is when this asking began.
+    *problem* is set if the requested thing does not exist; *began* is the start of the latest attempt.
     """
 
     value: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class Known:
 
     @property
     def age(self) -> float | None:
-        """How many seconds old the value is; None if there is none."""
+        """Age of the value in seconds; None without a value."""
         return None if self.value is None else time.monotonic() - self.at
 
 
@@ -69,11 +69,11 @@ log = structlog.get_logger(__name__)
 
 
 class Busy(Exception):
-    """Too many questions are asked: no other one is now."""
+    """Too many questions are in flight."""
 
 
 class Reader:
-    """Asks the servers for pages."""
+    """Questions of pages to the servers, with the last answers."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "reader")
@@ -83,14 +83,14 @@ class Reader:
         self._acted = 0.0
 
     def acted(self) -> None:
-        """Show nobody what was asked for before now: a person who has acted sees what came of it."""
+        """Discard earlier answers, so that a person who has acted sees the result."""
         self._acted = time.monotonic()
 
     def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:
-        """Return what *look* says, or has said to another who asked for *key* a moment ago.
+        """Return the answer of *look*, or a fresh answer to another caller with the same *key*.
 
-        Waits no longer than *patience* seconds; then, or where a server refuses, the answer says what the trouble is.
-        Raises `Busy` if too many other questions are asked.
+        Waits at most *patience* seconds. If the time is up or a server refuses, the answer has the last value and the
+        trouble. Raises `Busy` if too many other questions are in flight.
         """
         with self._lock:
             known = self._known.get(key, Known())
@@ -112,7 +112,7 @@ class Reader:
     def _look(self, key: Hashable, look: Callable[[], dict[str, Any]], began: float) -> Known:
         known = replace(_asked(look, self._known.get(key, Known())), began=began)
         with self._lock:
-            # Else it is asked again, as somebody has acted.
+            # Otherwise somebody acted meanwhile and the question was sent again.
             if self._asking.get(key, (None, 0.0))[1] == began:
                 del self._asking[key]
                 self._known[key] = known
@@ -123,7 +123,7 @@ class Reader:
 
 
 def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
-    """Ask on a connection of this thread; what fails leaves the value as it was *before*."""
+    """Call *look* on a connection of this thread; after an error the value of *before* stays."""
     try:
         database.connect(reuse_if_open=True)
         with looking():

@@ -1,4 +1,4 @@
-"""What is recorded: what people did and what was deleted, as `audit` answers it."""
+"""Page of the audit: acts of people and deletions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forgekeeper.cli.terminal import Problem, read_number, read_time, wrong_use
 from forgekeeper.platform.database import now
 
 SIZE = 100
-"""So many are on a page."""
+"""Rows per page."""
 TODAY = "00:00"
 QUESTIONS = ("what", "project", "run", "who")
 
@@ -31,7 +31,7 @@ QUESTIONS = ("what", "project", "run", "who")
     live=False,
 )
 def recorded(asked: Asked) -> dict[str, Any]:
-    """Answer one question: of one thing, of a project, of a run, or what is newest, of a person or of all."""
+    """Answer one question: about a thing, a project, a run or a person, or the newest entries."""
     try:
         answer = _answer(asked)
     except Problem as problem:
@@ -62,7 +62,7 @@ def _answer(asked: Asked) -> dict[str, Any]:
 
 
 def _newest(query: Mapping[str, str], since: datetime | None) -> dict[str, Any]:
-    """Answer with a page of the newest; the next begins below the oldest act and the oldest line that are shown."""
+    """Return a page of the newest entries; the next page begins below the oldest ids shown."""
     below = {name: read_number(query[name], f"a {name}") for name in ("act", "line") if name in query}
     answer, found = audit.newest(since, query.get("who"), SIZE + 1, Before(**below))
     shown = found[:SIZE]

@@ -1,4 +1,4 @@
-"""The story of one tick or run: what became of it and when, its children, what it deleted, where its log is."""
+"""Page of a tick or run: its events, children, deletions and log."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 
 SHOWN, ROWS = 50, 1_000
-"""So many children are shown, and so many rows of the audit added up at most."""
+"""Maximum children shown, and maximum rows of the audit added up."""
 MOVING = timedelta(minutes=2)
-"""So long after its end a run's page still renews itself: its children may begin later."""
+"""Time after a run's end until its page stops renewing itself: children may begin later."""
 
 
 class Child(NamedTuple):
-    """A child of a run: since when and until when something is known of it."""
+    """A child of a run, with the times of the first and the last fact known about it."""
 
     name: str
     state: str
@@ -41,14 +41,14 @@ class Child(NamedTuple):
 
 @page("/runs/{run}", "story.html", "Run {run}")
 def of_run(asked: Asked) -> dict[str, Any]:
-    """Show what became of a run, by its number."""
+    """Show a run by its number."""
     return _story(numbered(read_number(asked.path["run"], "a run")), asked.settings)
 
 
 @page("/batches/{batch}/ticks", "story.html", "{batch}", query=("time",))
 @page("/batches/{batch}/ticks/{time}", "story.html", "{batch}")
 def of_tick(asked: Asked) -> dict[str, Any]:
-    """Show what became of a batch's tick, also of one that has no row; of the newest where no ``time`` is given."""
+    """Show a batch's tick, even if it has no row, or the newest run without ``time``."""
     name, text = batch_named(asked.path["batch"]).name, asked.path.get("time") or asked.query.get("time")
     tick = None if text is None else read_time(text, now(), ahead=False)
     if (run := ticks.at(name, tick)) is not None:
@@ -91,7 +91,7 @@ def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
 
 
 def _children(run: JobRun, instant: datetime) -> Iterator[Child]:
-    """Yield the run's children: those at work, those that failed, and those that have deleted something."""
+    """Yield the run's children that are at work, have failed, or have deleted records."""
     named = set()
     for process in process_list.facts_of(Process.known(), instant):
         for work in process["at_work"]:

@@ -1,4 +1,4 @@
-"""The page *Undo*: the last runs that deleted something, and the number of their records that can come back now."""
+"""The page *Undo*: the last runs with deletions, and how many records can be restored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
 
 LOOKBACK_DAYS, MAX_RUNS = 14, 5
-"""How many days back runs are looked for, and limit of the runs of each kind of record."""
+"""Maximum age of listed runs in days, and maximum runs per kind of record."""
 MAX_COUNTED_OBJECTS = 10_000
-"""Limit of the objects in the outbox that are counted."""
+"""Maximum objects in the outbox that are counted."""
 COUNTING_SECONDS = 0.2
-"""Time for the records of a run.  PostgreSQL ends a session of the console that is idle in a transaction for 2 s."""
+"""Time limit for the records of a run.
+
+PostgreSQL ends a session of the console that is idle in a transaction for 2 s.
+"""
 
 
 @page("/undo", "undo.html", "Undo", patience=12, live=False)
 def undo(asked: Asked) -> dict[str, Any]:
-    """Show for each kind of record how its deletion is undone, and how much of the last runs can come back."""
+    """Show how to undo deletions of each kind of record, and how many records can be restored."""
     instant, kinds = now(), [one for one in subjects() if one.undone and one.batch and one.record]
     undone = {one.batch for one in kinds}
     return {
@@ -42,7 +45,7 @@ def undo(asked: Asked) -> dict[str, Any]:
 
 
 def _runs(kind: Subject, settings: Settings, instant: datetime) -> Iterator[dict[str, Any]]:
-    """Yield the last runs that have deleted such records; *until* is None where no setting says for how long."""
+    """Yield the last runs that deleted such records; *until* is None if nothing limits it."""
     batch, record = str(kind.batch), str(kind.record)
     runs = lookup.last_runs(batch, record, instant - timedelta(days=LOOKBACK_DAYS), limit=MAX_RUNS)
     totals = RunTotal.of_runs(batch, [run for run, _ in runs])

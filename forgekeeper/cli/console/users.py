@@ -1,6 +1,6 @@
-"""The file of the console's users: a line each, `name:role:hash`.
+"""The file of the console's users: one line each, `name:role:hash`.
 
-The hash is argon2's; of a user whom only a proxy names it is `-`, and no password lets that user in.
+The hash is argon2's. A user whom only a proxy names has the hash `-`, which matches no password.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from forgekeeper.cli.terminal import WRONG_USE, Problem
 Role = Literal["viewer", "operator"]
 BY_PROXY = "-"
 HERE = frozenset({"localhost", "127.0.0.1", "::1"})
-"""What a browser calls this machine."""
+"""Names of this machine in a browser's address."""
 LONGEST = 100
-"""Characters of a name."""
+"""Maximum characters of a name."""
 LINE = re.compile(r"([^:]+):(viewer|operator):(-|\$argon2\S+)")
 ADD = "`forgekeeper console user add`"
 
@@ -41,7 +41,7 @@ class Users(NamedTuple):
     path: Path
 
     def known(self) -> dict[str, User]:
-        """Read them, by name; raise `Problem` where that cannot be, or others may write the file."""
+        """Read the users by name; raise `Problem` if the file is unreadable or writable by others."""
         try:
             text, mode = self.path.read_text(encoding="utf-8"), self.path.stat().st_mode
         except FileNotFoundError:
@@ -56,7 +56,7 @@ class Users(NamedTuple):
             if not line.strip():
                 continue
             if (user := _user(line)) is None or user.name in users:
-                # A line may hold a password: it is not repeated.
+                # The line may contain a password, so the error does not repeat it.
                 sentence = f"line {number} of {self.path} is no user, or one again: write name:role:hash, or run {ADD}"
                 raise Problem(sentence, WRONG_USE)
             users[user.name] = user
@@ -64,13 +64,13 @@ class Users(NamedTuple):
 
     @contextmanager
     def changed(self) -> Iterator[dict[str, User]]:
-        """Let the users be changed within, by one at a time.
+        """Change the users inside the block, under a lock.
 
-        Nobody sees half of it, and only the file's owner may read it.
+        The file is replaced atomically, and only its owner may read it.
         """
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            # Of two changes at once the later would bring back whom the earlier has removed.
+            # Without the lock, the later of two concurrent changes would restore a user whom the earlier removed.
             fcntl.flock(folder, fcntl.LOCK_EX)
             users = self.known() if self.path.exists() else {}
             yield users
@@ -80,19 +80,19 @@ class Users(NamedTuple):
 
 
 def fits(name: str) -> bool:
-    """Say whether it can be a user's name."""
+    """Check whether *name* is valid for a user."""
     return 0 < len(name) <= LONGEST and name.isprintable() and ":" not in name and name == name.strip()
 
 
 def hashed_password(password: str) -> str:
-    """Return the hash that stands in the file."""
-    import argon2  # of the extra, without which the command line is there too
+    """Return the hash for the file."""
+    import argon2  # part of the extra, without which the command line must work
 
     return argon2.PasswordHasher().hash(password)
 
 
 def is_password(user: User | None, password: str) -> bool:
-    """Say whether the password is the user's; where there is no such user, that takes as long."""
+    """Check a user's password; an unknown user takes the same time."""
     import argon2
 
     if user is None or user.hash == BY_PROXY:

@@ -1,4 +1,4 @@
-"""Where one is: installation, servers and places, whether they belong together, and whether their clocks agree."""
+"""Installation, servers and places: whether they belong together and their clocks agree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from forgekeeper.platform.settings.addresses import of_database, of_redis, of_st
 from metrics.threads import Probe, asked
 
 AGAIN, PATIENCE = 10.0, 0.7
-"""Seconds after which places are asked again, as some cost a request each; and that all have together to answer."""
+"""Seconds between checks of places, and time limit of all checks together.
+
+A check costs some places a request.
+"""
 
 
 class Fact(NamedTuple):
-    """What one of it is, where it is, and what is *wrong* with it, None where nothing is."""
+    """A server or place, its address, and its error, or None."""
 
     what: str
     at: str
@@ -27,7 +30,10 @@ class Fact(NamedTuple):
 
 
 class Places:
-    """The repositories' root and the stores; one that hangs holds up nobody, and is asked once at a time."""
+    """Checks of the repositories' root and the stores.
+
+    A place that hangs delays nobody and is checked once at a time.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +41,10 @@ class Places:
         self._again, self._found = 0.0, list[Fact]()
 
     def look(self, settings: Settings, ours: str | None) -> list[Fact]:
-        """Say what is wrong with each, as `check` does; the settings and the installation are always the same."""
+        """Return the state of each place, as `check` does.
+
+        Settings and installation must not change between calls.
+        """
         with self._lock:
             if time.monotonic() >= self._again:
                 self._probes = self._probes or _probes(settings, ours)
@@ -64,7 +73,7 @@ PLACES = Places()
 
 
 def facts(settings: Settings, trouble: str | None) -> list[Fact]:
-    """Say where one is; *trouble* is what is wrong with Redis."""
+    """Return installation, servers, places and clocks; *trouble* is an error of Redis."""
     ours = Installation.known()
     clocks = preconditions.differences("postgresql", *([] if trouble else ["redis"]), "host")
     wrong = [one.sentence() for one in clocks if one.exceeds(settings.clock_tolerance)]

@@ -1,4 +1,4 @@
-"""How templates write things: times as they are seen from now, amounts, and text that comes from outside."""
+"""Filters of templates: relative times, amounts, and text from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = {
     "!": ("missed", "late", "unusual", "warning"),
     "i": ("info",),
 }
-"""The shapes of states: a colour alone says nothing to many."""
+"""Shapes of states, because many people cannot tell states by colour alone."""
 SHAPE_OF = {name: shape for shape, names in SHAPES.items() for name in names}
 
 ROW, CELL = re.compile(r"<tr\b.*?</tr>", re.DOTALL), re.compile(r"<(t[dh])\b([^>]*)>")
@@ -40,11 +40,11 @@ PAGES_OF_COMMANDS = (
     (r"forgekeeper flags", "/flags", "flags"),
     (r"forgekeeper (processes|quarantine|leases|audit|settings|check)(?: list)?(?! --)\b", r"/\1", r"\1"),
 )
-"""Pages that do what a command does: pattern of the command, address and words."""
+"""Pages that replace a command: pattern of the command, address and words."""
 
 
 def when(instant: datetime | None, now: datetime) -> Markup | str:
-    """Write an instant as seen from *now*; hovering shows it exactly."""
+    """Format an instant relative to *now*; its title is the exact time."""
     if instant is None:
         return "never"
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
@@ -53,26 +53,26 @@ def when(instant: datetime | None, now: datetime) -> Markup | str:
 
 
 def state(name: str) -> Markup:
-    """Write a state: its shape, its word, and a colour by the class of its name."""
+    """Format a state with its shape, its word, and its name as the CSS class for a colour."""
     return Markup('<span class="state {}"><span aria-hidden="true">{}</span> {}</span>').format(
         name, SHAPE_OF.get(name, "•"), name
     )
 
 
 def foreign(value: Any) -> str:
-    """Write what comes from outside: secrets masked, what is not printable escaped; Jinja escapes what is HTML."""
+    """Format foreign text: secrets masked, unprintable characters escaped; Jinja escapes HTML."""
     return "" if value is None else clean(visible(text_of(value)))
 
 
 def seconds(count: float | timedelta | None) -> str:
-    """Write a duration."""
+    """Format a duration."""
     if count is None:
         return ""
     return lasting(count if isinstance(count, timedelta) else timedelta(seconds=count))
 
 
 def label_cells(rows: str, columns: Sequence[str]) -> Markup:
-    """Write the name of its column, and the role that it has, into each cell of these rows of a table.
+    """Add the column's name and an ARIA role to each cell of these table rows.
 
     On a narrow screen a row is a card: each cell shows that name before its content.
     """
@@ -90,7 +90,7 @@ def label_cells(rows: str, columns: Sequence[str]) -> Markup:
 
 
 def told(sentence: Any) -> Markup:
-    """Write a sentence of ours; its commands between backticks become links to the pages that do the same."""
+    """Format a sentence of ours; commands in backticks become links to their pages."""
     parts = COMMAND.split(foreign(sentence))
     return Markup("").join(_write_command(part) if place % 2 else escape(part) for place, part in enumerate(parts))
 

@@ -1,4 +1,4 @@
-"""Who works: queues, processes and what each works on; and who holds leases, and what documents show besides."""
+"""Pages of work: queues and processes; leases and parts that batches declare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forgekeeper.platform.database import now
 
 @page("/processes", "processes.html", "Queues and processes")
 def processes(_asked: Asked) -> dict[str, Any]:
-    """Show what waits in each queue, who lives, what each works on, and what is wrong with that."""
+    """Show each queue's messages, each process and its work, and warnings."""
     with status.Looks() as looks:
         instant, known = now(), Process.known()
         queues = status.queue_facts(known, instant, looks)
@@ -23,7 +23,7 @@ def processes(_asked: Asked) -> dict[str, Any]:
 
 @page("/leases", "leases.html", "Leases and buckets")
 def leases(_asked: Asked) -> dict[str, Any]:
-    """Show who holds which lease, and what documents show of their own, as buckets; None where Redis is away."""
+    """Show leases and parts declared by batches, such as buckets; None if Redis is away."""
     with status.Looks() as looks:
         held = looks.ask(process_list.held)
         declared = {name: part for one in all_declared() for name, part in one.statuses.items()}
@@ -33,7 +33,7 @@ def leases(_asked: Asked) -> dict[str, Any]:
 
 
 def _rows(found: Any) -> list[tuple[str, Any]]:
-    """Return what a document shows of its own as rows: under which word it lies, and what."""
+    """Return the facts of a declared part as rows of a word and a fact."""
     if not isinstance(found, dict):
         return [("", found)]
     return [(word, one) for word, some in found.items() for one in (some if isinstance(some, list) else [some])]

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process with its exit status."""
+    """Run the command line and end the process with its exit status."""
     status = command()
 
     from forgekeeper.cli import streams
@@ -17,9 +17,12 @@ def main() -> NoReturn:
 
 
 def command() -> int:
-    """Run the command line; return its exit status, after any error in one sentence on standard error."""
-    # Ctrl-C ends the process at once, also during an import and while a server hangs: what is not committed is
-    # rolled back.  Commands that end in an orderly way install handlers of their own.
+    """Run the command line and return its exit status.
+
+    An error is one sentence on standard error.
+    """
+    # Ctrl-C ends the process at once, also during an import and while a server hangs: PostgreSQL rolls uncommitted work
+    # back. Commands with an orderly shutdown install handlers of their own.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

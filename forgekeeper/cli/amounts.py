@@ -1,4 +1,4 @@
-"""How much each batch has deleted today against the usual; `status` and the console's first page say it."""
+"""Deletions of each batch today, compared with earlier days, for `status` and the console."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.totals import RunTotal
 
 DAYS, TIMES = 14, 2
-"""An amount is unusual that is more than so many times the largest of so many days before."""
+"""An amount is unusual if it exceeds TIMES times the largest amount of the last DAYS days."""
 
 Amounts = dict[str, dict[str, Any]]
 
 
 def amounts(instant: datetime, *, least: int) -> Amounts:
-    """Say what each batch that deletes has deleted *today* (UTC), and on the days *before*, the newest first.
+    """Return the deletions of each deleting batch *today* (UTC) and on the days *before*.
 
-    *unusual* is more than *least* records as well; *released* is what lets a run that the breaker held go on, and how
-    much it may still delete, None for all.
+    The days are ordered newest first. An *unusual* amount also exceeds *least* records. *released* describes the
+    release of a held run and its remaining records, None for all.
     """
     today, found = instant.astimezone(UTC).date(), Amounts()
     by_day = RunTotal.by_day(today, DAYS + 1)
     for row in Batch.select().order_by(Batch.name):
         if row.name in BATCHES and BATCHES[row.name].deletes:
-            # Of days before it was there nothing is usual.
+            # Days before the batch was registered are not counted as days without deletions.
             there = (today - row.registered_at.astimezone(UTC).date()).days
             now, before = by_day[row.name][0], by_day[row.name][1 : there + 1]
             found[row.name] = {

@@ -1,4 +1,4 @@
-"""`audit`: what people did, and which run deleted what, why, and what has become of its object."""
+"""`audit`: acts of people, deletions by runs, their reasons and the state of objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATES = {
     "repeated": "was about to be deleted, and a later attempt recorded that it did so",
     "failed": "was about to be deleted, and could not be",
 }
-"""What has become of something that was said to be about to go; else it has gone."""
+"""Text for each state of an announced deletion, except "deleted"."""
 
 
 def audit(
@@ -88,7 +88,7 @@ def audit(
 
 
 def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, list[tuple[Any, ...]]]:
-    """Answer what was deleted of a project, and return a row for each of the newest records."""
+    """Return the answer about a project's deletions, and rows for the newest records."""
     sentences, found = of_project(project, since, BATCHES)
     rows = [
         (one.line.at, row_of(one.line)[1], became(one.line.record, one.state), _named(one), "") for one in found[:limit]
@@ -98,20 +98,20 @@ def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, li
 
 
 def _named(one: Found) -> str:
-    """Name a record by its id, and its path or name where it has one."""
+    """Return the record's kind and id, and its path or ref if it has one."""
     name = one.facts.get("path") or one.facts.get("ref") or ""
     return f"{one.line.record} {one.facts.get('id', '')} {name}".strip()
 
 
 def subjects() -> list[Subject]:
-    """Return what batches let people ask for, each with its batch."""
+    """Return the kinds of record that people may ask for, each with its batch."""
     return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
 
 
 def subject_named(text: str) -> tuple[Subject, str]:
-    """Read ``CALLED:…``; return the kind and the rest, for one without a name of its own a number.
+    """Parse ``CALLED:…`` into the kind and the rest.
 
-    Raises `Problem` where the audit knows no such thing.
+    The rest is a number if the kind lacks a name. Raises `Problem` if the kind is unknown or the rest is malformed.
     """
     known = (*subjects(), PATH)
     called, _, rest = text.partition(":")
@@ -127,7 +127,7 @@ def subject_named(text: str) -> tuple[Subject, str]:
 
 
 def about(subject: Subject, rest: str, since: datetime | None, settings: Settings, *, limit: int) -> Answer:
-    """Answer who deleted one thing; of what had an object, what has become of that."""
+    """Return who deleted a record and when, and the state of its object if it had one."""
     found, known = lookup.find(subject, rest, since, limit=limit), subjects()
     sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
     if restored := bool(found) and found[0].state == "deleted" and _is_there(subject, rest):
@@ -146,12 +146,12 @@ def about(subject: Subject, rest: str, since: datetime | None, settings: Setting
 
 
 def _is_there(subject: Subject, rest: str) -> bool:
-    """Say whether the forge has such a record now, as far as anything can look for it."""
+    """Check whether the forge has the record again; False if its kind cannot be looked up."""
     return subject.is_there is not None and subject.is_there(int(rest))
 
 
 def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
-    """Say that there is nothing, and how much that says."""
+    """Yield sentences that nothing was found, and the limits of this statement."""
     yield f"The audit has nothing of {subject.called} {rest}."
     yield _reach()
     for name in [subject.batch] if subject.batch else list(BATCHES):
@@ -166,15 +166,15 @@ def _reach() -> str:
 
 
 def _written_by(name: str) -> Iterator[str]:
-    """Say of a batch that writes by itself that the audit knows nothing of that."""
+    """Warn that the audit does not see the writes of a batch that writes by itself."""
     if (batch := BATCHES.get(name)) is not None and batch.writes is not None:
         yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
 def of_run(run: int, since: datetime | None, limit: int, *, most: int | None = None) -> tuple[Answer, list[Line]]:
-    """Answer what a run and its children have deleted: in all, and the newest rows of it.
+    """Return the totals and the newest deletions of a run and its children.
 
-    Where the audit has more rows of it than *most*, these are not added up, as that would take its time.
+    If the audit has more than *most* rows of the run, they are not added up, because that would take too long.
     """
     known = subjects()
     many = most is not None and lookup.more_than(most, run)
@@ -196,7 +196,7 @@ def of_run(run: int, since: datetime | None, limit: int, *, most: int | None = N
 
 
 class Before(NamedTuple):
-    """Where a page of the newest begins: below these ids; None is from the newest on."""
+    """Cursor of a page: only ids below these are listed. None starts at the newest row."""
 
     act: int | None = None
     line: int | None = None
@@ -208,7 +208,7 @@ START = Before()
 def newest(
     since: datetime | None, who: str | None, limit: int, before: Before = START
 ) -> tuple[Answer, list[Act | Line]]:
-    """Answer what people did and what was deleted, newest first; of a person acts alone."""
+    """Return acts and deletions, newest first; if *who* is given, only acts."""
     people = lookup.acts(since, limit=limit, who=who, before=before.act)
     lines = [] if who else lookup.newest(since, limit=limit, before=before.line)
     answer = {
@@ -216,13 +216,16 @@ def newest(
         "deletions": [line.as_json() for line in lines],
         "sentences": [] if people or lines else ["The audit has nothing of that."],
     }
-    # Each in the order of its ids: a page goes on where the one before has ended.
+    # Both lists are ordered by id, so the next page continues after the last id.
     both: list[Iterable[Act | Line]] = [people, lines]
     return answer, list(islice(merge(*both, key=lambda one: one.at, reverse=True), limit))
 
 
 def of_project(project: int, since: datetime, names: Iterable[str]) -> tuple[list[str], list[Found]]:
-    """Answer what these batches have deleted of a project since then: sentences, and each record, the latest first."""
+    """Return sentences and records, latest first, of these batches' deletions in a project.
+
+    Deletions before *since* are left out.
+    """
     sentences, every = list[str](), list[Found]()
     for name in names:
         found, whole = lookup.of_project(project, name, since)
@@ -236,12 +239,12 @@ def of_project(project: int, since: datetime, names: Iterable[str]) -> tuple[lis
 
 
 def became(record: str, state: str | None) -> str:
-    """Say in a word what has become of a record."""
+    """Return one word for the state of a record."""
     return _done_to(record, subjects()) if state == "deleted" else state or "not known yet"
 
 
 def row_of(one: Act | Line) -> tuple[Any, ...]:
-    """Return a row of the table: at, by, what was done, to what, why."""
+    """Return a table row: at, by, act, record, reason."""
     return _act(one) if isinstance(one, Act) else _shown(one, subjects())
 
 
@@ -251,7 +254,7 @@ def _fact(found: Found) -> Answer:
 
 
 def _tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> Iterator[str]:
-    """Tell what was deleted, when, by whom, why, what it was, and how it is brought back."""
+    """Yield sentences about a deletion: time, run, reason, facts, and how to restore it."""
     subject = _subject_of(found.line.record, known) or asked
     gone = found.state == "deleted"
     because = f", because {filled(subject.because, found.facts)}" if gone and subject.because else ""
@@ -268,7 +271,7 @@ def _tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> 
 
 
 def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
-    """Tell what has become of an object that went with something; the latest first."""
+    """Yield sentences about the object of a deleted record, latest first."""
     for one in found:
         yield f"Its object {path} {STATES.get(one.state, 'was deleted')}{_when(one.line)}."
     if not found:
@@ -278,7 +281,7 @@ def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
 
 
 def _shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
-    """Return a row of the table for a chunk, in the words of those *kinds*."""
+    """Return the table row of a chunk, in the words of the declared *kinds*."""
     states = line.detail.get("state") or "deleted"
     became = ", ".join(sorted(set(map(str, states if isinstance(states, list) else [states]))))
     how = {"done": _done_to(line.record, kinds), "intent": "about to delete"}.get(line.phase, became)
@@ -288,19 +291,19 @@ def _shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
 
 
 def _done_to(record: str, kinds: Iterable[Subject]) -> str:
-    """Say in a word what a batch has done to a record that is gone."""
+    """Return the batch's word for deleting a record, such as "deleted"."""
     subject = _subject_of(record, kinds)
     return subject.done if subject else "deleted"
 
 
 def _act(done: Act) -> tuple[Any, ...]:
-    """Return a row of the table for what a person did."""
+    """Return the table row of a person's act."""
     actor = f" ({done.actor})" if done.actor else ""
     return done.at, f"{done.by_user}@{done.by_host}{actor}", done.act, done.what, done.reason
 
 
 def _subject_of(record: str, kinds: Iterable[Subject]) -> Subject | None:
-    """Return what people call records of that kind."""
+    """Return the declared kind of the record."""
     return next((one for one in kinds if one.record == record), None)
 
 
@@ -312,7 +315,7 @@ def _when(line: Line) -> str:
 
 
 def filled(template: str, facts: Mapping[str, Any]) -> str:
-    """Write the facts of a record, its id included, into a template of its kind."""
+    """Fill the facts of a record into a template of its kind."""
     return template.format_map(defaultdict(lambda: "unknown", {name: _written(fact) for name, fact in facts.items()}))
 
 

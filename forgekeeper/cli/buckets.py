@@ -1,4 +1,4 @@
-"""Show the buckets of a batch: `buckets`."""
+"""The command `buckets`, which shows the buckets of a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def buckets(
 
 
 def _find(batch: str | None) -> BucketSet:
-    """Return the buckets of the batch, or those of the only one that has some."""
+    """Return the buckets of the batch, or of the only batch with buckets if None."""
     named = {one.name: one.buckets.name for one in BATCHES.values() if one.buckets is not None}
     if batch is None and len(named) == 1:
         (batch,) = named

@@ -1,4 +1,4 @@
-"""`check`: whether everything that the batches need is there, and as it should be."""
+"""`check`: whether servers, schema, settings and places fit the batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from forgekeeper.platform.settings.reading import places
 from metrics.logs import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)
-"""The oldest servers that the tests run against."""
+"""Oldest server versions that the tests run against."""
 ASKING = (*DELETING, Process.CONSOLE)
 """Processes that may ask Redis for every key."""
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -124,7 +124,7 @@ def _print_findings(found: Sequence[Finding], *, json: bool) -> None:
 
 
 def _accept_replaced_redis(reason: str) -> None:
-    """Connect, and let each register whose entries are lost begin again in this Redis.  Raises `Problem`."""
+    """Connect, and restart each register with lost entries in this Redis. Raises `Problem`."""
     database.connect(reuse_if_open=True)
     require_redis()
     if not accept_redis(reason):
@@ -139,9 +139,9 @@ def findings(
     copied: bool = False,
     reason: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield what is found, worst or not, in the order of the report; nothing is changed unless *init*.
+    """Yield the findings in the order of the report; changes nothing unless *init*.
 
-    The process has to be pointed at its servers, which may be away; a connection stays for the caller to release.
+    The process must be pointed at its servers, which may be away. The caller has to release the connection.
     """
     yield ok("settings", f"all names are known and all values fit: {places(settings)}")
     yield ok("forgekeeper", f"version {version()}")
@@ -159,7 +159,7 @@ def findings(
         if process is not Process.SCHEDULER:
             yield from _clocks(settings)
         elsewhere = _place(copied=copied, reason=reason)
-        # No Redis and no store is claimed if the database may be a copy.
+        # A copy of a database must not claim Redis or stores.
         init = init and elsewhere is None
         ours, finding = _installation(init=init, asks_redis=process is not Process.EXPORTER)
         yield elsewhere or finding
@@ -238,14 +238,14 @@ def _postgresql(settings: Settings, process: Process) -> Iterator[Finding]:
     yield from ((warning if harmless else error)("schema", sentence) for sentence, harmless in found)
     if not lacking and not found:
         yield ok("schema", "forgekeeper's own tables are as they should be")
-    # A forge that creates its tables in our schema is no stranger.
+    # A forge that creates its tables in our schema has rights there.
     yield from (warning("privileges", said) for said in definers.objections_to_functions(settings.own_schema))
     yield from (error("privileges", said) for said in definers.objections_to_views(settings.forge_schema))
     yield from contract(settings, process)
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:
-    """Compare the clocks, where all of them can be asked."""
+    """Compare the clocks if all of them answer."""
     try:
         apart = [one for one in preconditions.differences() if one.exceeds(settings.clock_tolerance)]
     except (pw.PeeweeException, redis.RedisError):
@@ -257,7 +257,7 @@ def _clocks(settings: Settings) -> Iterator[Finding]:
 
 
 def _place(*, copied: bool, reason: str | None) -> Finding | None:
-    """Report a database that is not where the installation was last; with a *reason* record where it is now."""
+    """Report a database that has moved; with a *reason* record its present place."""
     try:
         if reason is not None:
             with database.atomic():
@@ -272,7 +272,7 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
         said = installation.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:
-            return None  # a table that is missing, or may not be read, is reported elsewhere
+            return None  # missing tables and missing rights are reported elsewhere
         said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
     except installation.Unknown as unknown:
         said = str(unknown)
@@ -280,7 +280,7 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
 
 
 def _installation(*, init: bool, asks_redis: bool) -> tuple[str | None, Finding]:
-    """Report whose database and Redis these are; with *init* claim a Redis that is nobody's."""
+    """Report the installation of database and Redis; with *init* claim an unclaimed Redis."""
     try:
         ours = Installation.ensure()
         if not asks_redis:
@@ -305,7 +305,7 @@ def _installation(*, init: bool, asks_redis: bool) -> tuple[str | None, Finding]
 
 
 def _registers() -> Iterator[Finding]:
-    """Report each register in Redis whose entries are lost."""
+    """Report each register in Redis that has lost its entries."""
     with suppress(pw.PeeweeException, redis.RedisError):  # reported elsewhere
         for batch in BATCHES.values():
             if lost := why_register_is_lost(batch):

@@ -1,4 +1,4 @@
-"""Report on object stores in `check`: whose each is, how it deletes, and which bytes a deletion leaves there."""
+"""Findings of `check` on object stores: owner, deletions, and bytes that stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS_PAGE = "docs/installation.md"
 
 
 def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
-    """Look at each object store; at how it deletes only if it is this installation's."""
+    """Check each object store; check its deletions only if it belongs to this installation."""
     if not settings.object_stores:
         yield warning("object stores", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
     for location, url in settings.object_stores.items():

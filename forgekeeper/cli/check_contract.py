@@ -1,4 +1,4 @@
-"""What `check` finds out about the forge's tables: whether they are what each batch expects (`contract`)."""
+"""Findings of `check` on the forge's tables: whether they fit the batches (`contract`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from forgekeeper.platform.settings import Settings
 
 SUBJECT = "contract"
 LOOKED_AT = 10_000
-"""Rows of a relation that are looked at."""
+"""Rows of a relation that are examined."""
 LONGEST = 200
-"""Characters of an index that a person reads; where a view computes a column, its terms may be many more."""
+"""Maximum characters of an index in a message; indexes on computed columns may be longer."""
 LOOK = "select {asked} from (select {columns} from {relation} limit {limit}) as looked_at"
 TRIGGERS = """
     select t.tgname::text, p.oid::regproc::text, p.prosecdef, (t.tgtype & 8) <> 0, (t.tgtype & 16) <> 0
@@ -30,7 +30,7 @@ TRIGGERS = """
     where t.tgrelid = %s::oid and not t.tgisinternal and t.tgenabled <> 'D' and (t.tgtype & 24) <> 0
     order by t.tgname
 """
-"""Of deletions and updates: bits 3 and 4."""
+"""Triggers on deletions (bit 3) and updates (bit 4)."""
 ACTS = ("delete", "update")
 PARTITIONS = """
     select quote_ident(nspname), quote_ident(relname) from pg_partition_tree(%(table)s::oid)
@@ -51,10 +51,10 @@ UNUSED_INDEXES = """
 
 
 def contract(settings: Settings, process: Process) -> Iterator[Finding]:
-    """Look at the forge's tables batch by batch; what is the same for several is said once, and names them.
+    """Check the forge's tables batch by batch; equal findings are merged.
 
-    Of a batch that has no schedule nothing is an error: the forge may lack what it works on.  A scheduler has no rights
-    there, and of processes that only look nothing but their rights is said.
+    Errors of a batch without schedule are warnings: the forge may lack its tables. A scheduler has no rights on the
+    forge's tables, so nothing is checked. For processes that only read, only rights are checked.
     """
     if process is Process.SCHEDULER:
         return
@@ -66,7 +66,7 @@ def contract(settings: Settings, process: Process) -> Iterator[Finding]:
             said[finding._replace(level="warning") if off else finding].append(batch.name)
     for finding, names in said.items():
         yield finding._replace(message=f"{', '.join(names)}: {finding.message}")
-    # Nobody can see whether those who adopted the forge have followed it.
+    # Nobody can check whether the operators of an adopted forge have followed the advice.
     yield from ((ok if adopted else warning)("forge", sentence) for sentence in signs.advice())
     yield from (error("forge", sentence) for sentence in signs.objections(settings.forge_schema))
     if process in DELETING:
@@ -74,7 +74,7 @@ def contract(settings: Settings, process: Process) -> Iterator[Finding]:
 
 
 def _looked_at(batch: BatchSpec, process: Process, *, adopted: bool) -> list[Finding]:
-    """Look at the batch's tables in a transaction that only reads."""
+    """Check the batch's tables in a read-only transaction."""
     try:
         with looking("a view or function that it reads"):
             return list(_of(batch, process, adopted=adopted))
@@ -84,7 +84,7 @@ def _looked_at(batch: BatchSpec, process: Process, *, adopted: bool) -> list[Fin
 
 def _of(batch: BatchSpec, process: Process, *, adopted: bool) -> Iterator[Finding]:
     tables = look([one.sql for one in batch.relations])
-    # The forge may lack what is optional.
+    # Optional relations may be missing.
     relations = [one for one in batch.relations if one.sql in tables]
     needed: dict[type[Base] | str, list[str]] = {
         one.model: needs_of(one.model, process, reads=one.reads) for one in relations
@@ -104,7 +104,7 @@ def _of(batch: BatchSpec, process: Process, *, adopted: bool) -> Iterator[Findin
             continue
         parts = [one for one in below if one.name == relation.sql]
         looks = [_rows(relation, tables[relation.sql]), _find_unused_indexes(parts)]
-        # Who has made the views knows the indexes and triggers below them.
+        # The author of the adopted views knows the indexes and triggers below them.
         if not adopted:
             looks += [_walks(relation, parts), _triggers(relation, parts)]
         for finding in chain(*looks):
@@ -118,7 +118,7 @@ def _of(batch: BatchSpec, process: Process, *, adopted: bool) -> Iterator[Findin
 
 
 def _shown(relation: Relation, below: Sequence[Below]) -> str:
-    """Name a relation, the tables that it shows if it is a view with their rows, and whether its rows go by ctid."""
+    """Return a relation's name with its underlying tables, their rows, and the use of ctid."""
     parts = [one for one in below if one.name == relation.sql and one.kind != "v"]
     tables = [", ".join([*([] if one.itself else [one.called]), *_estimate_rows(one.oid)]) for one in parts]
     said = [f"{'' if parts[0].itself else 'a view of '}{', '.join(tables)}"] if any(tables) else []
@@ -128,14 +128,14 @@ def _shown(relation: Relation, below: Sequence[Below]) -> str:
 
 
 def _estimate_rows(table: int) -> Iterator[str]:
-    """Yield how many rows PostgreSQL expects in a table with its partitions, if it has looked."""
+    """Yield PostgreSQL's estimate of the rows of a table with its partitions, if known."""
     (rows,) = database.execute_sql(ESTIMATE, {"table": table}).fetchone()
     if rows is not None:
         yield f"about {rows:,} rows"
 
 
 def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding]:
-    """Look at some rows for NULL and for keys that come twice, where nothing proves that there are none."""
+    """Examine rows for NULLs and duplicate keys, unless constraints rule them out."""
     where, key = relation.name, relation.key
     unproved = [one.name for one in relation.fields if not one.nullable and not columns[one.name].filled]
     has_null = "column {}.{} has NULL in some rows, and no statement expects that"
@@ -152,7 +152,7 @@ def _rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[Finding
 
 
 def _walks(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
-    """Ask for the plan of each walk; where nothing serves it, say what does."""
+    """Check the plan of each walk; suggest an index if none serves the walk."""
     for index in (Index(relation.key, None), *relation.indexes):
         if not plans.is_walked(relation, index):
             yield warning(
@@ -161,7 +161,7 @@ def _walks(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
 
 
 def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
-    """Say in which order rows are wanted, and how an index on the tables below gives it."""
+    """Return the wanted order of rows, and an index on the tables below that provides it."""
     order = f"in the order of {index.columns}{index.condition}"
     tables = [one for one in parts if one.kind in {"r", "p"}]
     wanted = index if any(one.itself for one in tables) else plans.below(relation, index)
@@ -175,7 +175,7 @@ def _way(relation: Relation, index: Index, parts: Sequence[Below]) -> str:
 
 
 def _write_partitioned(table: Below, index: Index) -> Iterator[str]:
-    """Yield the statements that create the index on a partitioned table while others write to it."""
+    """Yield statements that create the index on a partitioned table without blocking writes."""
     name = f"forgekeeper_{md5(f'{table.called} {index}'.encode(), usedforsecurity=False).hexdigest()[:8]}"
     yield f"`create index {name} on only {table.called} ({index.columns}){index.condition}`"
     within = "".join(table.called.rpartition(".")[:2])
@@ -189,7 +189,7 @@ def _write_partitioned(table: Below, index: Index) -> Iterator[str]:
 
 
 def _find_unused_indexes(parts: Sequence[Below]) -> Iterator[Finding]:
-    """Warn of indexes that are not valid: lookups do not use them, and each insert pays for them."""
+    """Warn of invalid indexes: lookups do not use them, and each insert pays for them."""
     for part in parts:
         for index, table in database.execute_sql(UNUSED_INDEXES, {"table": part.oid}).fetchall():
             yield warning(
@@ -200,10 +200,10 @@ def _find_unused_indexes(parts: Sequence[Below]) -> Iterator[Finding]:
 
 
 def _triggers(relation: Relation, parts: Sequence[Below]) -> Iterator[Finding]:
-    """Name what else happens to rows that are deleted or updated: it may raise."""
+    """Warn of triggers on deletion or update: their functions may raise."""
     done = {operation.split()[0] for operation in relation.operations()}
     fire = {part.oid: database.execute_sql(TRIGGERS, (part.oid,)).fetchall() for part in parts}
-    # A function of the view changes the table, with its own rights.
+    # A trigger function of the view changes the table with its own rights.
     of_view = [fires for part in parts if part.itself and part.kind == "v" for fires in fire[part.oid]]
     by_owner = {act for _, _, definer, *on in of_view if definer for act, on_it in zip(ACTS, on, strict=True) if on_it}
     for part in (one for one in parts if one.kind in {"r", "p"}):

@@ -1,7 +1,7 @@
-"""What `check --watch` finds out about other programs that do the work of a batch.
+"""Findings of `check --watch` on other programs that do the work of a batch.
 
-What was due at an instant only grows less: by what our runs delete, which is counted, and by what others delete, claim
-or change so that it is due no more.
+The number of records due at a fixed instant can only shrink: by deletions of our runs, which are counted, and by other
+programs that delete, claim or change records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
 
 
 def others(wait: Callable[[], object]) -> Iterator[Finding]:
-    """Look at what is due before and after *wait*; report each batch whose records went without a run of ours."""
+    """Count due records before and after *wait*; report batches that lost records to others."""
     instant = now()
     before = _look(instant)
     wait()
@@ -47,7 +47,7 @@ def others(wait: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _look(instant: datetime) -> dict[str, _Seen]:
-    """Say of each batch how much was due at that instant and is there yet, and how much its runs have deleted."""
+    """Return for each batch the remaining records due at *instant*, and its runs' deletions."""
     found = {}
     for name, batch in BATCHES.items():
         with looking(name):

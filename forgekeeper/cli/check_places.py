@@ -1,4 +1,4 @@
-"""What `check` finds out about the places from which is deleted: the repositories' root and the object stores."""
+"""Findings of `check` on places with data to delete: repositories and object stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forgekeeper.targets.objects import is_normal
 from metrics.logs import clean
 
 Named = Callable[[], list[tuple[str, ...]]]
-"""Names some things that should be at a place, each by the paths at which it may lie."""
+"""Function that returns samples expected at a place, each with its possible paths."""
 
 
 class Finding(NamedTuple):
@@ -39,7 +39,7 @@ ok, warning, error = partial(Finding, "ok"), partial(Finding, "warning"), partia
 
 
 def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
-    """Look at the repositories' root."""
+    """Check the repositories' root."""
     root = settings.repositories_root
     if root is None:
         yield warning("repositories", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
@@ -56,7 +56,7 @@ def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterato
 
 
 def sentinels(settings: Settings, ours: str | None) -> Iterator[Finding]:
-    """Report on the sentinels alone, for a process that deletes nothing."""
+    """Check the sentinels only, for a process that deletes nothing."""
     if (root := settings.repositories_root) is not None:
         try:
             yield _sentinel("repositories", sentinel.Folder(root), ours, init=False, named=list)
@@ -66,7 +66,7 @@ def sentinels(settings: Settings, ours: str | None) -> Iterator[Finding]:
 
 
 def _refused(root: Path) -> Iterator[Finding]:
-    """Report the first repository of a sample whose files git would replace by files of another owner."""
+    """Report the first sampled repository whose files git would give another owner."""
     for path in chain.from_iterable(_repositories_named()):
         try:
             open_repository(root, path).writer(until=0.0)
@@ -78,7 +78,7 @@ def _refused(root: Path) -> Iterator[Finding]:
 
 
 def store(location: str, url: SecretStr, ours: str | None, *, init: bool) -> Finding:
-    """Report which installation an object store belongs to."""
+    """Report the installation that an object store belongs to."""
     try:
         place = sentinel.Store(location, url.get_secret_value())
         return _sentinel("object store", place, ours, init=init, named=partial(_objects_named, location))
@@ -87,7 +87,7 @@ def store(location: str, url: SecretStr, ours: str | None, *, init: bool) -> Fin
 
 
 def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:
-    """Report on a place's sentinel; with *init* create a missing one or adopt one that names nobody."""
+    """Report a place's sentinel; with *init* create a missing one or adopt an unowned one."""
     found = place.sentinel()
     if ours is None:
         return warning(subject, f"{place} may be another installation's: the database does not say which it is of")
@@ -101,7 +101,7 @@ def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bo
 
 
 def _claimed(subject: str, place: sentinel.Place, ours: str, *, adopted: bool, named: Named) -> Finding:
-    """Write the sentinel of a place that a sample of what the database has *named* proves to be the right one."""
+    """Write the sentinel if samples *named* by the database show that the place is right."""
     try:
         if doubt := _doubt(place, ours, named()):
             return error(subject, f"{place} {doubt}")
@@ -114,7 +114,7 @@ def _claimed(subject: str, place: sentinel.Place, ours: str, *, adopted: bool, n
 
 
 def _doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> str | None:
-    """Say why a place may be the wrong one, None when it is empty as it should be or has what it should have."""
+    """Return why a place may be wrong; None if it is rightly empty or has a sample."""
     if place.is_empty():
         said = "is empty, but the database knows what should be in it: is the right disk or bucket there?"
         return said if names else None
@@ -128,13 +128,16 @@ def _doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> st
 
 
 def _repositories_named() -> list[tuple[str, ...]]:
-    """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
+    """Return samples of repositories below the root, with and without `.git`.
+
+    The spelling of their paths is not checked here.
+    """
     looks = [look for batch in BATCHES.values() for look in batch.known_repositories]
     paths = [path.removesuffix(".git") for look in looks for path in look()]
     return [(path, f"{path}.git") for path in paths]
 
 
 def _objects_named(location: str) -> list[tuple[str, ...]]:
-    """Name objects that should be at the location."""
+    """Return samples of objects at the location."""
     paths = [path for batch in BATCHES.values() for look in batch.known_objects for path in look(location)]
     return [(path,) for path in paths if is_normal(path)]

@@ -1,4 +1,4 @@
-"""The command line: what commands there are, and how an exception becomes one sentence and an exit status."""
+"""The command line: its commands, and the exit status and sentence of each exception."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from metrics.logs import clean
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 DEMO = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
-"""Commands of the demo by their module, which no process of production imports."""
+"""Commands of the demo by their module, which no production process imports."""
 ABOVE = DEMO | {"console": "forgekeeper.cli.console.command", "adopt": "forges.command", "peek": "forges.command"}
-"""Commands that are built on the command line, by their modules."""
+"""Commands that import the command line themselves, by their modules."""
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (
@@ -66,7 +66,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
         *(quarantine.quarantine, process_list.leases),
     ),
 }
-"""The commands by their panels."""
+"""Commands by their help panels."""
 SERVING = {"scheduler", "worker", "exporter"}
 GONE = {
     "psql": 'psql "$FORGEKEEPER_DATABASE_URL"',
@@ -80,7 +80,7 @@ GONE = {
     "refs rejected": "forgekeeper quarantine list --kind ref",
     "refs retry": "forgekeeper quarantine retry",
 }
-"""Commands of the last release, and what to run instead."""
+"""Commands of the last release and their replacements."""
 GONE_OPTIONS = {
     "settings --markdown": "docs/settings.md has the page",
     "metrics --markdown": "docs/metrics.md has the page",
@@ -90,19 +90,19 @@ GONE_OPTIONS = {
     "audit --batch": "look for a record with --what, or for a run with --run",
     "audit --until": "say with --since from when",
 }
-"""Options of the last release, and what to do instead."""
+"""Options of the last release and their replacements."""
 NEEDLESS_OPTIONS = {
     "pause --forever": "without --until a pause has no end",
     "stop --no-wait": "it never waits",
     "flags on --yes": "it does not ask",
 }
-"""Options of the last release that mean what the command does anyway."""
+"""Options of the last release that name today's default behaviour."""
 OLD_DURATION = re.compile(r"\+((?:\d+[wdhms])+)")
 
 
 @cache
 def application(*, demo: bool = True) -> typer.Typer:
-    """Return all commands: ours, and those that the batches declare; those of the *demo* where they are wanted."""
+    """Return all commands: ours, commands of batches and, if *demo*, commands of the demo."""
     app = typer.Typer(
         name="forgekeeper",
         callback=forgekeeper,
@@ -128,7 +128,7 @@ def application(*, demo: bool = True) -> typer.Typer:
 
 
 def _modules(batch: BatchSpec) -> Iterator[str]:
-    """Yield the modules of the commands for a batch: those that follow from its declaration, and its own."""
+    """Yield the modules of a batch's commands: derived from its declaration, and its own."""
     if batch.buckets is not None:
         yield "forgekeeper.cli.buckets"
     if batch.restorable:
@@ -163,7 +163,10 @@ def forgekeeper(
 
 
 def run(arguments: list[str]) -> int:  # noqa: PLR0911, one for each way to end
-    """Run the command line; return its exit status, after any error in one sentence on standard error."""
+    """Run the command line and return its exit status.
+
+    An error is one sentence on standard error.
+    """
     try:
         status = _called(arguments or ["--help"])
         sys.stdout.flush()
@@ -203,7 +206,7 @@ def _called(arguments: list[str]) -> int:
 
 
 def _without_old_options(arguments: list[str]) -> list[str]:
-    """Remove needless options with a message; raise `Problem` for an option that has gone."""
+    """Remove needless options with a message; raise `Problem` for a removed option."""
     for written, instead in (GONE_OPTIONS | NEEDLESS_OPTIONS).items():
         words, _, option = written.rpartition(" ")
         begin = words.split()

@@ -1,4 +1,4 @@
-"""A command's connection to the servers, and what they and the machine refuse, in one sentence that says what to do."""
+"""Connections of a command, and the errors of servers and the machine with remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from metrics.logs import clean, text_of
 DATABASE = "FORGEKEEPER_DATABASE_URL"
 REDIS = "FORGEKEEPER_REDIS_URL"
 OURS = frozenset({"42601"})
-"""States that only a mistake in our own statements can cause: a syntax error."""
+"""SQLSTATEs that only a bug in our own statements can cause: syntax errors."""
 LOOK = "run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
 STATES = {
     "42501": "grant that to the user of the database, or let another run this; "
@@ -44,7 +44,7 @@ STATES = {
     "53100": "free space on the database's disk, then try again",
     "53300": "wait until others have left, or raise its max_connections",
 }
-"""What to do, by PostgreSQL's code."""
+"""Remedies by SQLSTATE."""
 CLASSES = {
     "08": f"check {DATABASE}",
     "40": "another session was in the way: try again",
@@ -52,16 +52,16 @@ CLASSES = {
     "53": "give the server more of what it lacks, then try again",
     "57": "try again",
 }
-"""The same by the code's first two letters."""
+"""Remedies by the class of the SQLSTATE, its first two characters."""
 CONNECTING = {
     "password": f"check the user and the password in {DATABASE}",
     "too many|remaining connection slots": "wait until others have left, or raise its max_connections",
     "starting up|shutting down|recovery mode": "try again when the server is up",
-    # What a new session of a server whose disk is full says, before it can give a code.
+    # A new session on a server with a full disk fails with this message, before it can send a code.
     "could not write init file|no space left": "free space on the database's disk, then try again",
     "ssl negotiation|server closed the connection": f"what listens there may not be PostgreSQL: check {DATABASE}",
 }
-"""Where no connection came about there is no code: what to do, by words that the message has."""
+"""Remedies by words of the message. A failed connection lacks a SQLSTATE."""
 REDIS_WORDS = {
     "noauth|authentication required": f"give its password in {REDIS}, before the host",
     "wrongpass|invalid (username-)?password|without any password": f"check the user and the password in {REDIS}",
@@ -80,15 +80,15 @@ REDIS_WORDS = {
     "loading|master ?(is )?down": "try again when it is ready",
     "busy": "a script holds it up: try again, or end it with SCRIPT KILL",
 }
-"""What to do, by words that the message of Redis has."""
-# What redis-py and Redis put before what is wrong: which command of a pipeline, which line of a script.
+"""Remedies by words of Redis' message."""
+# Prefix that redis-py and Redis put before the error: the command of a pipeline, the line of a script.
 PREAMBLE = re.compile(
     r"(?is)\A(?:command # \d+ \(.*\) of pipeline caused error: |error running script[^@]*(?:@user_script: ?\d+: -?)+)"
 )
 
 
 def configured() -> Settings:
-    """Load the settings and set the logs up as they say."""
+    """Load the settings and configure logging."""
     settings = load()
     logs.configure(settings.log_format, settings.log_level)
     return settings
@@ -104,8 +104,8 @@ def connected(
 ) -> Iterator[Settings]:
     """Connect this command to PostgreSQL.
 
-    Unless *migrated* is False the schema must be up to date, and unless *redis_needed* is False the settings must
-    name a Redis.  *limits* says how long the command waits.  What is done within is recorded, unless the audit is off.
+    The schema must be up to date unless *migrated* is False, and the settings must name a Redis unless *redis_needed*
+    is False. *limits* returns the command's timeouts. Acts inside the block are recorded, unless the audit is off.
     """
     settings = configured()
     connect(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
@@ -123,18 +123,18 @@ def connected(
 
 
 def recorded(settings: Settings) -> AbstractContextManager[None]:
-    """Record what is done within, as the settings say."""
+    """Record acts inside the block, unless the settings turn the audit off."""
     return acts.begin(actor=settings.actor, on=settings.audit != "off")
 
 
 def require_schema() -> None:
-    """Refuse a database that lacks migrations; this needs a connection."""
+    """Raise `Problem` if migrations are pending. Needs a connection."""
     if pending := migrations.pending(database.obj):
         raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
 
 
 def require_redis() -> None:
-    """Make sure, before anything is changed, that Redis answers and belongs to the database's installation."""
+    """Raise `Problem` unless Redis answers and belongs to the database's installation."""
     try:
         agree()
     except Disagreement as disagreement:
@@ -142,15 +142,15 @@ def require_redis() -> None:
 
 
 def require_installation() -> None:
-    """Refuse a Redis of another installation; whether Redis answers does not matter here."""
+    """Refuse a Redis of another installation. A Redis that does not answer is accepted."""
     with suppress(redis.RedisError):
         require_redis()
 
 
 def require_unblocked(batch: BatchSpec, settings: Settings) -> None:
-    """Refuse an act that decides as the batch does, if a run of the batch would be blocked before it began.
+    """Raise `Problem` if a run of the batch would be blocked at its start.
 
-    Rights that only a worker needs do not count.  Raises `redis.RedisError` if Redis does not answer.
+    Rights that only a worker needs are not checked. Raises `redis.RedisError` if Redis does not answer.
     """
     try:
         preconditions.require(batch, settings, claims=False)
@@ -159,14 +159,14 @@ def require_unblocked(batch: BatchSpec, settings: Settings) -> None:
 
 
 def batch_named(name: str) -> BatchSpec:
-    """Return the batch; refuse an unknown name."""
+    """Return the batch; raise `Problem` if the name is unknown."""
     if name not in BATCHES:
         wrong_use(f"there is no batch {name!r}; there are: {', '.join(sorted(BATCHES))}")
     return BATCHES[name]
 
 
 def sentence(error: BaseException) -> str | None:
-    """Say what was refused and what to do about it; None for what is none of the operator's affairs."""
+    """Describe an error with its remedy; None if the operator cannot mend it."""
     if isinstance(error, pw.DatabaseError | pw.InterfaceError):
         return _postgresql(error)
     if isinstance(error, redis.RedisError):

@@ -1,4 +1,4 @@
-"""`contract`: what each batch expects of the forge's tables; it asks no server."""
+"""`contract`: tables, columns and rights that batches need in a forge. Asks no server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def contract(
 
 
 def facts(relation: Relation) -> dict[str, Any]:
-    """Return what is expected of a relation, as JSON has it."""
+    """Return a relation's contract as JSON facts."""
     return {
         "relation": relation.name,
         "columns": [field._asdict() for field in relation.fields],
@@ -66,7 +66,7 @@ def facts(relation: Relation) -> dict[str, Any]:
 
 
 def page(batches: Iterable[BatchSpec]) -> Iterator[str]:
-    """Yield the lines of the page about what these batches expect."""
+    """Yield the lines of the page with these batches' contracts."""
     yield from HEAD.splitlines()
     for batch in batches:
         yield from ("", f"## {batch.name}", batch.sentence)
@@ -106,7 +106,7 @@ def _said(relation: Relation, *, code: str) -> Sayings:
 
 
 def _operations(relation: Relation) -> Sayings:
-    """Yield what each process does with the relation's rows."""
+    """Yield the operations of each process on the relation's rows."""
     for process in PROCESSES:
         if done := relation.operations(process):
             yield process, ", ".join(done)

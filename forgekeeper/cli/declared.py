@@ -1,4 +1,4 @@
-"""What is declared: `settings`, `metrics`, `batches`, and `flags`, which hold for all processes."""
+"""`settings`, `metrics` and `batches` list declarations; `flags` turns flags on and off."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def flags_list(json: Json = False) -> None:
 
 
 def flag_states() -> dict[str, bool]:
-    """Return of every flag whether it is on."""
+    """Return the state of every flag."""
     return {name: FeatureFlag.is_on(name) for name in FLAGS}
 
 
@@ -143,14 +143,14 @@ def _require_ours(name: str) -> None:
 
 
 class Turn(NamedTuple):
-    """A flag that is to be turned on or off for all processes."""
+    """A request to turn a flag on or off for all processes."""
 
     name: str
     on: bool
 
     @classmethod
     def named(cls, name: str, to: str) -> Turn:
-        """Return what the words say; refuse what is no flag, and what is neither on nor off."""
+        """Parse a flag and a state; raise `Problem` if either is unknown."""
         if name not in FLAGS:
             wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
         if to not in {"on", "off"}:
@@ -158,12 +158,18 @@ class Turn(NamedTuple):
         return cls(name, to == "on")
 
     def look(self) -> str:
-        """Say how it is turned now, and what it switches; refuse one of the forge's.  Needs a connection."""
+        """Describe the flag's present state. Needs a connection.
+
+        Raises `Problem` if the forge owns the flags.
+        """
         _require_ours(self.name)
         return f"{self.name} is {'on' if FeatureFlag.is_on(self.name) else 'off'} now: {FLAGS[self.name]}"
 
     def do(self) -> Done:
-        """Turn it, and record it; refuse one of the forge's.  Needs a connection."""
+        """Turn the flag and record it. Needs a connection.
+
+        Raises `Problem` if the forge owns the flags.
+        """
         _require_ours(self.name)
         word = "on" if self.on else "off"
         with database.atomic():

@@ -1,4 +1,4 @@
-"""What batches must leave alone, said beforehand: `exclude`."""
+"""`exclude`: keep batches from projects, groups or names before anything is deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ What = Annotated[
 ]
 Reason = Annotated[str, typer.Option(help="Why; the audit keeps it.")]
 LACKS = {"project": "project", "group": "project", "pattern": "name"}
-"""What a record has to have to be excluded."""
+"""Column that a record needs for an exclusion of each kind."""
 
 
 def exclude_list(json: Json = False) -> None:
@@ -86,7 +86,10 @@ def exclude_remove(
 
 
 def add_now(subject: Subject, batch: str | None, *, until: str | None, reason: str) -> Exclusion:
-    """Exclude it, and record it.  Needs a connection; raises `Problem` for what could exclude nothing."""
+    """Add the exclusion and record it. Needs a connection.
+
+    Raises `Problem` if it could exclude nothing.
+    """
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
     if end is not None and end <= since:
@@ -107,7 +110,7 @@ def _read(what: str) -> Subject:
 
 
 def _reached(subject: Subject, batch: str | None) -> list[str]:
-    """Name the batches that it can keep from anything; refuse what can keep none."""
+    """Return the batches that the exclusion affects; raise `Problem` if it affects nothing."""
     asked: list[BatchSpec] = [*BATCHES.values()] if batch is None else [batch_named(batch)]
     reached = [one.name for one in asked if one.excludes(subject.kind)]
     if not reached:

@@ -1,4 +1,4 @@
-"""The command `files`: what operators put beside forgekeeper, written from the installed package."""
+"""The command `files`: write files for operators from the installed package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNBOOK = re.compile(r"https://forgekeeper\.example/docs/runbooks/(\w+)\.md")
 ALERTS_PAGE = "https://forgekeeper.example/docs/alerts.md"
 GRAFANA = "https://grafana.example"
 BUILD = re.compile(r"^ +build: .*Containerfile.*\n", re.MULTILINE)
-"""The line of compose.yaml that needs a checkout; without it, compose takes the image by its name."""
+"""Line of compose.yaml that needs a checkout; without it, compose uses the image's name."""
 
 
 def files(
@@ -50,7 +50,7 @@ def files(
 
 
 def _find_files() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each file, as it is laid out in the project."""
+    """Yield the name and the text of each file, in the layout of the project."""
     product = files_of("forgekeeper")
     yield "metrics/alerts.yml", (files_of("metrics") / "alerts.yml").read_text(encoding="utf-8")
     yield "compose.yaml", BUILD.sub("", (product / "compose.yaml").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def _walk(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _localize(text: str, console: str | None, grafana: str | None) -> str:
-    """Put the operator's addresses into the places of the examples."""
+    """Replace the example addresses by the operator's."""
     if console is not None:
         text = RUNBOOK.sub(lambda found: f"{console.rstrip('/')}/runbooks/{found[1]}", text)
         text = text.replace(ALERTS_PAGE, f"{console.rstrip('/')}/alerts")

@@ -1,4 +1,4 @@
-"""`grants`: give a role of PostgreSQL the rights that a process needs, and no more."""
+"""`grants`: give a PostgreSQL role the rights that a process needs, and no more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDEFINED_ROLE = "42704"
 
 
 class Process(StrEnum):
-    """A process with rights of its own; `person` has those of all commands, `console` is one on which nobody acts."""
+    """A process with its own rights; `person` has the rights of all commands, `console` reads."""
 
     PERSON = "person"
     SCHEDULER = "scheduler"
@@ -66,7 +66,7 @@ def grants(
 
 
 def list_grants(process: Process, role: str, settings: Settings) -> Iterator[str]:
-    """Yield the statements that give the *role* what the process needs, on the relations that are there."""
+    """Yield GRANT statements for *role* on the existing relations."""
     own, forge = settings.own_schema, settings.forge_schema
     to = f"to {quote_name(role)}"
     yield f"grant usage on schema {', '.join(map(quote_name, dict.fromkeys((own, forge))))} {to}"
@@ -82,7 +82,7 @@ def list_grants(process: Process, role: str, settings: Settings) -> Iterator[str
 
 
 def needs_of(model: type[Base], process: Process, *, reads: bool = False) -> list[str]:
-    """Return the privileges that the process needs on the model's relation, which batches may only *read*."""
+    """Return the process's privileges on the model's relation; *reads*: batches only read it."""
     if process is Process.CONSOLE:
         return ["select"]
     if reads:
@@ -91,14 +91,14 @@ def needs_of(model: type[Base], process: Process, *, reads: bool = False) -> lis
 
 
 def _of_forge() -> Iterator[relations.Relation]:
-    """Yield the forge's relations, each once: as a batch that changes it has it, if there is one."""
+    """Yield each relation of the forge once, preferring a batch that changes it."""
     every = [one for batch in BATCHES.values() for one in batch.relations]
     chosen = {one.model: one for one in sorted(every, key=lambda one: not one.reads)}
     yield from (chosen[model] for model in dict.fromkeys(one.model for one in every))
 
 
 def _grant(role: str, process: Process, statements: list[str]) -> None:
-    """Execute them, all or none, and record it; raise `Problem` for what PostgreSQL refuses."""
+    """Execute all statements or none, and record it; raise `Problem` for refused rights."""
     try:
         with database.atomic():
             acts.record("grants", role, after={"as": process, "statements": statements})

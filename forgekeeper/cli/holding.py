@@ -1,4 +1,4 @@
-"""Hold batches back in PostgreSQL, and let them go again, without Redis: `pause`, `stop`, `resume`, `release`."""
+"""Pause, stop, resume and release batches. These commands need PostgreSQL, but no Redis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from forgekeeper.platform.database import database, now
 from metrics.logs import one_line
 
 FIRST = "0001_ledger"
-"""A command that applies this migration makes a new installation."""
+"""First migration: a command that applies it creates a new installation."""
 
 Until = Annotated[
     str | None,
@@ -148,8 +148,8 @@ def release(
 def _hold(
     kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, replace: bool, json: bool
 ) -> None:
-    """Hold the batches back, and say it."""
-    # An emergency brake does not ask for more than it needs: another version's migration may be pending.
+    """Add the hold to each batch and print the result."""
+    # Stop is an emergency brake and must work even if a migration of another version is pending.
     with connected(kind, migrated=kind != "stop", redis_needed=False):
         held = hold_now(kind, names, until=until, reason=reason, replace=replace)
         warning = standby.warning()
@@ -163,9 +163,10 @@ def _hold(
 
 
 class Held(NamedTuple):
-    """The batches that are held back now, which is *word*, *until* when, and where that was refused and why.
+    """Batches that were held, holds that stayed, and batches that refused the hold.
 
-    *kept* are the holds that end later, by batch: these stay as they were.
+    *word* is "paused" or "stopped", *until* the end of the new holds. *kept* maps a batch to its own hold that ends
+    later and therefore stayed.
     """
 
     done: list[str]
@@ -176,12 +177,12 @@ class Held(NamedTuple):
     refused: dict[str, str]
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Return until when that batch is held back, and why."""
+        """Return the end of the batch's hold and its reason."""
         hold = self.kept.get(name)
         return {"until": hold.until, "reason": hold.reason} if hold else {"until": self.until, "reason": self.reason}
 
     def said(self) -> list[str]:
-        """Say which batches are held back, and until when."""
+        """Return a sentence with the end of the hold for each held batch."""
         return [self._sentence(name) for name in self.done]
 
     def _sentence(self, name: str) -> str:
@@ -194,31 +195,32 @@ class Held(NamedTuple):
         return f"{name} is {self.word} until {end}"
 
     def not_done(self) -> list[str]:
-        """Say which are not, and why."""
+        """Return a sentence with the error for each batch that is not held."""
         return [f"{name} is not {self.word}: {why}" for name, why in self.refused.items()]
 
 
 class Lifted(NamedTuple):
-    """What has *ended* and what is *left*, by batch, and where that was refused and why."""
+    """*ended* holds and *left* holds by batch, and the errors of refused batches."""
 
     ended: dict[str, list[Hold]]
     left: dict[str, list[Hold]]
     refused: dict[str, str]
 
     def said(self) -> list[str]:
-        """Say what has ended, what still holds batches back, and how that ends."""
+        """Return sentences about ended holds, remaining holds, and the command that ends them."""
         return [said for name, left in self.left.items() for said in _resumed(name, self.ended[name], left)]
 
     def not_done(self) -> list[str]:
-        """Say which batches are as they were, and why."""
+        """Return a sentence with the error for each batch that stayed unchanged."""
         return [f"{name} is not resumed: {why}" for name, why in self.refused.items()]
 
 
 class Released(NamedTuple):
-    """The batches that were *released* and how many records may go, those *unheld* by brakes, those *uncounted*.
+    """Result of a release: *released* batches with the number of records that each may delete.
 
-    *blocked* has a sentence for each batch whose last run was blocked.  *left* are the batches that would have been
-    released with these, if nothing were due in them.
+    *unheld* batches had neither a `breaker` nor a `new` hold. *uncounted* batches stay held, because their due records
+    could not be counted. *blocked* has a sentence for each batch whose last run was blocked. *left* are followers of
+    the released batches that stay held, because they have due records.
     """
 
     released: dict[str, int]
@@ -228,7 +230,7 @@ class Released(NamedTuple):
     left: list[str]
 
     def said(self) -> list[str]:
-        """Say which batches run again, which of them are still blocked, and which no brake held."""
+        """Return a sentence for each batch: released, still blocked, not held, or left held."""
         said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
         for name, number in self.released.items():
             limit = f"{number:,} records may go, and no more"
@@ -244,7 +246,7 @@ class Released(NamedTuple):
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
     def not_done(self) -> list[str]:
-        """Say which a brake still holds."""
+        """Return a sentence for each batch that stays held."""
         uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
         return [f"{name} {uncounted}" for name in self.uncounted]
 
@@ -252,11 +254,11 @@ class Released(NamedTuple):
 def hold_now(
     kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None, replace: bool = False
 ) -> Held:
-    """Hold these batches back, all where *names* is None, each in a transaction of its own, and record it.
+    """Hold these batches, or all if *names* is None, and record it in the audit.
 
-    A hold of that kind by the same person that ends later stays, unless *replace*.  Needs a connection, and nothing
-    else.  Raises `Problem` for an end that is no time to come, and what the database
-    refuses where that is the only batch.
+    Each batch has a transaction of its own. A hold of the same kind by the same person stays if it ends later, unless
+    *replace* is set. Needs only a database connection. Raises `Problem` if *until* has passed, and the database's error
+    if there is only one batch.
     """
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
@@ -279,10 +281,10 @@ def hold_now(
 def resume_now(
     names: list[str] | None, *, by: str | None, reason: str | None, seen: Collection[int] | None = None
 ) -> Lifted:
-    """End the pauses and stops of these batches by one person, who acts unless *by* says so, and record it.
+    """End the pauses and stops that one person set on these batches, and record it.
 
-    *seen* are the ids of those that a person has looked at: no other ends.  Needs a connection.  Raises what the
-    database refuses where that is the only batch.
+    The person is *by*, or the current user if *by* is None. *seen* limits the holds to the ids that the person has
+    looked at. Needs only a database connection. Raises the database's error if there is only one batch.
     """
     ended: dict[str, list[Hold]] = {}
 
@@ -296,10 +298,11 @@ def resume_now(
 
 
 def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> Released:
-    """Let these batches go that a brake holds, each for *expect* records or as many as are due now, and record it.
+    """Lift the `breaker` and `new` holds of these batches, and record it in the audit.
 
-    Needs a connection.  Where *names* is None, all that delete are meant.  A batch whose records nobody can count stays
-    held unless *expect* is given.  Batches of a new installation that are released with these follow them.
+    Each batch may delete *expect* records, or as many as are due now. If *names* is None, all batches that delete are
+    released. A batch whose due records cannot be counted stays held unless *expect* is given. In a new installation,
+    batches declared with `released_with` follow. Needs a database connection.
     """
     blocked = {row.name: str(row.blocked_sentence).rstrip(". ") for row in BatchRow.blocked()}
     done = Released({}, [], [], blocked, [])
@@ -325,13 +328,13 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
 
 
 def find_followers(names: Collection[str]) -> list[BatchSpec]:
-    """Return the batches of a new installation that are released with one of these, and not one of them."""
+    """Return batches held as `new` whose `released_with` is in *names*, without *names*."""
     held = {hold.batch for hold in Hold.standing("new")} - set(names)
     return [batch for batch in BATCHES.values() if batch.name in held and batch.released_with in names]
 
 
 def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
-    """Do it to each batch in a transaction of its own; return where it was done, and where not and why."""
+    """Call *do* for each batch in its own transaction; return batches done, and errors."""
     done, refused = [], {}
     for name in names:
         try:
@@ -347,20 +350,20 @@ def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], d
 
 
 def standing(names: list[str] | None) -> Iterator[str]:
-    """Say what holds these batches back at this moment, all where *names* is None."""
+    """Yield sentences about the holds of these batches; of all held batches if None."""
     for name in names or sorted({hold.batch for hold in Hold.standing()}):
         yield from sentences(name)
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
-    """Return the batches that are named, each once; None where all are meant."""
+    """Return the named batches without duplicates, or None for all batches."""
     if bool(batches) == everything:
         wrong_use("name the batches, or say --all")
     return None if everything else list(dict.fromkeys(batch_named(name).name for name in batches or ()))
 
 
 def known(names: list[str] | None) -> list[str]:
-    """Return *names*, or those of all batches: also of those that only other processes have declared."""
+    """Return *names*; if None, all batches, including batches of other processes."""
     if names is not None:
         return names
     others = {row.name for row in BatchRow.select()} | {hold.batch for hold in Hold.standing()}
@@ -368,7 +371,7 @@ def known(names: list[str] | None) -> list[str]:
 
 
 def _state(name: str) -> dict[str, Any]:
-    """Return what holds the batch back, as the audit writes it down."""
+    """Return the current holds of a batch in the form of the audit."""
     return {"holds": _facts(Hold.standing(batch=name))}
 
 
@@ -395,12 +398,12 @@ def _whose(hold: Hold) -> str:
 
 
 def _emit(answers: list[dict[str, Any]]) -> None:
-    """Print one object for one batch, a list for several."""
+    """Print an object if there is one batch, else a list."""
     emit(answers[0] if len(answers) == 1 else {"batches": answers})
 
 
 def _let_go(name: str, expect: int, *, reason: str) -> bool:
-    """Release the batch, and record it; return False when nothing holds it any more."""
+    """Release the batch and record it; return False if it was not held."""
     with database.atomic():
         lifted = breaker.release(name, reason=reason, by=acts.who(), expect=expect)
         if lifted:
@@ -412,7 +415,7 @@ def _let_go(name: str, expect: int, *, reason: str) -> bool:
 
 
 def hold_new() -> list[str]:
-    """Hold each batch that deletes, as nobody has seen what it will delete; return their names."""
+    """Hold each deleting batch as `new`, as nobody has seen its preview yet; return the names."""
     names = [batch.name for batch in BATCHES.values() if batch.deletes]
     BatchRow.register(names)
     for name in names:

@@ -1,4 +1,4 @@
-"""`migrate`: forgekeeper's own tables."""
+"""`migrate`: create and change forgekeeper's own tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OURS: tuple[type[Base], ...] = (
     *(FeatureFlag, Batch, Hold, Exclusion, JobRun, DeletedObject, Process, Installation),
     *(Quarantined, Notice, SettledUpload, RunTotal, Act, Deletion),
 )
-"""The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
+"""Forgekeeper's own tables: it migrates them, and no other program writes to them."""
 FORBIDDEN = "42501"
 UP_TO_DATE = "the schema is up to date"
 OWNER = (
@@ -47,7 +47,7 @@ TOO_OLD = (
     " `forgekeeper migrate --wait` wait until they have ended"
 )
 PROCESSES = "0007_processes"
-"""The migration that makes the table in which processes are found."""
+"""Migration that creates the table of processes."""
 POLL_SECONDS = 0.5
 NEW = (
     "\nheld, as this is a new installation: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
@@ -83,7 +83,7 @@ def migrate(
 
 
 def _report_pending(*, json: bool) -> None:
-    """Print which migrations are pending, and raise `Problem` or `typer.Exit` if any is."""
+    """Print pending migrations; raise `Problem` or `typer.Exit` if there are any."""
     pending, too_old = migrations.pending(database.obj), _find_too_old()
     if pending and not json:
         stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
@@ -94,7 +94,7 @@ def _report_pending(*, json: bool) -> None:
 
 
 def _migrate(settings: Settings) -> tuple[list[str], list[str]]:
-    """Apply pending migrations and record the setting; return their names, and the batches that are held as new."""
+    """Apply migrations and record the setting; return their names and the batches held as new."""
     try:
         with database.atomic():
             applied = apply_pending()
@@ -110,7 +110,7 @@ def _migrate(settings: Settings) -> tuple[list[str], list[str]]:
 
 
 def _find_too_old() -> list[str]:
-    """Name the living processes that would fail on the tables as all pending migrations leave them."""
+    """Return living processes that would fail after all pending migrations."""
     oldest = migrations.oldest_survivor(database.obj)
     if oldest is None or PROCESSES in migrations.pending(database.obj):
         return []
@@ -118,7 +118,7 @@ def _find_too_old() -> list[str]:
 
 
 def _require_none_too_old(*, wait: bool) -> None:
-    """Raise `Problem` while such processes live, or *wait* until the last of them has ended."""
+    """Raise `Problem` if such processes live, or *wait* until the last of them has ended."""
     said: list[str] = []
     while found := _find_too_old():
         if not wait:
@@ -130,7 +130,7 @@ def _require_none_too_old(*, wait: bool) -> None:
 
 
 def apply_pending() -> list[str]:
-    """Apply pending migrations in one transaction, and record which; return their names."""
+    """Apply pending migrations in one transaction and record them; return their names."""
     try:
         with database.atomic():
             applied = migrations.migrate(database.obj)
@@ -144,7 +144,10 @@ def apply_pending() -> list[str]:
 
 
 def _record_installation(*, redis_needed: bool) -> None:
-    """Record where the database is, and claim Redis; a process that starts later claims it where it is away."""
+    """Record the database's place and claim Redis.
+
+    If Redis is away, a process that starts later claims it.
+    """
     try:
         installation.record_first()
         if redis_needed:

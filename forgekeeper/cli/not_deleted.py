@@ -1,4 +1,4 @@
-"""What is due and is not deleted, why, and since when; `status` and the console's first page say it."""
+"""Due records that are not deleted, with reason and time, for `status` and the console."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from forgekeeper.ledger.off import switched_off
 from forgekeeper.platform.settings.cron import Cron
 
 TICKS = 60
-"""So many ticks in a row are looked at for those that were missed."""
+"""Ticks per batch that are examined for missed ones."""
 LATE = timedelta(minutes=1)
-"""A scheduler has looked at a tick by then, or there is something wrong."""
+"""Delay after which a tick that no scheduler has claimed counts as missed."""
 HELD_BACK = ("stopped", "held", "paused")
-"""What a person or a brake does to a batch: `status` and the console list it with its reason."""
+"""States of held batches: `status` and the console list them with their reasons."""
 WARNED = ("failing", "late", "missed")
-"""What nothing else warns of."""
+"""States with no other warning."""
 
 Facts = Mapping[str, Any]
 
 
 class NotDeleted(NamedTuple):
-    """Why what is due to these batches is not done, in a word and a sentence, and since when, None if nobody knows."""
+    """Reason why due records of *batches* are not deleted, and since when (None if unknown)."""
 
     batches: Sequence[str]
     word: str
@@ -37,7 +37,7 @@ class NotDeleted(NamedTuple):
 
 
 def not_deleted(found: Facts) -> Iterator[NotDeleted]:
-    """Say what is not done of all that `status` has *found*; needs a connection."""
+    """Yield the reasons in the facts that `status` has *found*; needs a connection."""
     known = {row.name: row.registered_at for row in Batch.select(Batch.name, Batch.registered_at)}
     if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
         said = "no scheduler lives: nothing is sent when it is due"
@@ -62,13 +62,13 @@ def warnings(found: Iterable[NotDeleted]) -> Iterator[str]:
 
 
 def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None:
-    """Say when the last of them was heard of; None where the list has forgotten it, or never had one."""
+    """Return the last heartbeat of such a process; None if no such process is known."""
     these = (one for one in found["processes"] if one["kind"] == kind and queue in {None, *(one["queues"] or ())})
     return max((one["alive_at"] for one in these), default=None)
 
 
 def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[NotDeleted]:
-    """Say what keeps a batch from running, whether it fails, and whether what is due has waited for too long."""
+    """Yield the batch's holds, its block, its failures, and a missed objective."""
     if why := next((word for word in HELD_BACK if one[word]), None):
         yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
     if one["blocked"]:
@@ -86,7 +86,7 @@ def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[NotDel
 
 
 def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: datetime) -> Iterator[NotDeleted]:
-    """Say which ticks had no run since the last that did, and which none has looked at."""
+    """Yield ticks missed since the last run, and ticks that no scheduler has claimed."""
     ticks = list(JobRun.of(name).select(JobRun.tick, JobRun.state).limit(TICKS))
     unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
     if missed := [run.tick for run in unrun if run.state == "missed"]:
@@ -101,6 +101,6 @@ def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: d
 
 
 def objective(batch: BatchSpec) -> timedelta | None:
-    """Return how long what is due to the batch may wait: of what its backlog counts, the shortest."""
+    """Return the shortest objective of the records in the batch's backlog."""
     counted = (record for one in (batch, *batch.children) for record in one.records if record.name in one.backlogs)
     return min((record.objective for record in counted if record.objective), default=None)

@@ -1,7 +1,7 @@
-"""The way back for rows that were deleted wrongly, with their objects: `objects hold`, `held` and `unhold`.
+"""`objects`: restore wrongly deleted rows together with their objects.
 
-Their objects are held back, and their rows are restored from the audit.  There may be millions: we have their ids, and
-a page of their rows at a time; no transaction is open meanwhile.
+Objects are held back, and rows are restored from the audit. There may be millions of rows: memory holds their ids and
+one page of rows, and no transaction stays open between pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forgekeeper.engine.restoring import RestorableRows, Row
 from forgekeeper.sources.outbox import DeletedObject
 
 KINDS = find_restorable()
-"""The kinds of rows that can be restored, each with the name of its batch."""
+"""Restorable kinds of rows, each with the name of its batch."""
 NAMES = " and ".join(f"{kind.called}s" for kind, _ in KINDS)
 DONE = "deleted" if len({kind.done for kind, _ in KINDS}) > 1 else KINDS[0][0].done
 Project = Annotated[int | None, typer.Option(metavar="P", help=f"Of the {NAMES} of this project.")]
@@ -43,9 +43,9 @@ OBJECTS_PER_PAGE = 5_000
 
 
 class HeldObjects(NamedTuple):
-    """How many *objects* are held, and the number of *rows* that can be restored.
+    """Number of *objects* that are held, and number of *rows* that can be restored.
 
-    *lost* counts rows whose objects are gone; *too_late* the objects that a run may be deleting just now.
+    *lost* counts rows whose objects are deleted; *too_late* counts objects that a run may be deleting now.
     """
 
     objects: int
@@ -79,7 +79,7 @@ UNHOLD = f"Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GR
 
 
 def _add_row_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for a row of each kind, as ``--artifact ID``."""
+    """Add an option for each kind of row to a command, such as ``--artifact ID``."""
     signature = inspect.signature(command, eval_str=True)
     given = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
@@ -103,7 +103,7 @@ def hold_objects(project: Project = None, run: Run = None, json: Json = False, *
     kinds = [kind for kind, _ in KINDS if which.is_of(kind)]
     with connected("objects") as settings:
         chosen, batch = _choose(kinds, which), _find_batch()
-        # Before anything is held: what cannot be recorded does not happen.
+        # The act is recorded before anything is held: an act that cannot be recorded does not happen.
         acts.record("objects hold", _describe(which), batch=batch, after=acts.some(chosen))
         held = _hold(kinds, which, chosen, settings.object_visibility, audited=settings.audits(batch))
         obstacle = next(filter(None, (kind.describe_obstacle() for kind in kinds)), None)
@@ -122,7 +122,7 @@ def hold_objects(project: Project = None, run: Run = None, json: Json = False, *
 def unhold_objects(
     project: Project = None, run: Run = None, everything: All = False, json: Json = False, **ids: int | None
 ) -> None:
-    """Let the objects go."""
+    """Release the held objects."""
     which = _read_which(project, run, ids)
     if which is None or which.is_of_any != everything:
         wrong_use(f"say {', '.join(OPTIONS)} or --all")
@@ -151,7 +151,7 @@ def _read_which(project: int | None, run: int | None, ids: Mapping[str, int | No
 
 
 def _describe(which: Which) -> str:
-    """Name the rows as an act does: ``project:7``."""
+    """Name the rows as in the audit, such as ``project:7``."""
     named = {"project": which.project, "run": which.run, which.called: which.row}
     return next((f"{name}:{number}" for name, number in named.items() if number is not None), "all")
 
@@ -162,7 +162,7 @@ def _find_batch() -> str:
 
 
 def _write_comments(which: Which, held: HeldObjects) -> list[str]:
-    """Say in SQL's comments how much is held, and the steps before the rows are inserted."""
+    """Return SQL comments with the counts and the steps before the rows are inserted."""
     stops = " and ".join(f"`forgekeeper stop {batch}`" for kind, batch in KINDS if which.is_of(kind))
     columns = " or ".join(kind.rows.since.column_name for kind, _ in KINDS if which.is_of(kind))
     option = _describe(which).replace(":", " ")
@@ -178,7 +178,7 @@ def _write_comments(which: Which, held: HeldObjects) -> list[str]:
 
 
 def _choose(kinds: Sequence[RestorableRows], which: Which, *, held: bool = False) -> list[int]:
-    """Return the ids of their objects in the outbox, or of those that are *held* alone; nothing is changed."""
+    """Return the ids of the objects in the outbox, or only *held* ones; change nothing."""
     if which.run is None and which.row is None:
         of_project = () if which.project is None else (DeletedObject.project_id == which.project,)
         query = DeletedObject.held() if held else DeletedObject.select()
@@ -191,16 +191,16 @@ def _choose(kinds: Sequence[RestorableRows], which: Which, *, held: bool = False
 def _hold(
     kinds: Sequence[RestorableRows], which: Which, objects: Sequence[int], visibility: timedelta, *, audited: bool
 ) -> HeldObjects:
-    """Hold back *objects*, each page in a transaction of its own: held objects stay held if a later page fails.
+    """Hold back *objects*, one page per transaction.
 
-    A run that has claimed an object for *visibility* may be deleting it.  If that is *audited*, it is known which
-    objects a run is deleting.
+    Held objects stay held if a later page fails. A run that has claimed an object for *visibility* may be deleting it.
+    If its batch is *audited*, the audit tells which objects are being deleted.
     """
     count = claimed = there = lost = 0
     for page in chunked(objects, OBJECTS_PER_PAGE):
         some, of_runs = DeletedObject.hold(page, visibility=visibility)
         count, claimed = count + some, claimed + of_runs
-    # Asked after the last was held: a run that was before us has committed its intents.
+    # Read after the last page: a run that was faster has committed its intents by now.
     too_late = len(at_work(OBJECT).intersection(objects))
     for kind in kinds:
         for rows, of_lost in pages_of_recoverable(kind, which):
@@ -215,5 +215,5 @@ def _write_scripts(kinds: Sequence[RestorableRows], which: Which) -> Iterator[st
 
 
 def _find_rows(kind: RestorableRows, which: Which) -> Iterator[Row]:
-    """Yield the rows that can be restored, by their columns."""
+    """Yield the restorable rows as mappings of columns."""
     return (row for rows, _ in pages_of_recoverable(kind, which) for row in rows)

@@ -1,4 +1,4 @@
-"""`processes` and `leases`: who lives, who works on what, when batches are due by them, and what is wrong."""
+"""`processes` and `leases`: living and silent processes, their work and leases."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ log = structlog.get_logger(__name__)
 
 
 def schedules(known: Sequence[Process], instant: datetime, settings: Settings) -> tuple[dict[str, str], str]:
-    """Return each batch's schedule as it is written, and whose they are.
+    """Return each batch's schedule as text, and whose schedules they are.
 
-    They are those of the first living scheduler, `warnings` says where others disagree; else what these settings say.
+    Schedules are read from the first living scheduler, else from the settings. `timetable_conflicts` reports schedulers
+    that disagree.
     """
     kept = next((one.timetable for one in known if one.timetable and not one.is_silent(instant)), None)
     if kept is None:
@@ -52,7 +53,7 @@ def schedules(known: Sequence[Process], instant: datetime, settings: Settings) -
 
 
 def cron(schedule: str) -> Cron | None:
-    """Read a schedule; None where it is off, or that of a scheduler whose version knows more."""
+    """Parse a schedule; None if it is off or uses the syntax of a newer version."""
     try:
         return parse(schedule)
     except BadCron:
@@ -81,12 +82,12 @@ def processes(json: Json = False) -> None:
 
 
 def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
-    """Return what is known of each process; since when it works on something by the database's clock."""
+    """Return the facts of each process. Start times of work use the database's clock."""
     return [
         {name: getattr(one, name) for name in FIELDS}
         | {
             "silent": one.is_silent(instant),
-            # What a silent process worked on belongs to another by now.
+            # Another process has taken over the work of a silent process.
             "at_work": [] if one.is_silent(instant) else [_since(work, one.alive_at) for work in one.at_work or ()],
         }
         for one in known
@@ -94,13 +95,13 @@ def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]
 
 
 def warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
-    """Yield what is wrong with the processes; they are all that are known."""
+    """Yield warnings about the processes. *known* must be all known processes."""
     yield from missing_processes(known, instant)
     yield from timetable_conflicts(known, instant)
 
 
 def missing_processes(known: Sequence[Process], instant: datetime) -> Iterator[str]:
-    """Yield a sentence if no scheduler lives, and one if no worker takes from a queue."""
+    """Yield warnings if no scheduler is alive, or if queues lack a worker."""
     living = [one for one in known if not one.is_silent(instant)]
     if not any(one.kind == "scheduler" for one in living):
         yield "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
@@ -112,7 +113,7 @@ def missing_processes(known: Sequence[Process], instant: datetime) -> Iterator[s
 
 
 def timetable_conflicts(known: Sequence[Process], instant: datetime) -> Iterator[str]:
-    """Yield a sentence for each batch that living schedulers send at different times."""
+    """Yield a warning for each batch with different schedules in living schedulers."""
     schedulers = [one for one in known if one.kind == "scheduler" and not one.is_silent(instant)]
     for batch in BATCHES:
         kept: dict[str, list[str]] = {}
@@ -144,7 +145,7 @@ def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
 
 
 def at_work(batches: Sequence[str] | None = None, run: int | None = None) -> Iterator[str]:
-    """Say which runs and children are at work now: of these batches, of a run, or all."""
+    """Yield a sentence for each run and child at work: of these batches, of a run, or all."""
     instant = now()
     names = {one.name for name in batches or () for one in (BATCHES[name], *BATCHES[name].children)}
 
@@ -186,14 +187,15 @@ def leases_break(
 
 
 def holder_of(lease: str) -> str:
-    """Say who holds a lease, and since when.  Raises what Redis raises when it is away."""
+    """Return who holds a lease, and since when. Raises Redis' error if Redis does not answer."""
     return _say_holder(_find_lease(lease))
 
 
 def free(lease: str, *, seen: str | None = None) -> Done:
-    """Free a lease, and record it.  Needs a connection; raises `Problem` if nobody holds it, or another than *seen*.
+    """Free a lease and record it. Needs a connection.
 
-    *seen* is what `holder_of` said to the person who acts.
+    *seen* is the sentence of `holder_of` that the person has read. Raises `Problem` if nobody holds the lease, or if
+    its holder is not the one in *seen*.
     """
     require_redis()
     found = _find_lease(lease)
@@ -216,5 +218,5 @@ def _say_holder(found: locks.Held | None) -> str:
 
 
 def held() -> list[dict[str, Any]]:
-    """Return the leases that are held as facts: name, holder, since, and the seconds left unless renewed."""
+    """Return the held leases as facts: name, holder, since, and seconds left unless renewed."""
     return [one._asdict() | {"left": round(one.left.total_seconds(), 1)} for one in locks.leases(client)]

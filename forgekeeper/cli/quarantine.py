@@ -1,4 +1,4 @@
-"""What failed by itself and stops nothing else: `quarantine`."""
+"""`quarantine`: list, retry and discard records that failed alone."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ STAYS: dict[Act, str] = {
     "retry": "nothing can read it, or a run is at it just now",
     "discard": "it is tried again by itself, and can be discarded once it waits for a person",
 }
-"""Why nothing was done about what lies there."""
+"""Reason why an act left an entry of the quarantine unchanged."""
 MOST = 1_000_000
-"""So many of a kind are looked at."""
+"""Maximum entries of a kind that an act reads."""
 
 
 class Found(NamedTuple):
-    """One of what lies in quarantine; without *retry_at* it waits for a person."""
+    """An entry of the quarantine. If *retry_at* is None, it waits for a person."""
 
     id: str
     kind: str
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What documents keep of that: *entries*, how many in all, and of which kinds nothing is known, and why."""
+    """Entries that batches keep themselves, their total, and the errors of unreadable kinds."""
 
     entries: list[Found]
     total: int
@@ -80,17 +80,20 @@ def quarantine_list(
 
 
 def count(batch: str | None, kind: str | None) -> int:
-    """Count the rows of ours, of all or of a batch or kind."""
+    """Count the quarantine's rows, of all batches and kinds or of the given ones."""
     return Quarantined.oldest_first(batch=batch, kind=kind).count()
 
 
 def after(number: int, batch: str | None, kind: str | None, limit: int) -> list[Found]:
-    """Return the rows of ours that came in after the one of that number, the next *limit*."""
+    """Return the next *limit* rows of the quarantine after the row with that number."""
     return [_row(row) for row in Quarantined.after(number, batch=batch, kind=kind).limit(limit)]
 
 
 def kept_by_documents(settings: Settings, batch: str | None, kind: str | None, limit: int) -> Kept:
-    """Return what documents keep themselves, oldest first, *limit* of each kind; refuse an unknown kind."""
+    """Return entries that batches keep themselves, oldest first, at most *limit* of each kind.
+
+    Raises `Problem` if the kind is unknown.
+    """
     found, unknown, total = list[Found](), dict[str, str](), 0
     for name, refused in _kept(batch, kind):
         try:
@@ -152,10 +155,10 @@ def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind
 def decide(
     act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings, *, expect: int | None = None
 ) -> int:
-    """Do it to one by its id, or to all of a batch or kind, and record it; return to how many it was done.
+    """Apply the act to one entry or to all of a batch or kind, record it, and count them.
 
-    Needs a connection.  Raises `Problem` if one is not there, or stays as it is.  *expect* is the number that a person
-    has seen: if there are more or fewer, nothing is done and `Problem` is raised.
+    *expect* is the number that the person saw. If the number has changed, `Problem` is raised and nothing is done.
+    `Problem` is also raised if an entry does not exist or cannot be changed. Needs a connection.
     """
     meant = Meant.of(act, number, batch, kind, settings)
     if expect not in {None, meant.total}:
@@ -169,9 +172,9 @@ def decide(
 
 
 class Meant(NamedTuple):
-    """Everything that an act is done to: rows of ours by their ids, and what documents keep, by batch with its keys.
+    """Entries that an act changes: ids of rows, and keys that batches keep themselves.
 
-    Whatever comes in later is left as it is.
+    Entries that arrive later are left unchanged.
     """
 
     rows: list[int]
@@ -179,7 +182,10 @@ class Meant(NamedTuple):
 
     @classmethod
     def of(cls, act: Act, number: str | None, batch: str | None, kind: str | None, settings: Settings) -> Meant:
-        """Look for one by its id, or all of a batch or kind.  Raises what Redis raises if it is away and is asked."""
+        """Find one entry by its id, or all of a batch or kind.
+
+        Raises Redis' error if Redis is needed and does not answer.
+        """
         if number is not None and number.isdecimal():
             return cls(_row_ids(act, Quarantined.select().where(Quarantined.id == int(number))), [])
         rows = _row_ids(act, Quarantined.oldest_first(batch=batch, kind=kind)) if number is None else []
@@ -190,28 +196,28 @@ class Meant(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many that are."""
+        """Number of chosen entries."""
         return len(self.rows) + sum(len(keys) for *_, keys in self.kept)
 
 
 class Decided(NamedTuple):
-    """To how many it was done, *word* says what, and where it was *refused*, why."""
+    """Number of changed entries, the *word* for it, and sentences about *refused* entries."""
 
     number: int
     word: str
     refused: list[str]
 
     def said(self) -> list[str]:
-        """Say to how many it was done."""
+        """Return a sentence with the number of changed entries."""
         return [f"{self.number} {self.word}"]
 
     def not_done(self) -> list[str]:
-        """Say what stays, and why."""
+        """Return the sentences about unchanged entries."""
         return self.refused
 
 
 class Chosen(NamedTuple):
-    """What a person has chosen: these *ids*, or *everything* that lies there, all or of a batch or kind."""
+    """Choice of a person: these *ids*, or *everything* of a batch, of a kind or in all."""
 
     ids: Sequence[str]
     everything: bool
@@ -219,18 +225,24 @@ class Chosen(NamedTuple):
     kind: str | None
 
     def total(self, act: Act, settings: Settings) -> int:
-        """Count what is chosen; raise `Problem` if nothing is, and what Redis raises if it is away and is asked."""
+        """Count the chosen entries.
+
+        Raises `Problem` if nothing is chosen, and Redis' error if Redis is needed and does not answer.
+        """
         if bool(self.ids) == self.everything:
             wrong_use("name one by its id, or say --all")
         return len(self.ids) or Meant.of(act, None, self.batch, self.kind, settings).total
 
     def look(self, settings: Settings) -> Iterator[str]:
-        """Say what each of the ids is."""
+        """Yield a sentence that describes each chosen entry."""
         for one in (named(number, settings) for number in self.ids):
             yield f"{one.id}: {one.record} {one.key} of {one.batch} failed {one.failures} times: {one.error}"
 
     def decide(self, act: Act, settings: Settings, *, expect: int | None) -> Decided:
-        """Do it, and record it; refuse it if *expect* is not how many there are of all.  Needs a connection."""
+        """Apply the act to the chosen entries and record it. Needs a connection.
+
+        Refuses everything if the number of all entries is not *expect*.
+        """
         if bool(self.ids) == self.everything:
             wrong_use("name one by its id, or say --all")
         done = decide(act, None, self.batch, self.kind, settings, expect=expect) if self.everything else 0
@@ -244,23 +256,23 @@ class Chosen(NamedTuple):
 
 
 def _row_ids(act: Act, chosen: pw.ModelSelect[Quarantined]) -> list[int]:
-    """Return the ids of the chosen rows, without those that would stay as they are."""
+    """Return the ids of the chosen rows, except rows that the act cannot change."""
     chosen = chosen.where(Quarantined.reason.not_in(KINDS["message"])) if act == "retry" else chosen
     found: Any = chosen.select(Quarantined.id).tuples()
     return [number for (number,) in found]
 
 
 def _kept_keys(act: Act, batch: str, refused: Refused, settings: Settings) -> list[str]:
-    """Return the keys of what a document keeps, without those that would stay as they are."""
+    """Return the keys that a batch keeps itself, except keys that the act cannot change."""
     found = _entries(batch, refused, settings, MOST)
     return [one.key for one in found if act == "retry" or one.retry_at is None]
 
 
 def _on_rows(act: Act, number: str | None, batch: str | None, ids: Sequence[int], settings: Settings) -> int:
-    """Do it to rows of ours, and record it."""
+    """Apply the act to the quarantine's rows and record it."""
     chosen = Quarantined.select().where(Quarantined.id == pw.fn.any(pw.Value(list(ids), unpack=False)))
     with database.atomic():
-        # A hundred thousand may lie there: not all are read, and the console's sessions are briefer than a command's.
+        # There may be 100,000 rows, so only the first are read, and the console's shorter statement timeout is raised.
         patience = round(settings.database_statement_timeout.total_seconds() * 1000)
         database.execute_sql("select set_config('statement_timeout', %s, true)", (str(patience),))
         first = list(chosen.order_by(Quarantined.since, Quarantined.id).limit(acts.LISTED))
@@ -273,14 +285,17 @@ def _on_rows(act: Act, number: str | None, batch: str | None, ids: Sequence[int]
 
 
 def _on_kept(act: Act, number: str | None, batch: str, refused: Refused, keys: Sequence[str]) -> int:
-    """Do it to what a document keeps; it is recorded before: what cannot be recorded does not happen."""
+    """Apply the act to entries that a batch keeps itself.
+
+    The audit is written first: an act that cannot be recorded does not happen.
+    """
     before = {"kind": refused.kind} | acts.some(keys)
     acts.record(f"quarantine {act}", number or "all", batch=batch, before=before)
     return (refused.retry if act == "retry" else refused.discard)(keys)
 
 
 def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:
-    """Yield what documents declare, with the batch of each; refuse an unknown kind."""
+    """Yield each batch with its own quarantines; raise `Problem` if the kind is unknown."""
     every = [(one.parent or one.name, refused) for one in all_declared() for refused in one.refused]
     known = [*KINDS, *(refused.kind for _, refused in every)]
     if kind is not None and kind not in known:
@@ -296,14 +311,14 @@ def _entries(name: str, refused: Refused, settings: Settings, limit: int) -> Ite
 
 
 def named(number: str, settings: Settings) -> Found:
-    """Return the one of that id; raise `Problem` where there is none."""
+    """Return the entry with that id; raise `Problem` if it does not exist."""
     if (found := _named(number, settings)) is None:
         raise _nothing(number)
     return found
 
 
 def row_of(number: str) -> Quarantined | None:
-    """Return the row of ours of that id, with all that only we know; None of what a document keeps."""
+    """Return the quarantine's row with that id, or None if a batch keeps the entry itself."""
     return Quarantined.get_or_none(Quarantined.id == int(number)) if number.isdecimal() else None
 
 

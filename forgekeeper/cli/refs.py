@@ -1,4 +1,4 @@
-"""`refs`: restores git refs that were deleted wrongly, at the values that the audit has of them."""
+"""`refs`: restore wrongly deleted git refs at the values in the audit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refs_restore(
 
 
 def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids: Sequence[int]) -> None:
-    """Raise `Problem` if the audit has no deletion for one of *ids*, or deletions of several batches."""
+    """Raise `Problem` if an id is unknown, or is a deletion of several batches."""
     batches = Counter(number for _child, deleted in found for number in {one.id for one in deleted})
     if not batches or (unknown := {*ids} - batches.keys()):
         of = ", ".join(map(str, sorted(unknown))) if batches else "that"
@@ -70,14 +70,14 @@ def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids:
 def _restore(
     found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], settings: Settings, *, dry_run: bool
 ) -> Iterator[tuple[DeletedRef, Restored]]:
-    """Restore the refs of each child; yield the outcome of each."""
+    """Restore the refs of each child; yield the outcome of each ref."""
     for child, deleted in found:
         if deleted:
             yield from restore_refs(child, deleted, settings, dry_run=dry_run)
 
 
 def _write_outcome(one: DeletedRef, outcome: Restored) -> None:
-    """Write the outcome of a ref, in lines that no terminal cuts."""
+    """Write the outcome of a ref, without wrapping."""
     write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {outcome.state}")
     if outcome.reason:
         write(f"    {visible(outcome.reason)}")

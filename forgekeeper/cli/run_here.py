@@ -1,4 +1,4 @@
-"""A run in the command's own process: the attempt that a worker makes, and its children."""
+"""A run in the command's own process: the attempt of a worker, and its children."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECK = "`forgekeeper check"
 
 
 def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str, Any]:
-    """Make the attempt in this process; return its result, raise `Problem` when it failed."""
+    """Execute the attempt in this process; return its result or raise `Problem` if it failed."""
     children: list[tuple[ChildSpec, Keyed]] = []
 
     def collect(_run: int, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
@@ -36,7 +36,7 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
         return Enqueued(len(keyed_args))
 
     runner = Runner(settings, collect)
-    # A run by hand ends here; a scheduled one that was taken over is retried by workers.
+    # A manual run is not retried; workers retry a scheduled run that was taken over.
     by_hand = started.tick is None
     with _stopping_politely(settings.shutdown_timeout):
         with runner.attempt(batch, started, final=by_hand) as attempt, _progress(attempt):
@@ -44,7 +44,7 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
         runner.stop()
         if attempt.blocked is not None:
             say([f"{batch.name} is blocked: {attempt.blocked}"], err)
-        # As in a worker, what a run has sent before it failed is worked on.
+        # As in a worker, children sent before a failure are executed.
         results = _work_on(children, runner, run=started.id)
     if attempt.held is not None:
         say([f"{batch.name} is held: {attempt.held}"], err)
@@ -57,7 +57,7 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
 
 
 def _cause(error: BaseException | None) -> str:
-    """Say why a run failed, and what to do about it."""
+    """Describe the cause of a failure and its remedy."""
     if error is None:
         return "unknown"
     said = describe(error)
@@ -65,7 +65,7 @@ def _cause(error: BaseException | None) -> str:
 
 
 def _work_on(calls: list[tuple[ChildSpec, Keyed]], runner: Runner, *, run: int) -> dict[str, Any]:
-    """Work on the children of a run here, each until it is drained; return their results."""
+    """Execute the children of a run in this process until drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for child, (key, args) in calls:
@@ -88,9 +88,10 @@ def _work_on(calls: list[tuple[ChildSpec, Keyed]], runner: Runner, *, run: int) 
 
 @contextmanager
 def _stopping_politely(within: timedelta) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the run at its next safe point; end the process at the second one.
+    """Stop the run at its next safe point after Ctrl-C or SIGTERM.
 
-    Or *within* that time.  A thread listens, as Python calls no handler while libpq waits for a server that hangs.
+    A second signal, or the end of the time *within*, ends the process at once. A thread listens for signals, because
+    Python calls no handler while libpq waits for a server that hangs.
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
@@ -123,7 +124,7 @@ def _listen(reading: socket.socket, within: float) -> None:
 
 @contextmanager
 def _progress(attempt: Attempt) -> Iterator[None]:
-    """Show on a terminal how far the run has got."""
+    """Show the number of deleted records on a terminal during the run."""
     ended, name = threading.Event(), attempt.declared.name
 
     def show() -> None:

@@ -1,4 +1,4 @@
-"""`run` a batch here and now, `send` it to the workers, or `cancel` a run."""
+"""`run` executes a batch here, `send` sends it to the workers, `cancel` ends a run."""
 
 from __future__ import annotations
 
@@ -103,14 +103,17 @@ def _show_preview(batch: BatchSpec, sample: int, *, json: bool) -> None:
 
 
 def _is_held(result: Mapping[str, Any]) -> bool:
-    """Say whether the run or a child was blocked, or its batch is held."""
+    """Check whether the run or a child was blocked, or the batch is held."""
     children = result.get("children")
     attempts = [result, *(children if isinstance(children, list) else [])]
     return any("blocked" in one or one.get("skipped") == "held" for one in attempts)
 
 
 def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:
-    """Return the preview; raise `Problem` if the forge lacks what the batch needs.  *options*: those of `preview`."""
+    """Return a preview; raise `Problem` if the batch would be blocked.
+
+    *options* are passed to `preview`.
+    """
     try:
         return preview(batch, settings, **options)
     except Blocked as blocked:
@@ -118,9 +121,10 @@ def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:
 
 
 def _started(batch: BatchSpec, settings: Settings) -> Started | None:
-    """Start the batch's run in this process, and record it; None when one runs or the batch is held back.
+    """Start the batch's run in this process and record it.
 
-    A run whose process has died is taken over, as a scheduler would: there may be none.
+    Returns None if a run is open or the batch is held. A run of a dead process is taken over here, as there may be no
+    scheduler.
     """
     for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
         err.print(f"run {lost['id']} of {batch.name} was lost with {lost['worker']}, and is taken over")
@@ -141,7 +145,7 @@ def send(batch: Name, json: Json = False) -> None:
     Exit status 3 if it is held.
     """
     chosen = batch_named(batch)
-    # A server that hangs must not delay the answer.
+    # The limits of a scheduler are short: a server that hangs must not delay the answer.
     with connected("send", limits=Limits.of_scheduler):
         sent = send_now(chosen)
     say(sent.obstacles, err)
@@ -153,7 +157,7 @@ def send(batch: Name, json: Json = False) -> None:
 
 
 class Sent(NamedTuple):
-    """The *run* of the *batch* that was made, or why none was: *skipped* in a word, *obstacles* in sentences."""
+    """The new *run* of the *batch*, or None with *skipped* (a word) and *obstacles*."""
 
     batch: str
     run: int | None
@@ -161,18 +165,18 @@ class Sent(NamedTuple):
     obstacles: list[str]
 
     def said(self) -> list[str]:
-        """Say which run was made."""
+        """Return a sentence about the new run."""
         return [f"{self.batch} is queued as run {self.run}"] if self.run is not None else []
 
     def not_done(self) -> list[str]:
-        """Say why none was."""
+        """Return the obstacles that prevented a run."""
         return self.obstacles
 
 
 def send_now(batch: BatchSpec) -> Sent:
-    """Send the batch to the workers, and record it, unless it is held back, queued or running.
+    """Send the batch to the workers and record it, unless it is held, queued or running.
 
-    Needs a connection.  Raises `Problem` for a Redis of another installation, and what Redis raises when it is away.
+    Needs a connection. Raises `Problem` if Redis belongs to another installation, and Redis' error if it is away.
     """
     require_redis()
     back = Hold.why(batch.name)
@@ -198,9 +202,10 @@ def cancel(
 
 
 def cancel_now(number: int, *, reason: str | None) -> tuple[JobRun, str | None, Done]:
-    """Cancel a run, and record it.  Needs a connection; raises `Problem` where the ledger has no such run.
+    """Cancel a run and record it. Needs a connection.
 
-    Returns the run as it was, the state in which it is then, None when it had ended, and what becomes of it.
+    Returns the run before the act, its new state or None if it had ended, and a sentence. Raises `Problem` if the run
+    is not in the ledger.
     """
     run = numbered(number)
     with database.atomic():
@@ -211,7 +216,7 @@ def cancel_now(number: int, *, reason: str | None) -> tuple[JobRun, str | None, 
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:
-    """Say what becomes of the run, which is in that *state* then; None: it had ended."""
+    """Describe the effect on the run; *state* None means that it had ended before."""
     if state == "skipped":
         return "waited, and will not run"
     if state == "started":
@@ -222,7 +227,7 @@ def _cancelled(run: JobRun, state: str | None) -> str:
 
 
 def numbered(number: int) -> JobRun:
-    """Return the run of that number; refuse one that the ledger does not have."""
+    """Return the run with that number; raise `Problem` if it is not in the ledger."""
     run: JobRun | None = JobRun.get_or_none(id=number)
     if run is None:
         raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
@@ -230,7 +235,7 @@ def numbered(number: int) -> JobRun:
 
 
 def _silent(batch: str, settings: Settings) -> str | None:
-    """Say of an open run whose process is silent when it can be taken over; None if it is heard of."""
+    """Return a hint when a silent process's run can be taken over; None if it has a heartbeat."""
     row, instant = JobRun.open(batch), now()
     if row is None or row.state != "started" or instant - row.alive_at < settings.dead_after / 2:
         return None
@@ -240,7 +245,7 @@ def _silent(batch: str, settings: Settings) -> str | None:
 
 
 def _overlapping(batch: str) -> str:
-    """Say which open run of the batch is in the way."""
+    """Describe the open run that prevents a new run."""
     row = JobRun.open(batch)
     if row is None:
         return f"{batch} was busy a moment ago; try again"
@@ -250,7 +255,7 @@ def _overlapping(batch: str) -> str:
 
 
 def lines(found: Preview) -> Iterator[str]:
-    """Say a preview in lines."""
+    """Yield a preview as lines of text."""
     yield f"{found.batch}, if it ran at {moment(found.now)} UTC; nothing has been changed:"
     yield from (f"  note: {note}" for note in found.notes)
     for part in found.parts:

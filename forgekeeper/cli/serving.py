@@ -1,4 +1,4 @@
-"""The processes that serve, `scheduler`, `worker` and `exporter`, and what they wait for before they begin."""
+"""The commands `scheduler`, `worker` and `exporter`, and the wait for their servers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from metrics.endpoint import FOLDER, Endpoint, begin, listen
 from metrics.threads import Thread, ended_itself
 
 SHORTEST, LONGEST = 1.0, 30.0
-"""Seconds between two looks at what is missing: at first, and at most."""
+"""First and longest pause between two checks for missing servers, in seconds."""
 LISTEN = 0.1
-"""Seconds after which a signal is heard during a look."""
+"""Maximum delay of a signal during a check, in seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ def worker(
     port = settings.metrics_port_worker if metrics_port is None else metrics_port
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
-    # Its thread, and its hold on the port, end as this process becomes another program.
+    # exec ends this endpoint's thread and closes its port.
     _serve_probes(settings, port, CollectorRegistry())
     wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
     threads = threads or settings.worker_threads
@@ -91,7 +91,7 @@ def worker(
     if queues:
         arguments += ["--queues", *queues]
     sys.stdout.flush()
-    # Until Dramatiq has installed its handlers, a signal would end its imports in a trace.
+    # Until Dramatiq has installed its handlers, a signal would end its imports with a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     wait.end_if_asked()
     _count_in_files(port)
@@ -99,7 +99,7 @@ def worker(
 
 
 def _read_queues(given: Iterable[str]) -> list[str]:
-    """Read names of queues, separated by commas.  Raises `Problem` for a queue that no batch declares."""
+    """Parse names of queues, separated by commas; raise `Problem` for an unknown queue."""
     queues = [name.strip() for names in given for name in names.split(",")]
     for queue in queues:
         if queue not in declared_queues():
@@ -115,15 +115,18 @@ def _set_environment(settings: Settings, threads: int) -> None:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of ours; without `-P` it would run what lies in the current folder."""
+    """Return the command line of a module of ours.
+
+    Without `-P`, Python would import modules from the current folder.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with which children find us: no part of it may depend on the current folder."""
+    """Return a PYTHONPATH for child processes that does not depend on the current folder."""
     root = str(Path(__file__).resolve().parent.parent.parent)
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part).is_absolute()]
-    # Where packages are installed children look anyway, and after the standard library.
+    # Children search site-packages anyway, after the standard library.
     installed = {get_path("purelib"), get_path("platlib")}
     return os.pathsep.join([*([] if root in installed else [root]), *given])
 
@@ -131,7 +134,7 @@ def python_path() -> str:
 def _serve_probes(
     settings: Settings, port: int, registry: CollectorRegistry, *, unready: Callable[[], str | None] = lambda: None
 ) -> Endpoint | None:
-    """Serve an endpoint that is not open yet at *port*; none if that is 0.
+    """Serve an endpoint at *port* that is not open yet; return None if *port* is 0.
 
     Raises `PortTaken`: a busy port ends the start, not only the endpoint.
     """
@@ -143,7 +146,7 @@ def _serve_probes(
 
 
 def _count_in_files(port: int) -> None:
-    """Let the processes of this worker count in files, which an endpoint at *port* reads; not if that is 0."""
+    """Keep this worker's counters in files for the endpoint at *port*, unless *port* is 0."""
     os.environ.pop(FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
@@ -173,7 +176,7 @@ def exporter() -> None:
 
 
 class Missing(NamedTuple):
-    """What is not there yet, where it should be, and why not, with what to do about it."""
+    """A missing server or schema, its address, and the reason with a remedy."""
 
     what: str
     where: str
@@ -181,21 +184,22 @@ class Missing(NamedTuple):
 
 
 class Wait:
-    """Waits until something is there, or the process is asked to end."""
+    """Waits until nothing is missing, or until the process is asked to end."""
 
     def __init__(self, asked: SimpleQueue[None], *, said: str) -> None:
         self._asked, self._said = asked, said
 
     def until_there(self, look: Callable[[], Missing | None]) -> None:
-        """Return when *look* misses nothing.
+        """Return when *look* finds nothing missing.
 
-        Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
+        Raises `typer.Exit` with status 0 if the process is asked to end meanwhile, and errors that waiting does not
+        cure.
         """
         pause, before = SHORTEST, ""
         while (missing := self._answer(look)) is not None:
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
-            # Spread, as many processes may wait for one server.
+            # Random, because many processes may wait for one server.
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
             facts = {"missing": missing.what, "where": missing.where, "reason": missing.why, "next_try_in": seconds}
             log.warning("not ready, waiting", process=self._said, **facts)
@@ -204,7 +208,10 @@ class Wait:
         self.end_if_asked()
 
     def _answer(self, look: Callable[[], Missing | None]) -> Missing | None:
-        """Look in a thread of its own: the main one hears no signal while libpq waits for a server that hangs."""
+        """Call *look* in a thread and wait for its answer.
+
+        The main thread gets no signal while libpq waits for a server that hangs.
+        """
         answer: futures.Future[Missing | None] = futures.Future()
 
         def ask() -> None:
@@ -221,7 +228,7 @@ class Wait:
         return answer.result()
 
     def end_if_asked(self) -> None:
-        """Raise `typer.Exit` if a signal has come by now."""
+        """Raise `typer.Exit` if a signal has arrived."""
         self._sleep(0)
 
     def _sleep(self, seconds: float) -> None:
@@ -234,7 +241,7 @@ class Wait:
 
 
 def database_missing(settings: Settings) -> Missing | None:
-    """Look for PostgreSQL."""
+    """Return why PostgreSQL is not usable; None if it accepts writes."""
     where = of_database(settings.require_database())
     try:
         database.connect(reuse_if_open=True)
@@ -245,7 +252,10 @@ def database_missing(settings: Settings) -> Missing | None:
 
 
 def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | None:
-    """Look for PostgreSQL, its schema, and a Redis that takes writes and whose *keys* are of the types they must be."""
+    """Return why PostgreSQL, its schema or Redis is not usable; None if all are.
+
+    Redis must accept writes, and its *keys* must have the given types.
+    """
     if (missing := database_missing(settings)) is not None:
         return missing
     what, where = "the schema", of_database(settings.require_database())

@@ -1,6 +1,6 @@
-"""A synchronous standby that is gone: PostgreSQL keeps each commit waiting for it, and a command says so.
+"""Warnings about a missing synchronous standby, which makes each commit wait.
 
-A commit that waits has been written on the primary, but nobody sees it yet, and its locks are kept.
+A commit that waits is already written on the primary, but invisible to others, and its locks are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgekeeper.platform.database import database, release
 from metrics.threads import Thread
 
 SAY_AFTER_SECONDS = 3.0
-"""How long a command may wait before it says what it waits for."""
+"""Seconds that a command may wait before it prints the reason."""
 FIND_WAIT = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
 SHOW_STANDBY_NAMES = "select current_setting('synchronous_standby_names')"
 FIND_NO_STANDBY = f"""
@@ -35,7 +35,7 @@ NOT_REPLICATED = (
 
 @contextmanager
 def said_while_waiting() -> Iterator[None]:
-    """Say it on standard error, once, if the session of this thread waits for a standby within."""
+    """Print a warning once if this thread's session waits for a standby inside the block."""
     done = threading.Event()
     backend = database.connection().info.backend_pid
     Thread(lambda: _watch(done, backend), "standby").start()
@@ -59,11 +59,14 @@ def _watch(done: threading.Event, backend: int) -> None:
 
 
 def commit_without_standby() -> None:
-    """Let this transaction wait for no standby: a pause or stop must work at once, and can be repeated."""
+    """Commit this transaction without waiting for a standby.
+
+    A pause or stop must work at once, and can be repeated.
+    """
     database.execute_sql("set local synchronous_commit = local")
 
 
 def warning() -> str | None:
-    """Return a sentence if no synchronous standby has what was committed without waiting for one."""
+    """Return a warning if no synchronous standby has received the commit."""
     (missing,) = database.execute_sql(FIND_NO_STANDBY).fetchone()
     return NOT_REPLICATED if missing else None

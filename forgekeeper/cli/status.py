@@ -1,4 +1,4 @@
-"""`status`: every batch, queue and process at a glance, and what is wrong."""
+"""`status`: every batch, queue and process, and warnings."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from forgekeeper.platform.installation import Installation, claim_by_writing, co
 from forgekeeper.platform.settings import Settings
 
 TIMEOUT = timedelta(seconds=0.7)
-"""How long one question waits for Redis: a command has to answer within two seconds."""
+"""Time limit of a question to Redis: the whole command has to answer within two seconds."""
 HOUR_SECONDS = 3_600
 RESULT_CHARACTERS = 100
-"""Of a result or an error, so that a table in a pipe stays readable: the warnings and `why` have all of it."""
+"""Maximum characters of a result or error in a table; warnings and `why` show all of it."""
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")
 RUN = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
@@ -68,11 +68,12 @@ def _limits(settings: Settings) -> Limits:
 
 
 class Looks:
-    """Looks into Redis and at batches; *trouble* says what is wrong with Redis, None as long as nothing is.
+    """Reads of Redis and of batches. *trouble* is an error of Redis, or None.
 
-    *refused* has a sentence for each look that would have written.
+    *refused* has a sentence for each read that tried to write.
 
-    Once Redis does not answer, or is another installation's, this thread asks it nothing more within.
+    Once Redis does not answer, or belongs to another installation, this thread does not ask Redis again inside the
+    context.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class Looks:
         self.refused: list[str] = []
 
     def __enter__(self) -> Self:
-        """Ask whether Redis answers, is this installation's, and takes writes."""
+        """Check that Redis answers, belongs to this installation, and accepts writes."""
         self._token = asked.set(True)
         self.ask(self._whose)
         return self
@@ -97,14 +98,14 @@ class Looks:
             claim_by_writing(client, theirs)
 
     def backlog(self, batch: BatchSpec, instant: datetime) -> tuple[Backlog | None, str | None]:
-        """Return what is due, or None and a sentence if the forge lacks what the batch needs for it."""
+        """Return the backlog, or None and a sentence if the forge lacks tables or columns for it."""
         try:
             return self.ask(partial(batch.due, instant)), None
         except pw.ProgrammingError as error:
             return None, " ".join(preconditions.missing(batch)) or sentence(error)
 
     def ask(self, look: Callable[[], Answer]) -> Answer | None:
-        """Return what *look* finds; None if it needs Redis and Redis fails, or if it would write."""
+        """Call *look*; return None if Redis fails or if *look* tried to write."""
         try:
             return look()
         except WritesInLook as error:
@@ -118,7 +119,7 @@ class Looks:
 
 
 def gather(settings: Settings) -> dict[str, Any]:
-    """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
+    """Return everything that `status` shows. Facts of Redis are None if Redis does not answer."""
     with Looks() as looks:
         return _gather(settings, looks)
 
@@ -161,9 +162,9 @@ def _gather(settings: Settings, looks: Looks) -> dict[str, Any]:
 
 
 def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:
-    """Return what is known of the batch: when it is due, what is open, how its last run ended, what holds it back."""
+    """Return the facts of a batch: schedule, open run, last run, backlog and holds."""
     holds = Hold.standing(batch=batch.name)
-    # In this order a run that ends meanwhile is not shown as both.
+    # This order keeps a run that ends in between from being shown as open and as ended.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
     due, lacks = looks.backlog(batch, instant)
     row = next(iter(BatchRow.blocked(batch.name)), None)
@@ -200,7 +201,7 @@ def _run(run: JobRun, *more: str) -> dict[str, Any]:
 
 
 def queue_facts(known: list[Process], instant: datetime, looks: Looks) -> dict[str, dict[str, Any]]:
-    """Return what lies in each queue, since when the oldest is due, and how many workers serve it."""
+    """Return each queue's message counts, its oldest due message and its number of workers."""
     letters = quarantine.dead_letters()
     return {
         queue: _queue(queue, known, instant, looks) | {"dead": letters.get(("message", queue), 0)} for queue in queues()
@@ -215,7 +216,7 @@ def _queue(queue: str, known: list[Process], instant: datetime, looks: Looks) ->
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    """Print what was found for people."""
+    """Print the facts for people."""
     batches, instant = found["batches"], found["at"]
     for wrong in found["warnings"]:
         out.print(warning(wrong))
@@ -249,13 +250,13 @@ def _batch_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[objec
 
 
 def write_freed(batches: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write how many bytes the batches of `gather` have freed in seven days; "" if none."""
+    """Format the bytes that the batches of `gather` have freed in seven days; "" if none."""
     freed = sum(one["bytes_freed_in_a_week"] for one in batches.values())
     return filesize.decimal(freed) if freed else ""
 
 
 def estimate_time_left(one: Mapping[str, Any]) -> str:
-    """Write how long the backlog of a batch of `gather` takes at the rate of the last hour; "" where there is none."""
+    """Format the time left for a backlog at the last hour's rate; "" if it is empty."""
     seconds = one["seconds_left"]
     if not one["backlog"]:
         return ""
@@ -273,14 +274,14 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
 
 
 def ended(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Say how the last run of a batch of `gather` ended, in a word, and with what; the batch has had one."""
+    """Return the state and the result of a batch's last run. The batch must have had a run."""
     last = one["last"]
     result = last["result"] or {}
     blocked = result.get("blocked")
     state = "blocked" if blocked else last["state"]
     if one["children_failing"] and state == "succeeded":
         state = "failing"
-    # What is zero or false is in `ticks` and `why`.
+    # Zero and false values are shown by `ticks` and `why`.
     done = facts({name: value for name, value in result.items() if value})
     return state, "; ".join(part for part in (last["error"], blocked or done) if part)
 
@@ -301,7 +302,10 @@ def _age(since: datetime | None, instant: datetime) -> str:
 
 
 def _now(one: dict[str, Any], instant: datetime) -> Text:
-    """Say what the batch does, which is not the run whose result is shown below, or what keeps it from its next run."""
+    """Return the activity of the open run, or the reason why no run starts.
+
+    The open run is not the run in the second table.
+    """
     run, last = one["open"], one["last"] or {}
     why = next((why for why in ("stopped", "held", "paused", "blocked") if one[why]), "")
     colour = "yellow" if why == "paused" else "red"

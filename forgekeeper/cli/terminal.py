@@ -1,4 +1,4 @@
-"""What commands print: tables, one JSON object, one sentence for errors; and times as people write them."""
+"""Output of commands: tables, JSON, one sentence per error; and times for people."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 YEARS = range(2000, 9000)
 UNITS = ("weeks", "days", "hours", "minutes", "seconds")
 DURATION = re.compile(r"\+?(?:(\d{1,4})w)?(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?", re.ASCII)
-"""So few digits that a time from now is always one that PostgreSQL knows."""
+"""Format of a duration, with few enough digits that PostgreSQL can represent the time."""
 CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 FORMS = "08:30, 2h or 2026-11-20T08:30"
 DAY = timedelta(days=1)
 WIDE = 10_000
-"""Columns of a pipe: each row of a table is one line of it."""
+"""Width of output to a pipe, in columns: each row of a table fits on one line."""
 
 
 class Terminal(Console):
-    """A console that escapes control characters in what it is given."""
+    """A console that escapes control characters in its input."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render *renderable*, whatever it is made of."""
+        """Render *renderable* with control characters escaped."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control or text.isprintable() else Segment(printable(text), style)
 
 
-# No markup and no emoji: what comes from the database or an operator may contain brackets, and `:key:`.
+# Markup and emoji are off: text of the database or an operator may contain brackets and `:key:`.
 out = Terminal(highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
 err = Terminal(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Problem(Exception):
-    """A sentence that says what is wrong and what to do, and the exit status it leads to."""
+    """An error for people, with its cause, its remedy and the exit status of the command."""
 
     def __init__(self, sentence: str, status: int = FAILED) -> None:
         super().__init__(sentence)
@@ -57,37 +57,37 @@ class Problem(Exception):
 
 
 class Outcome(Protocol):
-    """What an act has come to, in sentences."""
+    """Result of an act, in sentences."""
 
     def said(self) -> list[str]:
-        """Say what was done."""
+        """Return sentences about changes."""
 
     def not_done(self) -> list[str]:
-        """Say what was not, and why."""
+        """Return sentences about changes that were refused, with reasons."""
 
 
 class Done(NamedTuple):
-    """What an act has come to that is done whole, or raises."""
+    """Result of an act that either succeeds completely or raises."""
 
     sentence: str
 
     def said(self) -> list[str]:
-        """Say it."""
+        """Return the sentence."""
         return [self.sentence]
 
     def not_done(self) -> list[str]:
-        """Say nothing."""
+        """Return nothing."""
         return []
 
 
 def wrong_use(sentence: str) -> NoReturn:
-    """Refuse what was asked for."""
+    """Raise a `Problem` with the exit status for wrong use."""
     raise Problem(sentence, WRONG_USE)
 
 
 def emit(value: Any) -> None:
     """Print *value* as JSON."""
-    # In ASCII alone, as a terminal may obey what is not; JSON leaves but one such character as it is.
+    # ASCII only, because terminals may interpret other characters. JSON does not escape DEL.
     try:
         text = json.dumps(value, default=_simple, indent=2)
     except RecursionError:
@@ -96,7 +96,7 @@ def emit(value: Any) -> None:
 
 
 def write(line: str) -> None:
-    """Print a line without any formatting, for a program or to be copied."""
+    """Print a line without formatting, for programs and for copying."""
     sys.stdout.write(line + "\n")
 
 
@@ -105,7 +105,7 @@ def _simple(value: Any) -> str:
 
 
 def answer(value: Any, text: str, *, json: bool) -> None:
-    """Print what a command has done: *value* as JSON if that is asked for, else the sentence *text*."""
+    """Print the result of a command: *value* if *json* is set, else *text*."""
     if json:
         emit(value)
     else:
@@ -113,7 +113,7 @@ def answer(value: Any, text: str, *, json: bool) -> None:
 
 
 def group(name: str, help_text: str, listing: Callable[..., None], called: str = "list") -> typer.Typer:
-    """Make a group of commands with the command *listing*, which is also called when no command is given."""
+    """Create a command group whose default command is *listing*."""
     made = typer.Typer(name=name, help=help_text)
 
     @made.callback(invoke_without_command=True)
@@ -126,13 +126,13 @@ def group(name: str, help_text: str, listing: Callable[..., None], called: str =
 
 
 def say(sentences: Iterable[str], console: Console = out) -> None:
-    """Print each sentence on a line, secrets masked."""
+    """Print each sentence on its own line, with secrets masked."""
     for sentence in sentences:
         console.print(clean(sentence))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table; None is shown as nothing.  Where a terminal is narrow, cells wrap, but not the first."""
+    """Print a table; None is an empty cell. On a narrow terminal cells wrap, except the first."""
     drawn = Table(box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
         drawn.add_column(column, overflow="fold", no_wrap=place == 0)
@@ -148,29 +148,29 @@ def _cell(cell: Any) -> str:
 
 
 def visible(text: str) -> str:
-    """Escape what is not printable, and the backslash, so that no two names look the same."""
+    """Escape unprintable characters and backslashes, so that different names look different."""
     return "".join(one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode() for one in text)
 
 
 def warning(sentence: str) -> Text:
-    """Write what is wrong."""
+    """Format a warning in red."""
     return Text(f"warning: {clean(sentence)}", "red")
 
 
 def progress(text: str) -> None:
-    """Show on a terminal how far the work has got, on one line; an empty *text* clears it."""
+    """Show progress on one line of a terminal; an empty *text* clears the line."""
     if err.is_terminal:
         sys.stderr.write(f"\r\x1b[K{printable(text)}")
         sys.stderr.flush()
 
 
 def moment(instant: datetime | None) -> str:
-    """Write an instant for people: to the second, in UTC."""
+    """Format an instant in UTC, with seconds."""
     return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "never"
 
 
 def lasting(duration: timedelta) -> str:
-    """Write a duration for people: tenths of a second below a minute, two units above."""
+    """Format a duration: tenths of a second below a minute, two units above."""
     seconds = max(0.0, duration.total_seconds())
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -181,26 +181,29 @@ def lasting(duration: timedelta) -> str:
 
 
 def relative(instant: datetime, now: datetime) -> str:
-    """Write an instant as seen from *now*."""
+    """Format an instant relative to *now*."""
     return f"in {lasting(instant - now)}" if instant > now else f"{lasting(now - instant)} ago"
 
 
 def facts(result: Mapping[str, Any] | None) -> str:
-    """Write a result as ``name=value`` pairs."""
+    """Format a result as ``name=value`` pairs."""
     return " ".join(f"{clean(name)}={clean(plain(value))}" for name, value in (result or {}).items())
 
 
 def plain(value: Any) -> str:
-    """Write a value for people: lists, mappings and booleans as JSON."""
+    """Format a value for people; lists, mappings and booleans become JSON."""
     if isinstance(value, bool | list | tuple | dict):
-        # What is nested too deeply for JSON has no text either.
+        # JSON fails on a value that is nested too deeply, and so does str.
         with suppress(RecursionError):
             return json.dumps(value, default=text_of, ensure_ascii=False, separators=(",", ":"))
     return "none" if value is None else text_of(value)
 
 
 def read_time(text: str, now: datetime, *, ahead: bool) -> datetime:
-    """Read a time to come, such as the next 08:30, or one that has passed if not *ahead*.  Raises `Problem`."""
+    """Parse a time: if *ahead*, one to come, such as the next 08:30, else a past one.
+
+    Raises `Problem` if the text is not a time.
+    """
     text = text.strip()
     if (match := DURATION.fullmatch(text.lower())) and any(match.groups()):
         duration = timedelta(**{unit: int(count or 0) for unit, count in zip(UNITS, match.groups(), strict=True)})
@@ -221,7 +224,10 @@ def read_time(text: str, now: datetime, *, ahead: bool) -> datetime:
 
 
 def read_number(text: str, what: str, *, least: int = 1) -> int:
-    """Read the number of *what*, at least that and one that PostgreSQL knows.  Raises `Problem`."""
+    """Parse a number of *what*, or raise `Problem`.
+
+    The number is at least *least* and fits PostgreSQL's bigint.
+    """
     text = text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) >= least):
         wrong_use(f"{text!r} is no number of {what}: give one such as 12")

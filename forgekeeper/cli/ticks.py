@@ -1,4 +1,4 @@
-"""`ticks` lists a batch's runs, `why` says what became of one: who claimed it and ran it, with what result."""
+"""`ticks` lists a batch's runs; `why` tells who executed a run, and its result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHY = {
     "release_used_up": "it had deleted as much as was released (`forgekeeper release` lets more go)",
     "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
 }
-"""Why a tick was skipped, or a run did nothing or ended before its work was done."""
+"""Reason why a tick was skipped, or why a run did nothing or ended early."""
 UNRUN = {
     ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
     ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
@@ -43,15 +43,15 @@ UNRUN = {
     ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
 }
 HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
-"""By which acts of people a tick comes to do nothing."""
+"""Acts of people that make a tick do nothing, by reason."""
 ACTS = 20
-"""So many acts are looked at."""
+"""Maximum acts that are read from the audit."""
 ENDED = ("succeeded", "blocked", "skipped")
-"""States of runs whose last attempt came to its end."""
+"""States of runs whose last attempt ended by itself."""
 
 
 class Told(NamedTuple):
-    """What happened to a run, in a sentence, *at* which instant, None where that is not known, and in which *state*."""
+    """Sentence about an event of a run, its time if known, and the state it led to."""
 
     sentence: str
     at: datetime | None = None
@@ -74,7 +74,7 @@ def ticks(
 
 
 def listed(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
-    """Return the batch's runs, newest first: all, or those in a *state*; and of those the ones *before* that number."""
+    """Return the batch's runs, newest first, optionally in one *state* or *before* a number."""
     query = JobRun.of(batch).limit(limit)
     query = query if state is None else query.where(JobRun.state == state)
     return list(query if before is None else query.where(JobRun.id < before))
@@ -114,18 +114,18 @@ def why(
 
 
 def holding(name: str) -> list[str]:
-    """Say what holds the batch back at this moment, and what is excluded of it."""
+    """Return sentences about the current holds and exclusions of the batch."""
     return [*holds.sentences(name), *exclusions.sentences(name)]
 
 
 def at(batch: str, tick: datetime | None) -> JobRun | None:
-    """Return the row of the batch's tick, of the newest run if None; None where there is none."""
+    """Return the run of the tick, or the newest run if *tick* is None; None if not found."""
     run: JobRun | None = JobRun.of(batch).first() if tick is None else JobRun.at(batch, tick)
     return run
 
 
 def absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
-    """Say why there is no row for *tick*."""
+    """Explain why *tick* is missing in the ledger."""
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
     written, _whose = schedules(Process.known(), now(), settings)
@@ -147,14 +147,14 @@ def _facts(run: JobRun) -> dict[str, Any]:
 
 
 def row_of(run: JobRun) -> tuple[Any, ...]:
-    """Return a row of the table: run, tick, state, reason, attempt, started by, ended, error or result."""
+    """Return a row: run, tick, state, reason, attempt, started by, ended, error or result."""
     aside = _set_aside(run)
     tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
     return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, _outcome(run)
 
 
 def story(run: JobRun) -> Iterator[Told]:
-    """Say what became of the row, in the order in which it is told."""
+    """Yield the events of the run. Events without a time follow the event that led to them."""
     yield Told(_claim(run), run.claimed_at)
     if unrun := UNRUN.get((run.state, run.reason)):
         yield Told(unrun, run.finished_at)
@@ -183,7 +183,7 @@ def story(run: JobRun) -> Iterator[Told]:
 
 
 def _overlapping(run: JobRun) -> JobRun | None:
-    """Return the run that was open when this one was claimed."""
+    """Return the run that was open when this run was claimed."""
     open_then = JobRun.finished_at.is_null() | (JobRun.finished_at >= run.claimed_at)
     earlier = JobRun.of(run.batch).where(JobRun.id < run.id, JobRun.claimed_at <= run.claimed_at, open_then)
     found: JobRun | None = earlier.where(JobRun.reason.is_null() | (JobRun.reason != "overlap")).first()
@@ -191,7 +191,7 @@ def _overlapping(run: JobRun) -> JobRun | None:
 
 
 def failed_attempts(run: JobRun) -> list[dict[str, Any]]:
-    """Return the attempts before the last one that failed: *attempt*, *worker*, *started_at* and *error* of each."""
+    """Return *attempt*, *worker*, *started_at*, *error* of each failed attempt but the last."""
     found = (run.result or {}).get("failures")
     fields = {"attempt", "worker", "started_at", "error"}
     return [one for one in found if isinstance(one, dict) and fields <= set(one)] if isinstance(found, list) else []
@@ -205,9 +205,9 @@ def _failures(run: JobRun) -> Iterator[Told]:
 
 
 def timeline(run: JobRun) -> list[Told]:
-    """Say what happened to the row, and what people did meanwhile, in the order of time.
+    """Return the events of the run and the acts of people during it, ordered by time.
 
-    What has no time of its own stays behind what was told before it.
+    An event without a time stays behind the event before it.
     """
     at, placed = run.tick or run.claimed_at, list[Told]()
     told = list(story(run))
@@ -223,7 +223,7 @@ def timeline(run: JobRun) -> list[Told]:
 
 
 def _acts(run: JobRun) -> Iterator[Act]:
-    """Yield what people did to the batch from the claim to the end, and what kept a run from doing anything."""
+    """Yield acts on the batch during the run, and the earlier act that kept the run idle."""
     begun, ended = run.claimed_at or run.tick, run.finished_at or now()
     found = lookup.acts(None, limit=ACTS, batch=run.batch, until=ended)
     yield from (act for act in found if act.at >= begun)
@@ -237,11 +237,10 @@ def _acts(run: JobRun) -> Iterator[Act]:
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:
-    """Return the row's result, without the errors of earlier attempts, and with the records that its children deleted.
+    """Return the run's result without earlier errors, and with its children's deletions.
 
-    Needs a connection.
-    Unless an attempt has come to its end, the reason why it ended is left out: until then `stopped` has the value with
-    which every outcome begins, such as ``drained``.
+    `stopped` is left out until an attempt has ended: before that it has its initial value, such as ``drained``. Needs a
+    connection.
     """
     if run.result is None:
         return None
@@ -260,7 +259,7 @@ def _unended(result: Any) -> Any:
 
 
 def _outcome(run: JobRun) -> str:
-    """Say in a line how the run ended, its error, and its result."""
+    """Return the end of the run, its error and its result in one line."""
     result = result_of(run) or {}
     ended = result.get("braked")
     if run.reason in ("worker_lost", "poison"):
@@ -271,7 +270,7 @@ def _outcome(run: JobRun) -> str:
 
 
 def _set_aside(run: JobRun) -> str | None:
-    """Return the tick that was taken from the row, because its time had not come."""
+    """Return the future tick that was removed from the run, if any."""
     return (run.result or {}).get("set_aside")
 
 
@@ -320,7 +319,7 @@ def _ended(run: JobRun) -> str:
 
 
 def of_children(batch: str, failing: int) -> list[str]:
-    """Say how many of the batch's children are failing, where there are any."""
+    """Return a sentence with the number of failing children, if any."""
     which = "child is" if failing == 1 else "children are"
     hint = f"`forgekeeper quarantine list --kind child --batch {batch}` lists them"
     return [f"{batch}: {failing:,} {which} failing; {hint}"] if failing else []

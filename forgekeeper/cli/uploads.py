@@ -1,6 +1,6 @@
-"""`uploads`: put objects of a store that nothing names into a register, where a person can still withdraw them.
+"""`uploads`: register orphaned objects of a store; a person can still withdraw them.
 
-There they are *adopted*.  The register is the one that a batch answers with.
+The register of a batch *adopts* them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from forgekeeper.targets import stores
 from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
 
 ORPHAN_AFTER = timedelta(days=1)
-"""Least age of an object that counts as left behind; an upload lasts some hours."""
+"""Minimum age of an orphaned object; an upload takes some hours."""
 MAX_UNNAMED_SHARE = 0.1
-"""Maximum share of objects that nothing names.  A larger share indicates another database, or a shared store."""
+"""Maximum share of objects that nothing names.
+
+A larger share indicates another database, or a shared store.
+"""
 
 uploads = typer.Typer(name="uploads", help="Objects in a store that nobody answers for.")
 OfBatch = Annotated[
@@ -38,7 +41,7 @@ OfBatch = Annotated[
 
 
 class Found(NamedTuple):
-    """Objects below a prefix: the number of those older than a day, of those that the database names, and the rest.
+    """Objects below a prefix: the number *examined* (older than a day), and *named* by rows.
 
     *orphans* are named by nothing, not even a register; *outside* counts orphans that may not be deleted.
     """
@@ -49,7 +52,10 @@ class Found(NamedTuple):
     outside: int
 
     def refusal(self, expect: int | None) -> str | None:
-        """Return why the orphans must not be registered, None if they may; *expect* is their number, repeated."""
+        """Return why the orphans must not be registered; None if they may.
+
+        *expect* is the number of orphans, repeated by a person.
+        """
         number = len(self.orphans)
         if expect is not None:
             return None if expect == number else f"{expect} objects were expected and {number} are named by nothing"
@@ -81,7 +87,10 @@ def find_holders() -> list[Holder]:
 
 
 def _holder(name: str | None) -> Holder:
-    """Return the batch of that *name*, or without one the only batch that has a register; else end the command."""
+    """Return the batch with that *name*, or the only batch with a register if None.
+
+    Raises `Problem` unless exactly one batch fits.
+    """
     holders = find_holders()
     found = [one for one in holders if name in (None, one.batch.name)]
     names = ", ".join(one.batch.name for one in holders)
@@ -110,7 +119,7 @@ def uploads_reconcile(
     holder = _holder(batch)
     with connection.connected("uploads") as settings:
         connection.require_redis()
-        # If a run would be blocked, nothing proves that no row and no entry names an object.
+        # If a run would be blocked, missing rows and entries do not prove that nothing names an object.
         for one in find_holders():
             connection.require_unblocked(one.batch, settings)
         found = _look(holder, location, prefix, settings)
@@ -170,7 +179,7 @@ def uploads_forget(
 
 
 def _look(holder: Holder, location: str, prefix: str, settings: Settings) -> Found:
-    """Find the objects that were left behind below *prefix*; end the command if the store cannot be used."""
+    """Find orphaned objects below *prefix*; raise `Problem` if the store cannot be used."""
     if location not in settings.object_stores:
         wrong_use(f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}")
     try:
@@ -184,7 +193,7 @@ def _look(holder: Holder, location: str, prefix: str, settings: Settings) -> Fou
             known = in_database.keys() | _registered(location, page)
             unnamed += [path for path in page if path not in known]
         allowed = [path for path in unnamed if store.may_delete(path)]
-        # A listing may spell a name otherwise than its object does, and so mean another.
+        # A listing may spell a name differently from the object, and so refer to another object.
         orphans = [path for path in allowed if (written := store.written(path)) is not None and written < horizon]
         return Found(len(found), named, orphans, len(unnamed) - len(allowed))
     except StoreUnavailable as error:

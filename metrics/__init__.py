@@ -1,1 +1,1 @@
-"""What operators see of the system: the format of its log lines."""
+"""Log lines, counters and endpoints for operators."""

@@ -1,7 +1,7 @@
-"""What counts: the metrics of the catalogue as objects of prometheus_client, and the one of this process.
+"""Counters: the catalogue's metrics as objects of prometheus_client.
 
-Where the variable ``PROMETHEUS_MULTIPROC_DIR`` was set before Python started they are kept in files, from which one
-endpoint shows all processes together; elsewhere in memory.
+If the variable ``PROMETHEUS_MULTIPROC_DIR`` was set before Python started, values are kept in files, and one endpoint
+shows all processes together; otherwise values are in memory.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from prometheus_client.values import MutexValue
 from metrics.catalogue import LEVELS, NO_BATCH, Metric, Process, of, table
 
 ROOM = 1 << 18
-"""Bytes of a file; more than all series of one process need: one that grows later does not ask for room."""
+"""Bytes of a file: more than all series of a process need, as growth would not allocate."""
 BREACHES = "forgekeeper_threshold_breaches_total"
 DEAD_LETTERS = "forgekeeper_run_dead_letters_total"
 
 lacking: list[str] = []
-"""The files that there was no room for."""
+"""Names of files without space on the disk."""
 
 log = structlog.get_logger(__name__)
 
 
 class RoomyFile(MmapedDict):
-    """Patch of `prometheus_client.values.MmapedDict`: a file to count in, with room for all that will be counted.
+    """Patch of `prometheus_client.values.MmapedDict`: a file with allocated disk space.
 
-    Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, the kernel
-    kills the process that writes there.  So each gets its room when it is made, and a process that gets none counts in
-    memory: it goes on, and only the endpoint lacks its share.  The patch may go when
+    Files of prometheus_client 0.26.0 are sparse: if the disk is full, the kernel kills a process that writes to a
+    mapped page. This class allocates space for all series when it creates the file. If that fails, the process counts
+    in memory and goes on; only the endpoint lacks its values. Remove the patch when
     `test_the_clients_files_have_no_room_of_their_own` in `tests/metrics/test_endpoint.py` fails.
     """
 
@@ -57,13 +57,13 @@ class RoomyFile(MmapedDict):
             os.close(memory)
 
 
-# Each counter's date of birth would be one more series, and no rule asks for it.
+# The creation time of each counter would be an additional series, which no rule uses.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 values.MmapedDict = RoomyFile  # type: ignore[assignment,attr-defined]
 
 
 class Instruments:
-    """The metrics of one kind of process, each known by its full name; until `know` those that no batch brings."""
+    """Metrics of one kind of process, by full name; before `know`, only the engine's own."""
 
     def __init__(self, process: Process) -> None:
         self.registry = CollectorRegistry()
@@ -73,25 +73,25 @@ class Instruments:
         self.know(table(()))
 
     def know(self, metrics: Mapping[str, Metric]) -> Instruments:
-        """Take these for all there are; call it once batches are declared, before anything is counted of them."""
+        """Replace the metrics; call it once the batches are declared, before anything is counted."""
         self._metrics = {metric.name: metric for metric in of(self._process, metrics)}
         for metric in self._metrics.values():
-            # A gauge without labels shows a zero at once, and no instant is zero: it is made when it is set.
+            # A gauge without labels exports 0 at once, which is not a valid time: it is created when it is set.
             if metric.labels or not metric.is_instant:
                 self._made(metric)
         return self
 
     @property
     def in_files(self) -> bool:
-        """Say whether an endpoint of all processes will see what is counted here."""
+        """Return True if the endpoint of all processes sees this process's values."""
         return values.ValueClass is not MutexValue
 
     def has(self, name: str, *labels: str) -> bool:
-        """Say whether the catalogue has this series."""
+        """Check whether the catalogue has this series."""
         return labels in (self._metrics[name].children or ())
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count *by* more; of a gauge it may be less than none."""
+        """Increase a counter or gauge by *by*, which may be negative for a gauge."""
         self._of(name, labels).inc(by)
 
     def set(self, name: str, *labels: str, to: float) -> None:
@@ -99,15 +99,18 @@ class Instruments:
         self._of(name, labels).set(to)
 
     def mark(self, name: str, *labels: str) -> None:
-        """Set a gauge to this instant."""
+        """Set a gauge to the current time."""
         self._of(name, labels).set_to_current_time()
 
     def observe(self, name: str, *labels: str, seconds: float) -> None:
-        """Note how long something took."""
+        """Observe a duration in a histogram."""
         self._of(name, labels).observe(seconds)
 
     def zero(self) -> Instruments:
-        """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
+        """Create every series with value 0: Prometheus sees no increase if a series starts at 1.
+
+        Gauges of times are not created, because 0 is not a valid time.
+        """
         for name, metric in self._metrics.items():
             for labels in (metric.children or ()) if not metric.is_instant else ():
                 self._of(name, labels)
@@ -124,7 +127,7 @@ class Instruments:
             kinds = {"counter": prometheus.Counter, "histogram": prometheus.Histogram, "gauge": prometheus.Gauge}
             options: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
             if metric.type == "gauge":
-                # Of all processes of a worker: how many in those that live.
+                # The sum over the living processes of a worker.
                 options["multiprocess_mode"] = "livesum"
             made = kinds[metric.type](metric.name, metric.help, metric.labels, registry=self.registry, **options)
             self._instruments[metric.name] = made
@@ -132,11 +135,11 @@ class Instruments:
 
 
 WORKER = Instruments("worker")
-"""What this process counts as a worker, for the endpoint that shows all processes of one together."""
+"""Metrics of this process as a worker; the endpoint shows a worker's processes together."""
 
 
 def dead_lettered(actor: str) -> None:
-    """Count a message of that actor, which may be anything, as a dead letter."""
+    """Count a dead letter of *actor*, which may be unknown."""
     known = WORKER.has(DEAD_LETTERS, actor)
     WORKER.inc(DEAD_LETTERS, actor if known else NO_BATCH)
     if WORKER.has(BREACHES, actor, "dead_letter"):
@@ -144,6 +147,6 @@ def dead_lettered(actor: str) -> None:
 
 
 def line_written(level: str) -> None:
-    """Count a log line; there is no line about one that cannot be counted."""
+    """Count a log line; a failure is not logged, as that would be another line."""
     with suppress(Exception):
         WORKER.inc("forgekeeper_log_messages_total", level if level in LEVELS else "info")

@@ -1,9 +1,8 @@
 """The metrics endpoint: of this process, or of all processes of a worker.
 
-A worker's is a process of its own, `python -m metrics.endpoint`.  Its processes keep what they count in files
-(prometheus_client's multiprocess mode), and this one reads them all: so the endpoint is there through the drain of the
-last, and what a killed one has counted is not lost.  Each worker has a folder of its own, with its master's id in its
-name.
+A worker's endpoint is a process of its own, `python -m metrics.endpoint`. The worker's processes keep their values in
+files (prometheus_client's multiprocess mode), and the endpoint reads them all: it serves until the last process has
+drained, and keeps the counts of a killed process. Each worker has its own folder, with its master's id in the name.
 """
 
 from __future__ import annotations
@@ -40,16 +39,17 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The client looks at it once, when it is first imported: setting it later would lose every count."""
+"""Variable that the client reads once, at its import: a later change would lose counts."""
 READY = ".ready"
-"""How the name of the file ends, after a process's id, by which that process says that it takes messages.
+"""Suffix of the file, named by process id, that a process writes when it takes messages.
 
-It has the time of the last sign of life, by the monotonic clock, which all processes of a machine share."""
+It holds the time of the last sign of life by the monotonic clock, which all processes of a machine share.
+"""
 OLD_READYZ = "/ready"
 RENAMED = "ready; /ready is called /readyz now, and is removed with the next release"
 WAITS_FOR_SERVERS = "it waits for its servers, its log says for which"
 PAUSE = 5.0
-"""Seconds before an endpoint that has ended is started again."""
+"""Seconds before an endpoint that ended is started again."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PR_SET_PDEATHSIG = 1
 
@@ -57,15 +57,15 @@ log = structlog.get_logger(__name__)
 
 
 class PortTaken(Exception):
-    """The address cannot be listened at; the message says which, and why."""
+    """The endpoint cannot listen at an address; the message has the address and the reason."""
 
 
 class Endpoint(ThreadingWSGIServer):
     """Serves `/metrics`, `/livez` and `/readyz`, each request in a thread of its own.
 
-    `/metrics` has what *registry* collects.  `/livez` answers 503 if *stalled* names a reason, and `/readyz` if
-    *unready* does; neither asks a server.  An endpoint that is not *is_open* yet, as its process waits for its servers,
-    is alive, not ready, and has no metrics: Prometheus takes its target for down.
+    `/metrics` collects *registry*. `/livez` answers 503 if *stalled* returns a reason, and `/readyz` if *unready* does;
+    neither asks a server. An endpoint that is not *is_open* yet, because its process waits for servers, is alive, not
+    ready, and serves no metrics: Prometheus counts its target as down.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Endpoint(ThreadingWSGIServer):
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """Address of the metrics."""
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"http://{host}:{self.server_port}/metrics"
 
     def start(self) -> None:
-        """Serve from a thread of its own, until the process ends."""
+        """Serve in a thread of its own until the process ends."""
         Server(self).start()
 
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:  # noqa: ARG002, the library's
-        """Log in a line what became of a request whose client went away."""
+        """Log one line about a request whose client disconnected."""
         error = sys.exception()
         log.info("scrape broken off", client=client_address[0], error=f"{type(error).__name__}: {error}")
 
@@ -130,13 +130,13 @@ def _say(respond: StartResponse, why_not: str | None, fine: str) -> list[bytes]:
 
 
 def _answer_text(respond: StartResponse, status: str, text: str) -> list[bytes]:
-    # Each answer has a list of its own: wsgiref adds headers to it.
+    # Each answer has a list of its own, because wsgiref adds headers to it.
     respond(status, [("Content-Type", "text/plain; charset=utf-8")])
     return [f"{text}\n".encode()]
 
 
 class Server(Vital):
-    """Serves an endpoint beside what its process is there for."""
+    """Serves an endpoint beside the main work of its process."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__("metrics")
@@ -150,35 +150,35 @@ class Server(Vital):
 
 class _Request(WSGIRequestHandler):
     timeout = 10
-    """A client that connects and sends nothing is not waited for longer."""
+    """Seconds to wait for a client that connects and sends nothing."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name
-        """Log nothing: a line for each scrape is of no use to anybody."""
+        """Log nothing: a line per scrape is useless."""
 
     def get_stderr(self) -> StringIO:
-        """Keep traces of the library's out of standard error, which has our lines."""
+        """Keep the library's tracebacks out of standard error, which has our log lines."""
         return StringIO()
 
 
 def listen(host: str, port: int, what: str = "metrics") -> socket.socket:
-    """Listen at an address; raise `PortTaken` when that cannot be."""
+    """Listen at an address; raise `PortTaken` if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
-        # The library's own text repeats the address; that of a name which leads nowhere has no number of the system's.
+        # The library's own text repeats the address. An unresolvable name lacks an errno of the system.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise PortTaken(f"cannot serve {what} at {host}:{port}: {reason}") from None
 
 
 class Multiprocess(Collector):
-    """What all processes together have counted, those that have ended too; the gauges of these are over."""
+    """Values of all processes together; gauges of ended processes are left out."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def collect(self) -> list[Family]:
-        """Read the files; one that a process is just making, or died making, is empty."""
+        """Read the files; a file that a process is creating, or died while creating, is empty."""
         files = [file for file in self._folder.glob("*_*.db") if file.stat().st_size > 0]
         over = [file for file in self._folder.glob("gauge*.db") if _is_dead(file.stem.rpartition("_")[2])]
         return list(MultiProcessCollector.merge(map(str, {*files} - {*over})))  # type: ignore[no-untyped-call]
@@ -189,14 +189,14 @@ def _is_dead(process: str) -> bool:
 
 
 def unready(folder: Path) -> str | None:
-    """Say why this worker is not ready; None where one of its processes takes messages."""
+    """Return why this worker is not ready; None if one of its processes takes messages."""
     if any(file.stem.isdigit() and not _is_dead(file.stem) for file in folder.glob(f"*{READY}")):
         return None
     return "no process of this worker takes messages"
 
 
 def find_stalled_process(folder: Path) -> str | None:
-    """Say which process of this worker gives no sign of life; None if all do, or none takes messages."""
+    """Return which process of this worker has stalled; None if none has or none is ready."""
     for file in folder.glob(f"*{READY}"):
         with suppress(OSError, ValueError):
             silent_for = time.monotonic() - float(file.read_text())
@@ -206,10 +206,10 @@ def find_stalled_process(folder: Path) -> str | None:
 
 
 def begin() -> Path:
-    """Make the folder that this process, which may replace its program, and those that it forks will count in.
+    """Create the folder for the metrics of this process, its successor by exec, and its forks.
 
-    The folders of workers that have ended without removing them are removed.  In a container that is started again one
-    of these has the id that this process has now.
+    Folders of workers that ended without cleanup are removed. In a restarted container, such a worker may have had the
+    id of this process.
     """
     prefix, own = f"forgekeeper-worker-{socket.gethostname()}-", str(os.getpid())
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
@@ -219,7 +219,7 @@ def begin() -> Path:
 
 
 class Watch(Vital):
-    """Keeps the endpoint running, as a child of this process that ends with it."""
+    """Keeps the endpoint running as a child that ends with this process."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__("endpoint")
@@ -230,11 +230,11 @@ class Watch(Vital):
         atexit.register(self._end)
 
     def start(self) -> None:
-        """Start, without the signals that are for the main thread: Dramatiq has its handlers for them only later.
+        """Start with signals blocked, as Dramatiq installs its handlers in the main thread later.
 
-        It returns when the endpoint is a process of its own, or after `START`.  `Popen` waits for that on a pipe, and
-        a worker process that Dramatiq forked at this moment would hold that pipe open for as long as it lives: the
-        endpoint would serve, but when it ended nothing would start it again.
+        Returns when the endpoint is a process of its own, or after `START`. `Popen` waits for that on a pipe. A worker
+        process that Dramatiq forked at this moment would keep that pipe open as long as it lives: the endpoint would
+        serve, but nothing would restart it after its end.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         super().start()
@@ -242,7 +242,7 @@ class Watch(Vital):
         self._made.wait(START)
 
     def work(self) -> None:
-        """Start the endpoint whenever it has ended."""
+        """Start the endpoint again whenever it ends."""
         while not self.stopped.is_set():
             self.take_turn(self._run)
             self.stopped.wait(PAUSE)
@@ -253,7 +253,7 @@ class Watch(Vital):
                 [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
             )
         except (OSError, MemoryError) as error:
-            # The worker works on without its metrics: it is there to delete.
+            # The worker continues without metrics: its task is to delete.
             log.warning("metrics endpoint not started", error=str(error))
             return
         self._made.set()
@@ -262,7 +262,7 @@ class Watch(Vital):
             log.error("metrics endpoint has ended", status=status)
 
     def _end(self) -> None:
-        """Remove the folder, and first its page: an empty one would say that counters have fallen."""
+        """Remove the folder after the endpoint's end: an empty page would show falling counters."""
         self.stopped.set()
         if self._endpoint is not None:
             self._endpoint.kill()
@@ -270,10 +270,10 @@ class Watch(Vital):
 
 
 def main(host: str, port: str, folder: str, master: str) -> int:
-    """Serve the metrics for as long as the master's thread that has started this process lives."""
+    """Serve the metrics as long as the thread of the master that started this process lives."""
     logs.configure()
     for number in SIGNALS:
-        # They are for those who work; the endpoint stays through the drain.
+        # These signals are for the workers; the endpoint serves until they have drained.
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     registry = CollectorRegistry()

@@ -1,8 +1,8 @@
-"""Log lines, and how text is written so that it may be seen: without secrets, control characters or an endless middle.
+"""Log lines, and text made safe to show: no secrets or control characters, limited length.
 
-A line is one JSON object, or coloured on a terminal: a fixed sentence under ``message`` and its facts beside it; what
-is bound to the context (batch, tick, run, message id, worker) is on every line of a run.  Foreign text, also in tables
-and rows, may be of any shape and size: each step takes a time that grows with its length and no faster.
+A line is one JSON object, or coloured on a terminal: a constant sentence under ``message`` and its facts beside it.
+Facts bound to the context (batch, tick, run, message id, worker) are on every line of a run. Foreign text, also in
+tables and rows, may have any shape and size: each step takes time linear in its length.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from metrics.unread import LineWriter
 
 MASK = "********"
 LONGEST = 4_000
-"""Characters of one fact: an error's trace fits, a dumped payload does not."""
+"""Maximum characters of a fact: a traceback fits, a dumped payload does not."""
 SEEN = 32_000
-"""Characters of a text that are looked at: of a longer one only the beginning is shown."""
+"""Maximum characters of a text that are examined; of a longer text the end is not shown."""
 MOST, DEEPEST = 50, 4
-"""Parts that are shown of what has parts, and levels of them."""
+"""Maximum items of a collection, and maximum levels of nesting, that are shown."""
 MORE = "…"
 PLAIN = {str, int, float, bool, type(None)}
-"""Types of facts that have no parts, and no text of their own."""
+"""Types of facts without items and without text of their own."""
 
 WORDS = (
     *("password", "passwd", "secret", "signature", "token", "authorization"),
     *(f"{kind}{between}key" for kind in ("access", "account", "api", "private", "sas") for between in ("", "_")),
 )
-"""What secrets have in their names."""
+"""Words in the names of secrets."""
 NAME = rf"(?<!\w)(?:sig(?!\w)|(?=\w*?(?:{'|'.join(WORDS)}))\w++)"
 SECRET = re.compile(f"(?i){NAME}")
 URL = re.compile(r"(?<!\w)\w++://[^\s:/@]*+:(?P<value>\S*+)")
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
-    # They break a line, or turn the direction in which it is read.
+    # Characters that break a line or change its reading direction.
     code: f"\\u{code:04x}"
     for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 
 
 class Output(logging.StreamHandler[TextIO]):
-    """Writes lines, each with one call: ours, and those that the libraries' records become.
+    """Writes our lines and the libraries' records, each with one call.
 
-    No line waits for a reader that does not read: it is lost, and the next line that can be written comes after
-    ``notice(number of lost lines)``.
+    No line waits for a blocked reader: the line is lost, and the next line that can be written follows ``notice(number
+    of lost lines)``.
     """
 
     def __init__(self, stream: TextIO, notice: Callable[[int], str]) -> None:
@@ -65,7 +65,7 @@ class Output(logging.StreamHandler[TextIO]):
             self._writer = LineWriter(stream.fileno())
 
     def line(self, text: str) -> None:
-        """Write a line of ours; no record is made of it first, which takes longer than all the rest."""
+        """Write a line of ours, without a log record, whose creation would take most of the time."""
         assert self.lock is not None
         with self.lock:
             if self._lost and not self._write(self._notice(self._lost)):
@@ -91,7 +91,7 @@ class Output(logging.StreamHandler[TextIO]):
         self.line(self.format(record))
 
     def close(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         if self._writer:
             self._writer.close()
         super().close()
@@ -104,10 +104,10 @@ def configure(
     *,
     on_line: Callable[[str], None] | None = None,
 ) -> None:
-    """Send all log lines of this process, the libraries' too, to *stream* (standard error).
+    """Send all log lines of this process, also of libraries, to *stream* (standard error).
 
-    *on_line* is called with the level of each.  A line that cannot be written is lost: it neither fails nor holds up
-    whoever has written it, and the next line says how many were lost.
+    *on_line* is called with the level of each line. A line that cannot be written is lost: its writer neither fails nor
+    waits, and the next line reports the number of lost lines.
     """
     stream = stream or sys.stderr
     as_json = style == "json" or (style is None and not stream.isatty())
@@ -148,7 +148,7 @@ def configure(
     )
     logging.raiseExceptions = False
     logging.basicConfig(handlers=[output], level=level, force=True)
-    # A line of ours says each of these things already, with the run's facts.
+    # Our own lines report all this with the run's facts.
     logging.getLogger("dramatiq.worker.WorkerThread").setLevel(logging.CRITICAL)
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     logging.getLogger("peewee.migrations").setLevel(logging.WARNING)
@@ -162,7 +162,7 @@ def configure(
 
 def _json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
     line = {"at": facts.pop("at"), "level": facts.pop("level"), "message": facts.pop("event"), **facts}
-    # Almost always there is nothing to redact: to look at the whole line once is much quicker than at each fact.
+    # Almost no line has anything to redact: one check of the whole line is faster than one per fact.
     if len(line) <= MOST and PLAIN.issuperset(map(type, line.values())):
         with suppress(TypeError):
             text = orjson.dumps(line, option=orjson.OPT_STRICT_INTEGER).decode()
@@ -172,16 +172,16 @@ def _json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
 
 
 def _is_harmless(line: str) -> bool:
-    """Say whether `redact` would change nothing of a line of plain facts; in doubt it says no."""
-    parts = ("\\", "://", "sig", "passw", "secret", "token", "authoriz", "key")  # each of `WORDS` has one of them in it
+    """Check whether `redact` would leave a line of plain facts unchanged; False if in doubt."""
+    parts = ("\\", "://", "sig", "passw", "secret", "token", "authoriz", "key")  # each of `WORDS` contains one of these
     plain = len(line) <= LONGEST and line.isascii() and line.isprintable()
     return plain and not any(map(line.lower().__contains__, parts))
 
 
 def trace(exc_info: ExcInfo) -> str:
-    """Write the trace of an exception: where it began and where it ended, however long what is said between.
+    """Format an exception's traceback; only its beginning and end are kept if it is too long.
 
-    Frames and messages are masked and cut each for itself: what begins in one is no secret in the next.
+    Frames and messages are masked and cut separately, so that a secret does not extend into the next part.
     """
     try:
         parts = TracebackException(*exc_info, compact=True).format()
@@ -192,19 +192,19 @@ def trace(exc_info: ExcInfo) -> str:
 
 
 def _named(unless: str) -> re.Pattern[str]:
-    """Find what has the name of a secret; a quote closes a value *unless* that comes before it.
+    """Return a pattern for named secrets; a quote closes a value *unless* this precedes it.
 
-    Only single characters have possessive quantifiers: CPython before 3.11.5 takes a possessive group for matched
-    where it begins (https://github.com/python/cpython/issues/106052).  The groups need none, as nothing that follows
-    a group can fail.
+    Only single characters have possessive quantifiers: CPython before 3.11.5 reports a possessive group as matched at
+    its start (https://github.com/python/cpython/issues/106052). The groups need none, as nothing after a group can
+    fail.
     """
 
     def word(quote: str) -> str:
-        # A quote may itself be escaped, in JSON that is a string of JSON; one that nothing closes goes on to the end.
+        # A quote may be escaped, in JSON inside a JSON string. An unclosed quote extends to the end.
         quoted = rf"(?P<{quote}>\\{{0,7}}+[\"'])(?:.*?{unless}(?P={quote})|.*+)"
         return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*"
 
-    # Where what looks like the value is only another name, its value comes behind that.
+    # If the apparent value is only another name, such as a scheme, the value follows it.
     scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token)|(?<=[=:]))\s++"
     return re.compile(
         rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*)"
@@ -212,11 +212,11 @@ def _named(unless: str) -> re.Pattern[str]:
 
 
 NAMED = _named(r"(?<!\\)"), _named("")
-"""Whether a backslash escapes a quote is a matter of opinion: what is a secret to either reader is masked."""
+"""Patterns for both readings of a backslash before a quote; a secret in either is masked."""
 
 
 def printable(text: str) -> str:
-    """Escape control characters, and the halves of characters by which Python writes bytes that are no text."""
+    """Escape control characters, and Python's surrogates for undecodable bytes."""
     return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
@@ -226,9 +226,9 @@ def escaped(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Mask secrets, escape control characters, cut the middle out of what is too long.
+    """Mask secrets, escape control characters, and cut the middle of a long text.
 
-    Of what is longer than `SEEN` the end is cut off, and the word before it: it may be half of a secret.
+    A text longer than `SEEN` loses its end, and the word at the cut, which may be half of a secret.
     """
     if len(text) > SEEN:
         rest = f"{MORE} ({len(text):,} characters)"
@@ -240,18 +240,18 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Clean what a person has typed, for a row: PostgreSQL refuses a NUL, and bytes that are no text."""
+    """Clean a person's input for a row: PostgreSQL refuses NUL and undecodable bytes."""
     return clean(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def describe(error: BaseException) -> str:
-    """Put an exception into one line that every server can keep."""
-    # Masked before it is cut: half a secret is not recognized.
+    """Format an exception as one line that every server can store."""
+    # Masking precedes cutting, because half a secret is not recognized.
     return clean(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
 
 
 def text_of(value: object) -> str:
-    """Write *value* as text, whatever it is: to log something must not fail."""
+    """Convert any *value* to text without raising: logging must not fail."""
     if isinstance(value, bytes | bytearray):
         value = value[: SEEN + 1]
     try:
@@ -261,11 +261,11 @@ def text_of(value: object) -> str:
 
 
 def redact(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Return *value* fit for a log line, at any depth; what is *name*d as a secret is masked whole.
+    """Return *value* fit for a log line, at any depth; a value *name*d as a secret is masked.
 
-    It never fails: what has no text, no end or no bottom is shown as far as it can be.
+    It never fails: values without text, and endless or deeply nested values, are shown as far as possible.
     """
-    # A name that long is none: what it stands for is not shown.
+    # A name of this length cannot be checked, so its value is not shown.
     if len(name) > LONGEST or SECRET.search(name):
         return MASK
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
@@ -295,7 +295,10 @@ def _masked(text: str) -> str:
 
 
 def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the passwords in URLs begin and end: at the last @ before a space, as they may have one."""
+    """Yield start and end of passwords in URLs: up to the last @ before a space.
+
+    A password may contain @.
+    """
     for match in URL.finditer(text):
         begin, end = match.span("value")
         yield begin, text.rfind("@", begin, end)

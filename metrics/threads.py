@@ -1,10 +1,10 @@
-"""Threads that a process cannot do without: when one ends, for whatever reason, so does its process.
+"""Vital threads: if such a thread ends for any reason, its process ends.
 
-A thread that has died leaves no trace: its process looks alive, and something that it should do is not done any more.
-So what goes wrong in one turn costs that turn, and a line; what goes wrong three turns in a row, or outside of any,
-ends the thread, and the thread the process.  Its supervisor starts it again.
+A thread that dies leaves no trace: its process looks alive, but part of its work is not done any more. Therefore an
+error in one turn costs only that turn and a log line. Errors in three turns in a row, or outside of a turn, end the
+thread, and the thread ends the process. The supervisor restarts the process.
 
-A `Probe` is a thread that may hang or fail: its process goes on without the answer.
+A `Probe` is a thread that may hang or fail: its process continues without the answer.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ import structlog
 from metrics.logs import describe
 
 FAILURES = 3
-"""So many turns in a row that fail are not chance: whatever the thread is for, it does not do it."""
+"""Consecutive failed turns that end the thread; fewer may be a coincidence."""
 START = 10.0
-"""Seconds in which a thread that was started runs, also on a machine that is very busy."""
+"""Seconds within which a started thread must run, also on a very busy machine."""
 LAST_RESORT = 60
-"""Seconds that a process without such a thread has to end in an orderly way, before the kernel ends it."""
+"""Seconds for an orderly shutdown without a vital thread, before the kernel kills us."""
 
 STALLED_AFTER_SECONDS = 60.0
-"""Longest turn of a loop that does not wait for a server: turns take milliseconds."""
+"""Longest turn of a loop in seconds, without waits for servers; turns take milliseconds."""
 SERVER_CLIENTS = {"peewee", "psycopg2", "redis"}
-"""Packages that wait for servers.  A loop in one of them stands still because its server does."""
+"""Packages that wait for servers. A loop inside them is blocked by its server."""
 
 log = structlog.get_logger(__name__)
 _why: list[str] = []
 
 
 def end_process(reason: str, **facts: object) -> None:
-    """Let this process end as if it had been asked to, and say why; where it does not, the kernel ends it."""
+    """Send SIGTERM to this process and log the reason; a timer kills the process if it hangs."""
     _why.append(reason)
     try:
         log.critical("process ends itself", reason=reason, **facts)
     finally:
-        # Neither needs memory or a thread, of which there may be none left; nothing of ours waits for an alarm.
+        # Neither needs memory or a thread, which may be exhausted. None of our code uses SIGALRM.
         signal.alarm(LAST_RESORT)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def ended_itself() -> bool:
-    """Say whether this process was asked to end by itself."""
+    """Check whether this process has ended itself."""
     return bool(_why)
 
 
 class Thread(threading.Thread):
-    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *timeout* seconds.
+    """A daemon thread whose `start` raises `RuntimeError` if it does not run in time.
 
-    Without memory a thread may die before it says that it runs, and `threading` waits for that for ever, deaf even to
-    time limits (CPython's issue 140746).
+    *timeout* is in seconds. Without memory a thread may die before it reports that it runs; `threading` would wait for
+    the report for ever, without regard to time limits (CPython's issue 140746).
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class Thread(threading.Thread):
         self._said.wait = partial(self._said.wait, timeout)
 
     def start(self) -> None:
-        """Start it."""
+        """Start the thread."""
         super().start()
         if not self._said.is_set():
             raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
 
 
 class Vital(Thread):
-    """A thread that its process cannot do without, at `work` until `stopped` is set."""
+    """A thread that its process needs; it is at `work` until `stopped` is set."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
         self.stopped = threading.Event()
         self.turn_began: float | None = None
-        """When its present turn began, by the monotonic clock; None between two turns."""
+        """Start of the current turn by the monotonic clock; None between turns."""
         self._failures = 0
 
     def run(self) -> None:
-        """Work; where that ends though nobody has stopped it, end the process."""
+        """Work; if that ends before `stopped` is set, end the process."""
         error: BaseException | None = None
         try:
             self.work()
@@ -97,11 +97,11 @@ class Vital(Thread):
             self.broken(error)
 
     def work(self) -> None:
-        """Do what the thread is for, until `stopped` is set."""
+        """Do the work of the thread until `stopped` is set."""
         raise NotImplementedError
 
     def take_turn(self, turn: Callable[[], None]) -> bool:
-        """Take a turn; one that fails is said and returns False, but too many in a row end the thread."""
+        """Run a turn; log an error and return False, but raise it after too many in a row."""
         self.turn_began = monotonic()
         try:
             turn()
@@ -117,15 +117,15 @@ class Vital(Thread):
         return True
 
     def broken(self, error: BaseException | None) -> None:
-        """End the process, whose thread this was."""
+        """End the process."""
         end_process(f"its thread {self.name!r} has ended", exc_info=error)
 
 
 def find_stalled() -> str | None:
-    """Say which loop of this process stands still; None if none does.
+    """Return which loop of this process has stalled; None if none has.
 
-    A loop that waits for PostgreSQL or Redis does not count, however long it waits: to restart its process would not
-    help.  Asks no server and takes no lock.
+    A loop that waits for PostgreSQL or Redis does not count, no matter how long: restarting its process would not help.
+    The check asks no server and takes no lock.
     """
     frames = sys._current_frames()  # noqa: SLF001, the only way to see what another thread waits for
     for thread in threading.enumerate():
@@ -146,7 +146,7 @@ def _waits_for_server(frame: FrameType | None) -> bool:
 
 
 class Rounds(Vital):
-    """Takes a *turn* every *interval* seconds, in a thread of its own: it waits for no other's server."""
+    """Runs *turn* every *interval* seconds in its own thread, independent of other loops."""
 
     def __init__(self, name: str, turn: Callable[[], None], *, interval: float) -> None:
         super().__init__(name)
@@ -154,13 +154,13 @@ class Rounds(Vital):
         self._interval = interval
 
     def work(self) -> None:
-        """Take turns until stopped."""
+        """Run turns until stopped."""
         while not self.stopped.wait(self._interval):
             self.take_turn(self._turn)
 
 
 class Probe:
-    """Calls *ask* in a thread of its own, one call at a time. A call that hangs holds up nobody else."""
+    """Calls *ask* in its own thread, one call at a time; a call that hangs delays nobody else."""
 
     def __init__(self, name: str, ask: Callable[[], Any]) -> None:
         self.name = name
@@ -177,7 +177,7 @@ class Probe:
             self._thread.start()
 
     def wait(self, until: float) -> Any:
-        """Return the answer, or None if there is none by *until*, an instant of the monotonic clock."""
+        """Return the answer, or None after *until*, an instant of the monotonic clock."""
         self._thread.join(max(0.0, until - monotonic()))
         if self._thread.is_alive():
             self.seconds = monotonic() - self._began
@@ -193,7 +193,7 @@ class Probe:
 
 
 def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
-    """Call all probes at once; return the answer of each, or None if it fails or takes longer than *seconds*."""
+    """Call all probes at once; return each answer, or None if it fails or exceeds *seconds*."""
     until = monotonic() + seconds
     for probe in probes:
         probe.begin()

@@ -1,4 +1,7 @@
-"""Standard error that nobody reads, or that a terminal has stopped: whoever writes to it must not wait for it."""
+"""Writes to standard error that never block for long, even if nobody reads.
+
+A terminal may also be stopped.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from contextlib import suppress
 from functools import partial
 
 PATIENCE_SECONDS = 0.1
-"""How long a write waits for a reader that is slow.  Once it was in vain, none waits until one has found room again."""
+"""Seconds that a write waits for a slow reader.
+
+After a write that had to wait, later writes do not wait, until a write succeeds at once.
+"""
 
 
 class LineWriter:
-    """Writes to a pipe, socket, terminal or file, and gives up what it cannot write at once or after a moment.
+    """Writes to a pipe, socket, terminal or file; drops data that cannot be written in time.
 
     Any number of threads may write.
     """
@@ -27,7 +33,7 @@ class LineWriter:
         self._close: Callable[[], None] = lambda: None
         self._waits = True
         self._rest = b""
-        # A signal may interrupt a write, and its handler write, too.
+        # A signal may interrupt a write, and its handler may write, too.
         self._lock = threading.RLock()
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
@@ -36,7 +42,7 @@ class LineWriter:
             self._close = connection.close
         elif stat.S_ISFIFO(mode) or os.isatty(fd):
             self._send = self._send_if_there_is_room
-            # Other programs have this pipe open too, and expect it to block: only a description of our own may not.
+            # Other programs share this pipe and expect it to block, so O_NONBLOCK is set on a description of our own.
             with suppress(OSError):
                 own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
                 self._send, self._close = partial(os.write, own), partial(os.close, own)
@@ -44,7 +50,7 @@ class LineWriter:
     def write(self, data: bytes) -> bool:
         """Write *data* whole and return True, or write nothing of it and return False.
 
-        If the reader takes a part only, the remainder comes before the next data, so that no line is torn.
+        If the reader accepts only a part, the remainder precedes the next data, so that no line is torn.
 
         Raises `OSError` if nobody has the other end open, or the disk is full.
         """
@@ -58,13 +64,13 @@ class LineWriter:
             return written > 0
 
     def close(self) -> None:
-        """Close what was opened here; the file itself stays open."""
+        """Close our own description; the file itself stays open."""
         self._send = partial(os.write, -1)
         self._close()
         self._close = lambda: None
 
     def _written(self, data: bytes) -> int:
-        """Write *data* as far as there is room; return how many bytes."""
+        """Write *data* until the reader blocks; return the number of written bytes."""
         total, waited = 0, False
         while total < len(data):
             try:

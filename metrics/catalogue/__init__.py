@@ -1,6 +1,6 @@
-"""Every metric: `metrics.toml` holds the engine's own, and each batch brings those that only it has.
+"""Every metric: `metrics.toml` has the engine's own, and batches declare additional ones.
 
-All else follows from this table: what is counted, `docs/metrics.md`, the zeros of the first scrape, and the tests of
+Everything else follows from this table: counters, `docs/metrics.md`, the zeros of the first scrape, and the tests of
 rules and dashboards.
 """
 
@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 FILE = Path(__file__).parent / "metrics.toml"
 NO_BATCH = "unknown"
-"""The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
+"""Batch label of a dead letter that is unreadable or of no batch; it is lost work, too."""
 UNREADABLE = (NO_BATCH, "message")
-"""What lies in quarantine and is of no batch: messages that nothing can read."""
+"""Labels of unreadable messages in quarantine, which belong to no batch."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
@@ -28,30 +28,30 @@ BLOCKS = (
     *("no_store", "no_repositories", "git_server", "flag_unreadable"),
     *("installation", "redis_replaced", "clocks", "schema"),
 )
-"""Why a batch may be blocked: what only a person can fix."""
+"""Reasons why a batch may be blocked; each needs a person."""
 HOLDS = ("breaker", "new")
-"""Why a batch may be held: a run would have been out of proportion, or nobody has looked at what it would do yet."""
+"""Reasons why a batch may be held: an unusually large run, or a preview not yet seen."""
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "head", "delete", "delete_many", "abort_uploads")
 COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "quarantine", "clocks")
-"""What the exporter asks, beside what batches bring."""
+"""Collectors of the exporter, beside the collectors of batches."""
 CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
-"""Which clock is compared with which; the host is the exporter's."""
+"""Pairs of clocks that are compared; "host" is the exporter's machine."""
 Process = Literal["worker", "scheduler", "exporter"]
 Children = tuple[tuple[str, ...], ...]
 BUCKETS: dict[str, tuple[float, ...]] = {
     "none": (),
-    # The documents' limits are among them.
+    # The limits in the documents are among these.
     "runs": (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 250.0, 300.0, 600.0, 1800.0),
     "requests": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 }
-"""Upper edges of histograms' buckets, in seconds."""
+"""Upper bounds of histogram buckets, in seconds."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric; *children* are the label values that it ever has, None where the settings name them."""
+    """A metric; *children* are all its label values, or None if the settings name them."""
 
     name: str
     labels: tuple[str, ...]
@@ -62,24 +62,24 @@ class Metric:
 
     @property
     def type(self) -> Literal["counter", "gauge", "histogram"]:
-        """Say what kind of metric it is."""
+        """Type of the metric in Prometheus."""
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def is_instant(self) -> bool:
-        """Say whether its values are moments."""
+        """Whether the values are times."""
         return self.name.endswith("_timestamp_seconds")
 
     @property
     def unit(self) -> str:
-        """Name its unit, if it has one."""
+        """Unit of the metric, or ""."""
         return "seconds" if self.name.endswith("_seconds") else ""
 
     @property
     def values(self) -> dict[str, tuple[str, ...] | None]:
-        """Each label's values, in their order; None where the settings name them."""
+        """Values of each label in order; None if the settings name them."""
         if self.children is None:
             return dict.fromkeys(self.labels)
         columns = list(zip(*self.children, strict=True)) or [()] * len(self.labels)
@@ -87,7 +87,7 @@ class Metric:
 
 
 class Gauge(NamedTuple):
-    """A gauge that a batch brings; *name* without the prefix, *children* the values that its labels ever have."""
+    """A gauge of a batch; *name* lacks the prefix, *children* are all values of its labels."""
 
     name: str
     help: str
@@ -96,9 +96,10 @@ class Gauge(NamedTuple):
 
 
 class Counter(NamedTuple):
-    """A counter that a batch brings; *name* without prefix and ending.
+    """A counter of a batch; *name* has neither prefix nor suffix.
 
-    It adds up *fields* of the outcome, or counts the runs that *stopped* so.  Its label is the batch, where *by_batch*.
+    It adds up *fields* of the outcome, or counts the runs that *stopped* for this reason. If *by_batch*, its label is
+    the batch.
 
     >>> counter = Counter("pipelines_seen", "Pipelines that runs have counted.", ("pipelines",))
     """
@@ -111,7 +112,7 @@ class Counter(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A value of a gauge, which is named without the prefix; *labels* in the catalogue's order."""
+    """A value of a gauge, named without prefix; *labels* are in the catalogue's order."""
 
     metric: str
     value: float
@@ -119,18 +120,18 @@ class Reading(NamedTuple):
 
 
 def at(metric: str, instant: datetime | None, *labels: str) -> Iterator[Reading]:
-    """Yield the instant, nothing when there is none."""
+    """Yield the instant as a reading, or nothing if it is None."""
     if instant is not None:
         yield Reading(metric, instant.timestamp(), labels)
 
 
 def each(*values: Iterable[str]) -> Children:
-    """Combine every value of a label with every one of the others."""
+    """Return all combinations of the labels' values."""
     return tuple(product(*values))
 
 
 def series(declared: Iterable[Any]) -> dict[str, Children | None]:
-    """Return the label sets of the batches and children that are *declared*, each in the order of declaration."""
+    """Return the label sets of the *declared* batches and children, in order of declaration."""
     declared = tuple(declared)
     parents = [one for one in declared if one.parent is None]
     names, of_parents = [one.name for one in declared], [one.name for one in parents]
@@ -143,7 +144,7 @@ def series(declared: Iterable[Any]) -> dict[str, Children | None]:
         return tuple((name, record.name) for name, record in records if wanted(record))
 
     return {
-        # Root names are as configured.
+        # Root names depend on the settings.
         "unbounded": None,
         "each": each(names),
         "parents": each(of_parents),
@@ -176,13 +177,13 @@ def series(declared: Iterable[Any]) -> dict[str, Children | None]:
 
 
 def table(declared: Iterable[Any]) -> dict[str, Metric]:
-    """Return every metric by its name, with the label sets of what is *declared*: batches first, then children."""
+    """Return every metric by name, with the label sets of *declared*: batches, then children."""
     declared = tuple(declared)
     return {metric.name: metric for metric in (*_engine(series(declared)), *_batches(declared))}
 
 
 def of(process: Process, metrics: Mapping[str, Metric]) -> list[Metric]:
-    """List those of the *metrics* that the endpoint of *process* has."""
+    """Return the metrics of *process*."""
     return [metric for metric in metrics.values() if metric.process == process]
 
 

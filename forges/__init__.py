@@ -1,1 +1,1 @@
-"""What fits forgekeeper to a forge's own tables: a package for each forge, and the command that applies it."""
+"""Adapters for the tables of forges: a package for each forge, and the command `adopt`."""

@@ -1,4 +1,4 @@
-"""Findings of `check` about the views that the command `adopt` has made."""
+"""Findings of `check` about views that the command `adopt` has created."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ADOPTED = """
 
 
 class AdoptedForge(NamedTuple):
-    """A forge by its name in commands, by that in sentences, and by a function that all adoptions of it have."""
+    """A forge: its names in commands and in sentences, and a function that all adoptions have."""
 
     forge: str
     shown: str
     function: str
 
     def is_adopted(self, schema: str) -> bool:
-        """Say whether the views in that schema were made by `adopt`, of this forge."""
+        """Check whether `adopt` created the views in that schema, for this forge."""
         return self._find_comment(schema) is not None
 
     def say_outdated(self, schema: str) -> Iterator[str]:
-        """Say whether `adopt` would make the views of that schema, if there are any, differently now."""
+        """Yield a sentence if `adopt` would now create the existing views differently."""
         if (comment := self._find_comment(schema)) is None:
             return
         again = f"run `forgekeeper adopt {self.forge}` again, as the owner of {self.shown}'s tables"
@@ -43,7 +43,7 @@ class AdoptedForge(NamedTuple):
             yield f"{self.shown}'s tables have changed since the views in schema {schema} were made: {again}"
 
     def say_slow(self, schema: str) -> Iterator[str]:
-        """Say which indexes the batches' statements want below the views of that schema."""
+        """Yield a sentence about missing indexes below the views of that schema."""
         found = self._look(schema, self._find_comment(schema) or "")
         if statements := list(found.find_missing_indexes()):
             yield (
@@ -57,7 +57,7 @@ class AdoptedForge(NamedTuple):
         return None if row is None else str(row[0])
 
     def _look(self, schema: str, comment: str) -> Adoption:
-        # It imports models, as only processes do whose settings name them.
+        # Imported here, because it imports models, which only the settings may do.
         adoption = import_module("forges.adoption")
         kind = import_module(f"forges.{self.forge}.adoption").KIND
         found: Adoption = adoption.look(kind, comment.rpartition(", of ")[2] or "public", schema)

@@ -1,4 +1,4 @@
-"""What the command `adopt` does."""
+"""Implementation of the command `adopt`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models import APPLICATION
 
 FORGES = ("forgejo", "gitea", "gitlab")
 SAME = {"gitea": "forgejo"}
-"""Forges that have the tables of another one."""
+"""Forges that share the tables of another forge."""
 INDEX_HINT = (
     "runs will be slow without these indexes; the statements can be executed while the forge works, in this order:"
 )
@@ -24,7 +24,7 @@ RECORDED = "select coalesce(has_table_privilege(to_regclass('audit_acts'), 'inse
 
 
 def make_views(forge: str, *, print_: bool, role: str | None, tables: str, json: bool) -> None:
-    """Make the views, or print their SQL; the command `adopt` says what the arguments mean."""
+    """Create the views, or print their SQL; the command `adopt` explains the arguments."""
     if forge not in FORGES:
         wrong_use(f"there is no forge {forge!r}; there are: {', '.join(FORGES)}")
     with connected("adopt", migrated=False, redis_needed=False) as settings:
@@ -59,16 +59,16 @@ def _print(script: str, advice: list[str], *, json: bool) -> None:
 
 def _execute(found: adoption.Adoption, script: str) -> None:
     with database.atomic():
-        # Before the first `migrate` there is no audit, and the owner of a forge's tables need not have rights on it.
+        # Before the first `migrate` the audit does not exist, and the tables' owner may lack rights on it.
         (recorded,) = database.execute_sql(RECORDED).fetchone()
         if recorded:
             acts.record("adopt", found.views, after={"tables": found.tables, "role": found.role})
-        # The driver takes a lone % for the place of a value.
+        # The driver interprets a single % as a placeholder.
         database.execute_sql(script.replace("%", "%%"))
 
 
 def _list_left_out(found: adoption.Adoption) -> dict[str, list[str]]:
-    """Return the views that are not made, by the reason; also views without any table of the forge."""
+    """Return views that are not created, by reason; also views without any table of the forge."""
     known = {view for part in found.every_part for view in part.views}
     unknown = [model._meta.table_name for model in APPLICATION if not model.optional]
     without = [view for view in unknown if view not in known]
@@ -76,7 +76,7 @@ def _list_left_out(found: adoption.Adoption) -> dict[str, list[str]]:
 
 
 def _find_blocked(views: Collection[str]) -> list[str]:
-    """Name the batches that are blocked without these views."""
+    """Return the batches that are blocked without these views."""
     return [
         batch.name
         for batch in BATCHES.values()

@@ -1,7 +1,7 @@
-"""Views of a forge's tables in which the batches find what they expect, whatever the forge.
+"""Views of a forge's tables in the form that the batches expect.
 
-A view has the name of the example forge's table.  What a view cannot change by itself, a function or a rule changes,
-with the rights of the tables' owner: the role that forgekeeper connects as has rights on the views alone.
+A view has the name of the example forge's table. Functions and rules make changes that a view cannot, with the rights
+of the tables' owner: forgekeeper's role has rights on the views only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from models import APPLICATION, OPTIONAL
 MODELS = (*APPLICATION, *OPTIONAL)
 """Models whose tables may have views."""
 GRANTED = {"forge_flags": "select", "ci_deleted_objects": "select, insert"}
-"""What is granted on views that no model is of."""
+"""Privileges on views without a model."""
 COLUMNS = """
     select c.relname, a.attname, format_type(a.atttypid, null) from pg_class c join pg_attribute a on a.attrelid = c.oid
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relkind in ('r', 'p')
@@ -35,7 +35,8 @@ OWNERS = """
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and c.relname = any(%s)
     order by c.relname
 """
-# Made by another role, as by a superuser who ran what --print wrote, a function runs with the rights of that role.
+# If another role created a function, such as a superuser who ran the output of --print, the function would run with
+# that role's rights.
 STRAYS = """
     select format('alter schema %%I owner to %%s;', nspname, %(owner)s) from pg_namespace
     where nspname = %(views)s and nspowner <> %(owner)s::regrole
@@ -54,25 +55,25 @@ OIDS = """
 """
 TRIGGER_FUNCTION = re.compile(r"create or replace function VIEWS\.(\w+)\(\) returns trigger")
 WHERE = re.compile(r"^(.*?) -- where there is (no )?(\w+)\.(\w+)\n", re.MULTILINE)
-"""A line of a template that only versions with that column have, or only those without."""
+"""Line of a template for versions with that column, or ("no") without it."""
 
 Kind = TypeVar("Kind", bound="Adoption")
 
 
 class Unfit(Exception):
-    """These tables cannot be adopted; the message says why, and what to do."""
+    """These tables cannot be adopted; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Which tables are adopted: *tables* is their schema, *views* that of the views; *role* is granted these.
+    """An adoption of the tables in schema *tables* by views in *views*, granted to *role*.
 
-    *owner* owns the tables, and the views from now on; *strays* are the statements that give it what others own in the
-    schema of the views.  Names are written as in SQL; *schema* is the first as it is.  *created* says that the views'
-    is there.  *columns* has the types of the columns of each table.
+    *owner* owns the tables, and the views from now on; *strays* are statements that give *owner* the objects of others
+    in the schema of the views. Names are quoted for SQL; *schema* is the unquoted name of *tables*. *created* tells
+    that the views' schema exists. *columns* has the types of the columns of each table.
 
-    A forge has a name *forge* in commands and one in sentences, *shown*; of its SQL some comes *before* the parts, and
-    some *after* them.
+    A forge has the name *forge* in commands and *shown* in sentences; some of its SQL runs *before* the parts, and some
+    *after* them.
     """
 
     forge: ClassVar[str]
@@ -97,7 +98,7 @@ class Adoption:
 
     @property
     def left_out(self) -> dict[str, list[str]]:
-        """Return the views of the parts that are not adopted, by the reason; not of those that only forks have."""
+        """Return the views of parts that are not adopted, by reason, without parts of forks."""
         found = defaultdict[str, list[str]](list)
         for part in self.every_part:
             if part.instead is None and (reason := self.why_left_out(part)) is not None:
@@ -106,27 +107,27 @@ class Adoption:
 
     @property
     def used(self) -> list[str]:
-        """Name the tables that the parts are made of."""
+        """Return the names of the tables that the parts read."""
         return sorted({self.table(table) for part in self.parts for table in part.needs})
 
     @property
     def more(self) -> dict[str, str]:
-        """Return views that are of no part, each with what is granted on it."""
+        """Return views that belong to no part, with their privileges."""
         return {}
 
     @property
     def comment(self) -> str:
-        """Return the comment on the schema of the views: by which version, and of which columns, they are made."""
+        """Return the comment on the views' schema, with version and a digest of the columns."""
         facts = [(name, sorted(self.columns.get(name, {}).items())) for name in (*self.used, *self.more)]
         digest = sha256(repr((facts, self.left_out)).encode()).hexdigest()[:16]
         return f"{comment_of_version(self.forge)}, {digest}, of {self.schema}"
 
     def table(self, name: str) -> str:
-        """Return the name of a table that a part calls *name*."""
+        """Return the real name of a table that a part calls *name*."""
         return name
 
     def why_left_out(self, part: AdoptedPart) -> str | None:
-        """Say why a part is not adopted; None if it is."""
+        """Return why a part is not adopted; None if it is."""
         if part.instead in self.columns:
             return f"schema {self.schema} has {part.instead}"
         for table, columns in part.needs.items():
@@ -138,13 +139,13 @@ class Adoption:
         return None
 
     def statements(self) -> Iterator[str]:
-        """Yield what makes the views, part by part; running it again changes nothing but what has to.
+        """Yield the statements that create the views, part by part; they are idempotent.
 
-        Run it in one transaction: it sets role and search_path there.  A view keeps the functions that its search_path
-        finds now, whatever is created later.
+        Run them in one transaction, in which they set role and search_path. A view stays bound to the functions that
+        its search_path finds now, even if others are created later.
         """
         yield "set local search_path = pg_catalog, pg_temp;\n"
-        # Where it is there this would still ask for the right to create one.
+        # `if not exists` would require the right to create schemas even if the schema exists.
         if not self.created:
             yield f"create schema if not exists {self.views} authorization {self.owner};\n"
         yield from (f"{statement}\n" for statement in self.strays)
@@ -154,7 +155,7 @@ class Adoption:
         made = [*self.before, *(part.name for part in self.parts), *self.after]
         yield from map(self.write_part, made)
         yield from self.write_more()
-        # A trigger asks for this right when it is made, and not when it fires.
+        # A trigger needs this right at its creation, and not when it fires.
         functions = TRIGGER_FUNCTION.findall("".join(read_template(self.forge, part) for part in made))
         yield "".join(f"revoke execute on function {self.views}.{name}() from public;\n" for name in functions)
         yield from map(self.write_part, ("changed_views", "grant_again"))
@@ -164,24 +165,24 @@ class Adoption:
             yield "".join(self._grants(self.role))
 
     def write_part(self, part: str, **words: str) -> str:
-        """Return the SQL of a part, with names and these *words* in their places."""
+        """Return the SQL of a part, with names and these *words* filled in."""
         return self.fill(WHERE.sub(self._where, read_template(self.forge, part)), **words)
 
     def write_more(self) -> Iterator[str]:
-        """Yield what makes the views that are of no part."""
+        """Yield the statements that create views of no part."""
         yield from ()
 
     def fill(self, text: str, **words: str) -> str:
-        """Put names and expressions into the places of a text."""
+        """Fill names and expressions into a text."""
         words = {"TABLES": self.tables, "VIEWS": self.views, **words}
         return re.sub(rf"\b({'|'.join(words)})\b", lambda word: words[word[0]], text)
 
     def find_missing_indexes(self) -> Iterator[str]:
-        """Yield the statements, in their order, that build the indexes which statements want below the views."""
+        """Yield, in order, statements that build missing indexes below the views."""
         yield from ()
 
     def say_limits(self) -> Iterator[str]:
-        """Yield what is left to the forge though the batches could do it elsewhere."""
+        """Yield sentences about work that stays with the forge."""
         yield from ()
 
     def _where(self, line: re.Match[str]) -> str:
@@ -197,7 +198,7 @@ class Adoption:
 
 
 def fit(kind: type[Kind], tables: str, views: str, role: str | None) -> Kind:
-    """Look at the tables, and return how they are adopted; raise `Unfit` where they cannot be."""
+    """Inspect the tables and return their adoption; raise `Unfit` if they cannot be adopted."""
     if views == tables:
         raise Unfit(
             f"schema {views} is that of {kind.shown}'s own tables: set FORGEKEEPER_FORGE_SCHEMA to another one for the"
@@ -215,7 +216,7 @@ def fit(kind: type[Kind], tables: str, views: str, role: str | None) -> Kind:
 
 
 def look(kind: type[Kind], tables: str, views: str, role: str | None = None) -> Kind:
-    """Return what would be adopted of the tables, without an owner; nothing is asked of their rights."""
+    """Return the adoption of the tables, without owner and without checks of rights."""
     columns = defaultdict[str, dict[str, str]](dict)
     for table, column, its_type in database.execute_sql(COLUMNS, (tables,)).fetchall():
         columns[table][column] = its_type
@@ -241,14 +242,14 @@ def _insist(found: Adoption) -> None:
         raise Unfit(
             f"schema {found.schema} lacks {found.shown}'s tables: name that of {found.shown}'s tables with --tables"
         )
-    # Notes of deletions that are not found are removed.
+    # Rows hidden from us would look deleted, and their notes would be removed.
     found_tables = database.execute_sql(OIDS, (found.schema, found.used)).fetchall()
     if reason := next(reasons_to_miss_rows([oid for (oid,) in found_tables]), None):
         raise Unfit(reason)
 
 
 def _find_owner(found: Adoption) -> str:
-    """Return the role that owns the tables, as SQL writes its name; raise `Unfit` if they have several owners."""
+    """Return the tables' owner, quoted for SQL; raise `Unfit` if they have several owners."""
     (first, owner), *others = database.execute_sql(OWNERS, (found.schema, found.used)).fetchall()
     for table, another in others:
         if another != owner:

@@ -1,7 +1,7 @@
-"""`peek` and `adopt`: look at the tables of a forge, and fit forgekeeper to them.
+"""The commands `peek` and `adopt`, which read a forge's tables and adapt them.
 
-Every command reads its help, and only the setting `FORGEKEEPER_BATCHES` may import batches and models: it imports them
-when it runs.
+Every command reads this module for its help, and only the setting `FORGEKEEPER_BATCHES` may import batches and models:
+these commands import them when they run.
 """
 
 from __future__ import annotations

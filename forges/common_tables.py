@@ -1,4 +1,4 @@
-"""The views of an adoption as common table expressions: a look at a forge's own tables that creates nothing."""
+"""Views of an adoption as common table expressions, which read a forge and create nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMN = re.compile(r"\s*(\w+) (\w+)")
 
 
 def write_common_tables(found: Adoption) -> dict[str, str]:
-    """Return what the views of *found* select, by their names, in SQL that needs nothing of the adoption.
+    """Return the queries of the views of *found*, by name, without references to the adoption.
 
     Functions are replaced by their expressions, and tables that the adoption would create are empty.
     """
-    # Written as VIEWS once more, the schema of the views can be found and taken out.
+    # The placeholder VIEWS stays in the text, so that the schema of the views can be removed.
     parts = [*found.before, *(part.name for part in found.parts)]
     text = "\n".join(found.write_part(part, VIEWS="VIEWS") for part in parts)
     functions = {name: (_names(arguments), body) for name, arguments, body in FUNCTION.findall(text)}
@@ -32,7 +32,7 @@ def write_common_tables(found: Adoption) -> dict[str, str]:
 
 
 def prefix_statement(statement: str, common_tables: Mapping[str, str]) -> str:
-    """Return *statement* behind a `with` clause that defines the common tables it needs, directly or not."""
+    """Prefix *statement* with the common tables that it needs, directly or indirectly."""
     used: dict[str, str] = {}
     texts = [statement]
     while texts:
@@ -56,7 +56,7 @@ def _names(arguments: str) -> list[str]:
 
 
 def _write_inline(text: str, functions: Mapping[str, tuple[list[str], str]]) -> str:
-    """Replace each call of a function by its expression, also in these expressions."""
+    """Replace calls of functions by their expressions, also inside these expressions."""
     while call := CALL.search(text):
         names, body = functions[call[1]]
         arguments, end = _read_arguments(text, call.end())
@@ -70,7 +70,7 @@ def _replace_words(text: str, words: Mapping[str, str]) -> str:
 
 
 def _read_arguments(text: str, begin: int) -> tuple[list[str], int]:
-    """Return the arguments of the call whose list begins there, and where the call ends."""
+    """Return the arguments of the call whose list starts at *begin*, and the end of the call."""
     depth, last, arguments = 0, begin, []
     for place in range(begin, len(text)):
         character = text[place]

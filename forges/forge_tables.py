@@ -1,4 +1,4 @@
-"""The relations that batches expect, found in the tables of a forge, whether views of them exist or not."""
+"""The relations that batches expect, in a forge's tables, with or without views of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from forges.gitlab.adoption import KIND as GITLAB
 
 KINDS = {"gitlab": GITLAB, "forgejo": FORGEJO, "gitea": FORGEJO}
 EXAMPLE = "example"
-"""Stands for tables or views that are as the batches expect them."""
+"""Name for tables or views in the form that batches expect."""
 SIGNS = {"gitlab": "namespaces", "forgejo": "action_artifact"}
-"""A table of each forge that the example has not."""
+"""A table of each forge that the example forge lacks."""
 
 
 class ForgeTables:
-    """The relations that batches expect, in the tables of a forge: as they are, or by common table expressions."""
+    """Access to the expected relations: the tables themselves, or common table expressions."""
 
     def __init__(self, schema: str, adoption: Adoption | None) -> None:
         self.schema, self.adoption = schema, adoption
@@ -31,15 +31,15 @@ class ForgeTables:
 
     @property
     def forge(self) -> str:
-        """The name of the forge, for people."""
+        """Name of the forge, for people."""
         return self.adoption.shown if self.adoption else "a forge with the tables that forgekeeper expects"
 
     def has(self, model: type[Base]) -> bool:
-        """Say whether the forge has the relation of *model*."""
+        """Check whether the forge has the relation of *model*."""
         return model._meta.table_name in self._common if self.adoption else exclusions.visible(model)
 
     def find_lacks(self, relation: Relation) -> Iterator[str]:
-        """Yield what the forge lacks of a relation that a batch needs."""
+        """Yield the parts of a relation that the forge lacks."""
         model = relation.model
         name = model._meta.table_name
         if not self.adoption:
@@ -48,7 +48,7 @@ class ForgeTables:
             yield f"{name}: {self._left_out.get(name, f'{self.adoption.shown} has nothing like it')}"
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> Any:
-        """Return the first row of what *statement* selects."""
+        """Return the first row of *statement*."""
         return database.execute_sql(self.write(statement), values).fetchone()
 
     def write(self, statement: str) -> str:
@@ -57,9 +57,9 @@ class ForgeTables:
 
 
 def recognize_forge(schema: str, forge: str | None) -> ForgeTables:
-    """Return how the tables in *schema* are read: as those of *forge*, or of the forge that they look like.
+    """Return access to the tables in *schema*: tables of *forge*, or of the recognized forge.
 
-    Raises `Unfit` if the tables of *forge* are not there.
+    Raises `Unfit` if the schema lacks the tables of *forge*.
     """
     if forge in KINDS:
         adoption = look(KINDS[forge], schema, "forgekeeper_peek")

@@ -1,4 +1,4 @@
-"""What is adopted of a forge, part by part."""
+"""The parts of a forge's adoption."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class AdoptedPart(NamedTuple):
-    """A file of ``sql/`` that makes *views*; it *needs* these tables with these columns.
+    """A file of ``sql/`` that creates *views*; it *needs* these tables with these columns.
 
-    Whatever is done to rows of these views changes rows of the tables *beside* them in the same transaction, if the
-    forge has those.  Only forks of the forge have a part that names a table *instead*, which the forge itself has.
+    A change of rows of these views also changes rows of the tables *beside* them in the same transaction, if the forge
+    has these tables. A part that names a table *instead* exists only in forks; the forge itself has that table.
     """
 
     name: str

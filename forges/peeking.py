@@ -1,7 +1,7 @@
-"""The command `peek`: count, in a forge's own tables, the rows that each batch would delete.
+"""The command `peek`: count the rows in a forge's own tables that each batch would delete.
 
-It creates nothing, locks no row, and asks neither Redis nor forgekeeper's own tables.  Common table expressions
-replace the views of an adoption.  So a role that may only read the forge's tables is enough, and so is a standby.
+It creates nothing, locks no row, and asks neither Redis nor forgekeeper's own tables. Common table expressions replace
+the views of an adoption, so a role that may only read the forge's tables, or a standby, is enough.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NOT_COUNTED = {
 
 @dataclass
 class PeekedBatch:
-    """What a batch would do now; *missing* says what it needs and this database or these settings lack.
+    """Records that a batch would delete now; *missing* lists missing tables and settings.
 
-    *refused* is what PostgreSQL refused to show of it.
+    *refused* is an error of PostgreSQL.
     """
 
     batch: str
@@ -54,7 +54,7 @@ class PeekedBatch:
 
 
 def peek(url: str | None, *, forge: str | None, tables: str, seconds: float, json: bool) -> None:
-    """Print what each batch would delete; the command says what the arguments mean."""
+    """Print the records that each batch would delete; the command explains the arguments."""
     if forge not in (None, EXAMPLE, *KINDS):
         wrong_use(f"there is no forge {forge!r}; there are: {', '.join((*KINDS, EXAMPLE))}")
     settings = configured()
@@ -121,7 +121,7 @@ def _find_missing_settings(batch: BatchSpec, settings: Settings) -> Iterator[str
 
 
 def _find_flag(batch: BatchSpec, found: ForgeTables) -> Iterator[str]:
-    """Say that a flag which the batch needs is off."""
+    """Yield a sentence if the batch's flag is off."""
     if batch.flag is None:
         return
     row = None

@@ -1,4 +1,4 @@
-"""Counts of the rows that a batch would delete from a forge's tables, within a time, or estimates of them."""
+"""Counts or estimates of rows that a batch would delete from a forge's tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forgekeeper.platform.database.naming import column_name, relation_name, wri
 from forges.forge_tables import ForgeTables
 
 SAMPLED_ROWS = 10_000
-"""Due rows by whose size the size of all is estimated."""
+"""Due rows that are sampled to estimate the size of all."""
 DUE = "select count(*), {total}, min({since}) from {table} where {due}"
 AVERAGE_OF_OLDEST = """
     select avg(size), min(since) from (
@@ -27,16 +27,16 @@ EXPECTED = "explain (format json) {statement}"
 KEPT = "select {counts} from {table} where {since} < %s and ({due}) is not true"
 
 Condition = tuple[str, list[Any]]
-"""SQL, and the values in it."""
+"""SQL and its values."""
 
 
 @dataclass
 class RowCount:
-    """How many rows of a kind a run would delete now, and which stay.
+    """Number of rows of a kind that a run would delete now, and of rows that stay.
 
-    *bytes* is None if they have no size.  If it is an *estimate*, the time was up before PostgreSQL had counted: then
-    *records* is what it expects, and *bytes* follows from the size of some.  *kept* has how many stay, by the reason,
-    None if there was no time to count them.
+    *bytes* is None for rows without size. An *estimate* was made because the time limit ended the count: *records* is
+    then the planner's estimate, and *bytes* is extrapolated from a sample. *kept* is the number of rows that stay, by
+    reason; None if the time limit ended the count.
     """
 
     record: str
@@ -49,9 +49,9 @@ class RowCount:
 
 
 def count_rows(rows: Rows[Any], tables: ForgeTables, instant: datetime, until: float) -> RowCount:
-    """Count the rows that would be deleted at *instant*, and those that look due and stay.
+    """Count rows that would be deleted at *instant*, and rows that look due and stay.
 
-    *until* is an instant of the monotonic clock; what PostgreSQL has not counted by then is estimated.
+    *until* is an instant of the monotonic clock; counts that are not finished by then are estimated.
     """
     counting = _Counting(rows, tables, instant)
     made = RowCount(rows.record, rows.verb)
@@ -69,7 +69,7 @@ class _Counting:
     instant: datetime
 
     def count_due(self, made: RowCount, until: float) -> bool:
-        """Count what would be deleted; return False if the time was up."""
+        """Count the rows that would be deleted; return False if the time is up."""
         total = "null" if self._size is None else f"coalesce(sum({self._size}), 0)::bigint"
         row = survey.within(until, lambda: self._ask(DUE, self._due[1], total=total))
         if row is None:
@@ -79,7 +79,7 @@ class _Counting:
         return True
 
     def estimate_due(self, made: RowCount, until: float) -> None:
-        """Ask PostgreSQL's planner how many there are, and take size and age from the oldest of them."""
+        """Estimate the number by PostgreSQL's planner, and size and age by the oldest rows."""
         made.estimate = True
         statement = self.tables.write(self._fill("select from {table} where {due}"))
         ((plans,),) = database.execute_sql(EXPECTED.format(statement=statement), self._due[1]).fetchall()
@@ -92,7 +92,7 @@ class _Counting:
             made.oldest = oldest and oldest + self.rows.after
 
     def count_kept(self, until: float) -> dict[str, int | None]:
-        """Count what looks due and stays, by the reason; None for each if the time was up."""
+        """Count rows that look due and stay, by reason; None for each if the time is up."""
         reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stay_reasons.items()}
         due, values = self._write(self.rows.condition)
         for reason, (spared, more) in self._spared.items():
@@ -113,7 +113,7 @@ class _Counting:
 
     @cached_property
     def _due(self) -> Condition:
-        """The condition of the rows that would be deleted."""
+        """Condition of the rows that would be deleted."""
         text, values = self._write(self.rows.condition)
         text = f"({text}) and {column_name(self.rows.since)} is not null"
         for spared, more in self._spared.values():

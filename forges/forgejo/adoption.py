@@ -1,7 +1,7 @@
-"""Forgejo and Gitea: their artifacts are all that batches can work on there.
+"""Forgejo and Gitea: batches can only delete their artifacts.
 
-The numbers are those of `ArtifactStatus` in their models: 1 upload pending, 2 uploaded, 3 upload failed, 4 expired,
-5 deletion asked for by a user, 6 deleted.  Rows stay as they expire: the page of a run shows them.
+Status numbers as in `ArtifactStatus` of their models: 1 upload pending, 2 uploaded, 3 upload failed, 4 expired, 5
+deletion requested by a user, 6 deleted. Expired rows stay, because the page of a run shows them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from forges.parts import AdoptedPart
 from models import CLASSES
 
 PENDING_FOR_SECONDS = 86_400
-"""An upload that nothing has touched for a day has failed.  Forgejo itself never looks after one."""
+"""Seconds without change after which a pending upload has failed; Forgejo does not check."""
 DUE = f"""case status when 1 then to_timestamp(greatest(created_unix, updated_unix) + {PENDING_FOR_SECONDS})
         when 5 then to_timestamp(updated_unix) else to_timestamp(expired_unix) end"""
 LOCKED = "case when status in (2, 5) or status = 1 and storage_path = '' then 0 else 1 end"
-"""An upload that is pending or has failed, and has an object, keeps it: nobody knows what it is."""
+"""A pending or failed upload with an object keeps it, because its content is unknown."""
 INDEXES = {
     "forgekeeper_expired": f"(pg_catalog.mod(repo_id + run_id, {CLASSES}), ({DUE}), id) where {LOCKED} = 0",
     "forgekeeper_paths": "(storage_path)",

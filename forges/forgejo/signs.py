@@ -1,4 +1,4 @@
-"""How a Forgejo or Gitea gives itself away, and what `check` says of one."""
+"""Signs of a Forgejo or Gitea database, and the advice of `check`."""
 
 from __future__ import annotations
 

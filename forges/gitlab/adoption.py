@@ -1,4 +1,4 @@
-"""GitLab: what is adopted of its tables, in all versions and forks that are known."""
+"""GitLab: adopted parts of its tables, in all known versions and forks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forges.templates import read_template
 from models import FOLLOWERS
 
 RECORDS = re.compile(r"loose_foreign_keys_(\w+_)?deleted_records")
-"""Where GitLab's triggers write what was deleted; versions have several such tables."""
-# GitLab puts it on each table that belongs to its other database.
+"""Tables filled by GitLab's triggers on deletions; versions differ in their number."""
+# GitLab creates this trigger on each table that belongs to its other database.
 LOCKED = """
     select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid
     where c.relnamespace = to_regnamespace(quote_ident(%s)) and t.tgname like 'gitlab_schema_write_trigger_for_%%'
@@ -27,18 +27,18 @@ FOLLOWS_BY = {
     "p_ci_job_artifact_reports": "job_artifact_id",
     "p_ci_build_trace_metadata": "trace_artifact_id",
 }
-"""The tables of the rows that PostgreSQL deletes with an artifact, with the column that has the artifact's id."""
+"""Tables whose rows PostgreSQL deletes with an artifact, and their columns with its id."""
 PATH_OF_ROW = (
     "VIEWS.artifact_path(project_id, job_id, id, INSTANT(created_at), file, file_location::smallint, file_type)"
 )
-"""Where GitLab's uploader put the file of an artifact without a path of its own."""
+"""Path by GitLab's uploader for an artifact without a path of its own."""
 TIME_COLUMNS = ("expire_at", "created_at", "updated_at")
 INSTANT_COLUMN = re.compile(r"\bINSTANT\((\w+)\)")
-"""A time of an artifact; a fork of GitLab has times without a zone, which are UTC."""
+"""A time of an artifact; a fork of GitLab has times without time zone, in UTC."""
 
 
 class _GitLab(Adoption):
-    """The tables of a GitLab, or of a fork that has a part of them."""
+    """The tables of a GitLab, or of a fork that has some of them."""
 
     forge, shown = "gitlab", "GitLab"
     every_part = PARTS
@@ -46,22 +46,22 @@ class _GitLab(Adoption):
 
     @property
     def artifacts(self) -> str:
-        """Name the table of all artifacts: before GitLab 16.10 it was in no parts."""
+        """Return the table of all artifacts, which was not partitioned before GitLab 16.10."""
         return "p_ci_job_artifacts" if "p_ci_job_artifacts" in self.columns else "ci_job_artifacts"
 
     @cached_property
     def elsewhere(self) -> set[str]:
-        """Name the tables that a GitLab with two databases keeps in the other one."""
+        """Return the tables that a GitLab with two databases keeps in the other database."""
         return {table for (table,) in database.execute_sql(LOCKED, (self.schema,)).fetchall()}
 
     @property
     def records(self) -> list[str]:
-        """Name the tables that say what was deleted."""
+        """Return the tables that record deletions."""
         return sorted(filter(RECORDS.fullmatch, self.columns))
 
     @property
     def followers(self) -> dict[str, str]:
-        """Return the tables whose rows PostgreSQL deletes with an artifact, with the columns of their views."""
+        """Return tables whose rows PostgreSQL deletes with an artifact, with their views' columns."""
         wanted = {model._meta.table_name: [one.column_name for one in model._meta.sorted_fields] for model in FOLLOWERS}
         there = {table: columns for table, columns in wanted.items() if {*columns} <= {*self.columns.get(table, ())}}
         return {table: ", ".join(columns) for table, columns in there.items()}
@@ -104,7 +104,7 @@ class _GitLab(Adoption):
             yield f"refs of projects on other storages than default, as on {row[0]}, are left to GitLab"
 
     def _of_each_follower(self, template: str) -> str:
-        """Return a template once for each table whose rows PostgreSQL deletes with an artifact."""
+        """Return a template, repeated for each table whose rows are deleted with an artifact."""
         text = read_template(self.forge, template).rstrip("\n")
         there = {table: column for table, column in FOLLOWS_BY.items() if table in self.followers}
         each = (text.replace("FOLLOWER_TABLE", table).replace("FOLLOWS_BY", column) for table, column in there.items())
@@ -112,15 +112,15 @@ class _GitLab(Adoption):
 
     @property
     def _other_columns(self) -> str:
-        """Return in SQL the columns of artifacts that the view does not name, each with a comma behind it."""
+        """Return the artifacts' columns that the view does not name as SQL, with trailing commas."""
         read = {"partition_id", *next(part.needs[ARTIFACTS] for part in PARTS if part.name == "artifacts").split()}
         return "".join(f'"{name}", ' for name in self.columns.get(self.artifacts, ()) if name not in read)
 
     @property
     def _as_stored(self) -> str:
-        """Return the columns that the view of artifacts computes, as they are stored, as a JSON object in SQL.
+        """Return SQL for a JSON object of the stored values of columns that the view computes.
 
-        It is null for artifacts of which the view shows everything as it is stored, as that takes less time.
+        It is null for artifacts whose view shows the stored values, which takes less time.
         """
         times = [name for name in TIME_COLUMNS if self._has_no_zone(name)]
         stored = ", ".join(f"'{name}', {name}" for name in ("file_final_path", *times))

@@ -1,6 +1,7 @@
-"""The indexes that the batches' statements want, which GitLab's tables lack.
+"""Indexes that the batches' statements need and GitLab's tables lack.
 
-They are built beside the forge's work, which no transaction can do; an index of a table in parts is built part by part.
+They are built concurrently, which cannot run in a transaction; an index of a partitioned table is built partition by
+partition.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VALID = """
 
 
 def missing(found: Adoption, artifacts: str) -> Iterator[str]:
-    """Yield the statements that build those indexes that are not there, or not in each part of their table."""
+    """Yield statements that build indexes that are missing, or missing in a partition."""
     if "artifacts" not in (part.name for part in found.parts):
         return
     for name, keys in _wanted(found).items():
@@ -34,7 +35,7 @@ def missing(found: Adoption, artifacts: str) -> Iterator[str]:
 
 
 def _wanted(found: Adoption) -> dict[str, str]:
-    # Whoever builds the index has a search_path of their own, and whoever adds an artifact runs what it calls.
+    # The person who builds the index has another search_path, and each insert executes its functions.
     path, due = found.fill("PATH_OF_ROW"), found.fill("INSTANT(expire_at)")
     of_class = f"pg_catalog.{CLASS}"
     return {

@@ -1,11 +1,11 @@
-"""What is adopted of a GitLab, part by part: the tables and columns that the views of each part are made of."""
+"""Parts of a GitLab: the tables and columns that the views of each part read."""
 
 from __future__ import annotations
 
 from forges.parts import AdoptedPart
 
 ARTIFACTS = "ARTIFACTS"
-"""Stands for the table of all artifacts, whose name depends on the version."""
+"""Placeholder for the table of all artifacts, whose name depends on the version."""
 PARTS = (
     AdoptedPart(
         "user_statuses",
@@ -58,7 +58,7 @@ PARTS = (
             "bulk_import_failures": "bulk_import_entity_id",
         },
     ),
-    # Gisia, a small forge made from GitLab, never says of an artifact itself whether it is locked.
+    # Gisia, a small fork of GitLab, stores no lock in the artifact itself.
     AdoptedPart(
         "job_locks",
         ["ci_job_locks"],
@@ -72,4 +72,4 @@ PARTS = (
         {"ci_deleted_objects": "file_store store_dir file pick_up_at", ARTIFACTS: "id"},
     ),
 )
-"""All parts, in the order in which they are made."""
+"""All parts, in order of creation."""

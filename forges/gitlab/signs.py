@@ -1,4 +1,4 @@
-"""How a GitLab gives itself away, and what `check` says of one."""
+"""Signs of a GitLab database, and the advice of `check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CRON_JOBS = {
     "stale_imports": "bulk_imports_stale_import_worker",
     "expired_job_artifacts": "expire_build_artifacts_worker",
 }
-"""Which of GitLab's cron jobs does the work of which batch; both at once delete twice, and count twice."""
+"""GitLab's cron job for each batch's work; if both run, they delete and count twice."""
 GITLAB = AdoptedForge("gitlab", "GitLab", function="artifact_path")
 
 FORGES["gitlab"] = Forge(

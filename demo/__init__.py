@@ -1,1 +1,4 @@
-"""The tour: servers, tables, sample data and checks of an example forge.  No production process imports it."""
+"""The tour of an example forge; no production process imports it.
+
+It has servers, tables, sample data and checks.
+"""

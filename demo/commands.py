@@ -1,7 +1,7 @@
-"""The demo's commands.  Their help is read by every command, so each imports what it needs when it runs.
+"""Commands of the demo, which import their modules when they run.
 
-The demo knows the example batches and models: to import them is to declare these batches, which is for the setting
-`FORGEKEEPER_BATCHES` to say.
+Every command reads this module for its help. The demo imports the example batches and models, which declares these
+batches; only the setting `FORGEKEEPER_BATCHES` may do that.
 """
 
 from __future__ import annotations

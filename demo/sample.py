@@ -18,19 +18,19 @@ SAMPLE_PLACES = ("repositories", "objects")
 
 
 def sample_settings(folder: Path, *, grace_seconds: int) -> dict[str, str]:
-    """Return the environment for repositories and objects below *folder*, which objects leave after the grace."""
+    """Return settings for repositories and objects below *folder*, with this grace time."""
     stores = {DeletedObject.location: (folder / "objects").absolute().as_uri()}
     return {
         f"{PREFIX}REPOSITORIES_ROOT": str((folder / "repositories").absolute()),
         f"{PREFIX}OBJECT_STORES": json.dumps(stores),
         f"{PREFIX}OBJECT_GRACE": str(grace_seconds),
-        # There is no history yet, and two fifths of everything is due.
+        # The history is empty, and two fifths of all records are due.
         f"{PREFIX}BREAKER_SHARE": "1",
     }
 
 
 def prepare_places(folder: Path) -> None:
-    """Create the places below *folder* with their sentinels, and turn each batch on; what is there stays."""
+    """Create places below *folder* with sentinels, and turn each batch on; existing ones stay."""
     for place in SAMPLE_PLACES:
         (folder / place).mkdir(parents=True, exist_ok=True)
         if not (folder / place / NAME).exists():

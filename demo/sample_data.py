@@ -1,4 +1,4 @@
-"""Sample data of the example forge, for each batch that has any, and the command `seed`, which puts it in."""
+"""Sample data of the example forge for the batches, and the command `seed`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, UPLOADS
 
 PROJECTS, REFS = 10, 100
 REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
-"""Refs that may not be deleted this way: they end as rejected, and stop no other."""
+"""Refs that must not be deleted this way: they end as rejected, and stop no other ref."""
 REGISTER = RedisRegister(UPLOADS)
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
-"""Entries of the register that only a bug could write: they end as failed, and stop no other."""
+"""Register entries that only a bug could write: they end as failed, and stop no others."""
 GIT_TIMEOUT = 60.0
 HISTORY = b"""\
 commit refs/heads/main
@@ -99,7 +99,7 @@ ADD_STATISTICS = """
 
 
 class Sample(NamedTuple):
-    """Sample data: what it is, how many in all, and how many of them are due."""
+    """Sample data: description, total, and number of due records."""
 
     what: str
     total: int
@@ -111,22 +111,22 @@ def _rows(what: str, model: type[pw.Model], due: pw.Node) -> Sample:
 
 
 def add_statuses(total: int) -> None:
-    """Add *total* statuses, of five two expired, two with time left, one for ever."""
+    """Add *total* statuses: of five, two are expired, two have time left, one never expires."""
     database.execute_sql(ADD_STATUSES, {"total": total})
 
 
 def add_projects(total: int) -> dict[int, str]:
-    """Add *total* projects; return where the repository of each belongs, by its id."""
+    """Add *total* projects; return the path of each repository by project id."""
     return dict(database.execute_sql(ADD_PROJECTS, {"total": total}).fetchall())
 
 
 def add_ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> None:
-    """Ask for the deletion of *refs* in each of *projects*."""
+    """Request the deletion of *refs* in each of *projects*."""
     database.execute_sql(ADD_REF_DELETIONS, {"projects": list(projects), "refs": list(refs)})
 
 
 def create_repository(root: Path, disk_path: str, refs: Sequence[str]) -> None:
-    """Make a bare repository with the branch main and *refs*, all at one commit."""
+    """Create a bare repository with the branch main and *refs*, all at one commit."""
     path = root / disk_path
     path.parent.mkdir(parents=True, exist_ok=True)
     branches = b"".join(b"reset %s\nfrom refs/heads/main\n" % ref.encode() for ref in refs)
@@ -147,7 +147,7 @@ def count_refs(root: Path) -> int:
 
 
 def refs_of(path: Path) -> set[str]:
-    """Return the refs of the repository at *path*, none where there is none."""
+    """Return the refs of the repository at *path*; none if it does not exist."""
     return set(_git(path, "for-each-ref", "--format=%(refname)").splitlines()) if path.exists() else set()
 
 
@@ -159,7 +159,10 @@ def _git(path: Path, *arguments: str, given: bytes = b"") -> str:
 
 
 def _add_refs(scale: int, settings: Settings, *, clean: bool) -> None:
-    """Add projects with repositories and deletions; unless *clean* also a project without one, and bad deletions."""
+    """Add projects with repositories and deletions of refs.
+
+    Unless *clean*, also add a project without a repository, and bad deletions.
+    """
     root = settings.repositories_root
     if root is None:
         return
@@ -190,7 +193,10 @@ def _refs(root: Path | None) -> Sample:
 
 
 def add_imports(total: int, *, clean: bool = False) -> None:
-    """Add *total* bulk imports, each with two entities of four trackers; unless *clean* one of five has stalled."""
+    """Add *total* bulk imports with two entities of four trackers each.
+
+    Unless *clean*, a fifth of the imports is stale.
+    """
     database.execute_sql(ADD_IMPORTS, {"total": total})
     if clean:
         database.execute_sql(TOUCH_IMPORTS)
@@ -199,7 +205,8 @@ def add_imports(total: int, *, clean: bool = False) -> None:
 def add_artifacts(total: int) -> list[str]:
     """Add *total* job artifacts; return the paths of their objects.
 
-    Of ten six have expired; of the rest one is locked, one unknown, one a trace, one kept by its user.
+    Of ten, six have expired; of the others one is locked, one has an unknown lock, one is a trace, one is kept by its
+    user.
     """
     objects = [path for (path,) in database.execute_sql(ADD_ARTIFACTS, {"total": total}).fetchall()]
     database.execute_sql(ADD_STATISTICS)
@@ -207,9 +214,10 @@ def add_artifacts(total: int) -> list[str]:
 
 
 def _add_uploads(scale: int, settings: Settings, *, clean: bool) -> None:
-    """Register uploads that are stale and that are new: *clean* ones have been stale for a minute, others for a day.
+    """Register stale and new uploads.
 
-    Others also have malformed entries.
+    *clean* stale uploads have been stale for a minute, others for a day. Unless *clean*, also register malformed
+    entries.
     """
     total, location = 200 * scale, JobArtifact.location
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
@@ -229,7 +237,7 @@ def _uploads() -> Sample:
 
 
 def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
-    """Store the objects of artifacts or uploads; that of the first never arrived."""
+    """Store the objects of artifacts or uploads, except the first, which never arrived."""
     store = stores.at(JobArtifact.location, settings)
     if store is not None:
         for name in names[1:]:
@@ -237,7 +245,7 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
 
 
 def count_samples(settings: Settings) -> dict[str, Sample]:
-    """Count what there is of the sample data now, by the batch that it is for."""
+    """Count the present sample data by batch."""
     untouched = BulkImport.updated_at < now() - STALE_AFTER
     return {
         "user_status_cleanup": _rows("user statuses", UserStatus, UserStatus.clear_status_at <= now()),
@@ -249,7 +257,7 @@ def count_samples(settings: Settings) -> dict[str, Sample]:
 
 
 def add_samples(scale: int, settings: Settings, *, clean: bool = False) -> None:
-    """Add all sample data, so many times the usual amount; if *clean*, without anything that a batch would warn of."""
+    """Add *scale* times the usual sample data; if *clean*, nothing that batches warn about."""
     with err.status("adding sample data"):
         add_statuses(5_000 * scale)
         _add_refs(scale, settings, clean=clean)
@@ -259,7 +267,7 @@ def add_samples(scale: int, settings: Settings, *, clean: bool = False) -> None:
 
 
 def fill_database(scale: int, *, json: bool) -> None:
-    """Make the example forge's tables, and add the sample data of the command `seed`."""
+    """Create the example forge's tables, and add the sample data of the command `seed`."""
     with connected("seed") as settings:
         require_redis()
         try:

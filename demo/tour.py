@@ -1,6 +1,6 @@
-"""The command `demo`: real servers, sample data, a scheduler, a worker, an exporter and a console, and what they did.
+"""The command `demo`: servers, sample data, all processes, and a check of their results.
 
-What was due must have gone, and nothing else, and the metrics must say so: they are read as Prometheus reads them.
+All due records, and nothing else, must be deleted. The metrics, read as Prometheus reads them, must show the numbers.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from forgekeeper.targets.sentinel import NAME
 from metrics.catalogue import series
 
 TIMEOUT = 90.0
-"""Seconds; on two slow cores the tour takes about fifteen."""
+"""Time limit in seconds; on two slow cores the tour takes about fifteen."""
 COUNTED_WITHIN = 15.0
-"""Seconds until metrics show what was done."""
+"""Seconds until the metrics show the work."""
 SCHEDULE = "*/3 * * * * *"
 STAYING = {"bulk imports"}
-"""What is changed when it is due, and not removed."""
+"""Records that a batch changes and does not delete."""
 PAGES = ("worker", "scheduler", "exporter")
 Counts = dict[str, Sample]
-"""What there is of each batch that has sample data, by its name."""
+"""Sample data by the name of its batch."""
 Pages = Mapping[str, list[Series]]
-"""What each process's metrics endpoint shows, by the name of its command."""
+"""Series of each process's metrics endpoint, by the name of its command."""
 
 
 def show_everything(*, keep: bool) -> None:
-    """Do what the command `demo` promises; if *keep*, leave everything running until Ctrl-C."""
+    """Implement the command `demo`; if *keep*, leave everything running until Ctrl-C."""
     from forgekeeper.cli.console.command import url
 
-    # Unwinds the contexts below, so that everything that was started has ended when we have.
+    # The exit unwinds the contexts below, so everything that was started ends before this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with _environment() as folder, connected("demo", migrated=False) as settings:
@@ -79,16 +79,16 @@ def show_everything(*, keep: bool) -> None:
 
 @contextmanager
 def _environment() -> Iterator[Path]:
-    """Run servers, and make an environment that leads to them and has no setting of this machine; yield the folder."""
+    """Run servers, set an environment without this machine's settings, and yield the folder."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
     with servers() as own:
-        os.chdir(own.folder)  # where there is no .env file
+        os.chdir(own.folder)  # the folder has no .env file
         addresses = {
             "DATABASE_URL": own.database_url,
             "REDIS_URL": own.redis_url,
         }
-        # Other processes of this machine may have the usual ports.
+        # Other processes of this machine may use the default ports.
         console, *ports = map(str, _free_ports(1 + len(PAGES)))
         addresses["CONSOLE_PORT"] = console
         addresses |= {f"METRICS_PORT_{page.upper()}": port for page, port in zip(PAGES, ports, strict=True)}
@@ -107,7 +107,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _prepare(folder: Path, settings: Settings) -> None:
-    """Make tables, a store, a root of repositories, and sample data; turn every batch on."""
+    """Create tables, places and sample data; turn every batch on."""
     migrations.migrate(database.obj)
     make_tables(database.obj)
     prepare_places(folder)
@@ -126,7 +126,7 @@ def _processes(log: Path, settings: Settings) -> Iterator[Processes]:
 
 
 def _work(running: Processes, log: Path, before: Counts, console: str) -> Compared:
-    """Wait until everything is done and counted; return what the metrics of the processes show of it."""
+    """Wait until everything is done and counted; return the comparison with the metrics."""
     ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in PAGES}
     urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
     _wait_until_done(running, log)
@@ -135,7 +135,7 @@ def _work(running: Processes, log: Path, before: Counts, console: str) -> Compar
 
 
 def _keep_running(running: Processes, settings: Settings, console: str) -> None:
-    """Let more expire each minute, until Ctrl-C."""
+    """Let more records expire each minute, until Ctrl-C."""
     try:
         out.print(f"\nEvery figure is as expected. The console is at {console}; Ctrl-C ends and removes all.")
         while True:
@@ -150,7 +150,7 @@ def _keep_running(running: Processes, settings: Settings, console: str) -> None:
 
 
 def _wait_until_done(running: Processes, log: Path) -> None:
-    """Show how much is left, until every batch has had a run and nothing is."""
+    """Show the number of records left, until each batch has run and none is left."""
     ends = time.monotonic() + TIMEOUT
     with err.status("waiting for the first tick") as status:
         while (left := _left()) or any(JobRun.last_ended(batch) is None for batch in BATCHES):
@@ -164,13 +164,13 @@ def _wait_until_done(running: Processes, log: Path) -> None:
 
 
 def _left() -> int:
-    """Add up what is still to be done."""
+    """Return the sum of all backlogs."""
     instant = now()
     return sum(backlog.records for batch in BATCHES.values() if (backlog := batch.due(instant)))
 
 
 class Figure(NamedTuple):
-    """What a process must show: the series of *metric* with these labels add up to *done*."""
+    """An expected value: the series of *metric* with these labels add up to *done*."""
 
     page: str
     metric: str
@@ -178,25 +178,25 @@ class Figure(NamedTuple):
     done: float
 
     def shown(self, pages: Pages) -> float | None:
-        """Return what is shown, None when there is no such series."""
+        """Return the shown sum; None without such a series."""
         named = (one for one in pages[self.page] if one.name == f"forgekeeper_{self.metric}")
         values = [one.value for one in named if self.labels.items() <= one.labels.items()]
         return sum(values) if values else None
 
 
 def figures(before: Mapping[str, Sample]) -> Iterator[Figure]:
-    """Yield what the metrics must show of the sample data that was there *before*, and that nothing failed."""
+    """Yield the values that the metrics must show for the sample data *before*, and no errors."""
     due = {batch: sample.due for batch, sample in before.items()}
     processed = (
         ("user_status_cleanup", "user_status", due["user_status_cleanup"]),
         ("clean_project_refs", "git_ref_deletion", due["git_ref_cleanup"]),
         ("delete_artifact_bucket", "expired_artifact", due["expired_job_artifacts"]),
-        # Also the object that never arrived.
+        # The object that never arrived is counted, too.
         ("delete_objects", "deleted_object", due["expired_job_artifacts"]),
         ("stale_direct_uploads", "stale_upload", due["stale_direct_uploads"] - len(MALFORMED)),
         ("stale_imports", "bulk_import", due["stale_imports"]),
         ("stale_imports", "entity", 2 * due["stale_imports"]),
-        # Of an entity's four trackers three are unfinished.
+        # Three of an entity's four trackers are unfinished.
         ("stale_imports", "tracker", 6 * due["stale_imports"]),
     )
     for batch, record, count in processed:
@@ -212,11 +212,11 @@ def figures(before: Mapping[str, Sample]) -> Iterator[Figure]:
 
 
 Compared = list[tuple[Figure, float | None]]
-"""Figures, and what is shown for each."""
+"""Expected values, each with the shown value."""
 
 
 def compare(urls: Mapping[str, str], expected: Sequence[Figure], *, timeout: float) -> Compared:
-    """Compare what is shown with what is expected, until they agree or *timeout* seconds have passed."""
+    """Compare shown with expected values until they agree or *timeout* seconds have passed."""
     ends = time.monotonic() + timeout
     while True:
         pages = {name: _read(url) for name, url in urls.items()}
@@ -227,7 +227,7 @@ def compare(urls: Mapping[str, str], expected: Sequence[Figure], *, timeout: flo
 
 
 def _read(url: str) -> list[Series]:
-    """Read a page; an endpoint that does not answer shows nothing."""
+    """Read a page; return no series if the endpoint does not answer."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310, an endpoint of our own
             text = answer.read().decode()
@@ -237,9 +237,9 @@ def _read(url: str) -> list[Series]:
 
 
 def require_batches(console: str, *, timeout: float) -> None:
-    """Raise `Problem` unless the first page of the console names every batch within *timeout* seconds.
+    """Raise `Problem` unless the console names every batch on its first page in time.
 
-    The console answers with status 503 while it waits for its servers.
+    *timeout* is in seconds. The console answers with status 503 while it waits for its servers.
     """
     ends = time.monotonic() + timeout
     while (text := _read_console(console, refused=time.monotonic() > ends)) is None:
@@ -249,7 +249,7 @@ def require_batches(console: str, *, timeout: float) -> None:
 
 
 def _read_console(address: str, *, refused: bool) -> str | None:
-    """Return the page, None if the console is not ready; if that is *refused*, raise `Problem`."""
+    """Return the page; None if the console is not ready, or, if *refused*, raise `Problem`."""
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310, a console of our own
             text: str = answer.read().decode()
@@ -261,11 +261,11 @@ def _read_console(address: str, *, refused: bool) -> str | None:
 
 
 def count_all(settings: Settings, folder: Path) -> Counts:
-    """Count what there is of the sample data, and the objects below *folder*."""
+    """Count the sample data, and the objects below *folder*."""
     samples = count_samples(settings)
     objects = sum(path.is_file() and path.name != NAME for path in (folder / "objects").rglob("*"))
     artifacts, uploads = samples["expired_job_artifacts"].due, samples["stale_direct_uploads"].due - len(MALFORMED)
-    # Of both the first's never arrived.
+    # The first object of artifacts and of uploads never arrived.
     due = (
         max(0, artifacts - 1)
         + max(0, uploads - 1)
@@ -275,7 +275,7 @@ def count_all(settings: Settings, folder: Path) -> Counts:
 
 
 def show(before: Counts, after: Counts, compared: Compared) -> None:
-    """Print what was there and is left, and what the batches and the metrics say."""
+    """Print the data before and after, the results of the batches, and the metrics."""
 
     def amount(run: JobRun) -> int:
         return sum(value for value in run.result.values() if isinstance(value, int))
@@ -298,7 +298,7 @@ def show(before: Counts, after: Counts, compared: Compared) -> None:
 
 
 def check(before: Counts, after: Counts, compared: Compared) -> None:
-    """Raise `Problem` unless what was due, and nothing else, has gone, and the metrics say so."""
+    """Raise `Problem` unless exactly the due records are deleted and the metrics agree."""
     expected = {one.what: (one.total - (0 if one.what in STAYING else one.due), 0) for one in before.values()}
     found = {one.what: (one.total, one.due) for one in after.values()}
     if found != expected:

@@ -19,7 +19,7 @@ from workers.stale_direct_uploads import UPLOADS
 INTERVAL_SECONDS = 60.0
 """Seconds between two calls of `add_traffic`."""
 PROJECTS_PER_MINUTE, REFS_PER_PROJECT, UPLOADS_PER_MINUTE = 2, 20, 10
-"""Projects, references for each of these, and uploads, that are added each time."""
+"""Projects, refs per project, and uploads that each call adds."""
 STALE_SECONDS = 3 * 3600 + 60
 ADD_STATUSES = """
     insert into user_statuses (user_id, emoji, message, clear_status_at)
@@ -45,7 +45,7 @@ SHUFFLE_PROJECTS = "select id, disk_path from projects where disk_path like 'sam
 
 
 def add_traffic(settings: Settings) -> None:
-    """Add statuses, artifacts, deletions of references and stale uploads; needs a connection."""
+    """Add statuses, artifacts, ref deletions and stale uploads; needs a connection."""
     database.execute_sql(ADD_STATUSES.replace("%", "%%"))
     paths = [path for (path,) in database.execute_sql(ADD_ARTIFACTS.replace("%", "%%")).fetchall()]
     uploads = [f"uploads/{secrets.token_hex(8)}" for _ in range(UPLOADS_PER_MINUTE)]

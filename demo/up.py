@@ -1,4 +1,4 @@
-"""The command `up`: every process in one terminal, with servers of its own where no URLs are set."""
+"""The command `up`: every process in one terminal; without URLs, with embedded servers."""
 
 from __future__ import annotations
 
@@ -32,22 +32,25 @@ from forgekeeper.platform.settings import PREFIX, Settings
 
 FOLDER, SAMPLE_FOLDER = Path(".forgekeeper"), "sample"
 OBJECT_GRACE_SECONDS = 60
-"""Time in which a deleted sample artifact can be restored with its object."""
+"""Seconds until a deleted sample artifact can no longer be restored with its object."""
 PAUSE_SECONDS = 0.2
 LISTENING_SECONDS = 30.0
-"""Time limit for the console to accept connections before its address is printed."""
+"""Seconds to wait for the console to accept connections before its address is printed."""
 TURNS_PER_TRAFFIC = round(INTERVAL_SECONDS / PAUSE_SECONDS)
 SECOND_WORKER = 3
-"""Added to the first worker's port it is the second's: by default 9194, after the exporter's."""
+"""Distance between the ports of both workers: the second is 9194 by default.
+
+That is the port after the exporter's.
+"""
 MARGIN = 5.0
-"""Seconds beyond the setting that a command may take to end: they all promise to end within it."""
+"""Seconds that a command may exceed the shutdown timeout, within which all promise to end."""
 
 
 class Processes:
     """A context in which `forgekeeper` commands run beside this one.
 
-    Leaving it ends them, the last started first, with SIGTERM, and those that are still there a little after
-    *shutdown_timeout* with SIGKILL.  If this process dies, by whatever signal, the kernel sends them a SIGTERM.
+    At its end, the commands get SIGTERM, the last started first, and SIGKILL a little after *shutdown_timeout*. If this
+    process dies, even if killed, the kernel sends them SIGTERM.
     """
 
     def __init__(self, shutdown_timeout: timedelta, output: IO[bytes] | None = None) -> None:
@@ -66,13 +69,13 @@ class Processes:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            # Ctrl-C is for us alone: we end them, in order.
+            # Ctrl-C is for us alone: we end the commands in order.
             start_new_session=True,
             preexec_fn=lifetime.end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
         )
 
     def ended(self) -> str | None:
-        """Name a command that has ended by itself, None while all run."""
+        """Return a command that has ended by itself; None if all run."""
         return next((name for name, child in self._children.items() if child.poll() is not None), None)
 
     def __exit__(self, *_error: object) -> None:
@@ -83,13 +86,13 @@ class Processes:
             try:
                 child.wait(max(0.0, ends - time.monotonic()))
             except subprocess.TimeoutExpired:
-                # It and its processes: each command leads a session of its own.
+                # The whole process group: each command leads a session of its own.
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
 
 
 def run_everything(*, sample: bool) -> None:
-    """Do what the command `up` promises."""
+    """Implement the command `up`."""
     asked = shutdown.requests()
     with ExitStack() as stack:
         own = _servers(stack, load(), sample=sample)
@@ -116,7 +119,10 @@ def run_everything(*, sample: bool) -> None:
 
 
 def _wait_until_listening(running: Processes, settings: Settings) -> None:
-    """Wait until the console accepts connections, or a process ends; a slow machine gets its address all the same."""
+    """Wait until the console accepts connections, a process ends, or the time is up.
+
+    A slow machine gets the console's address all the same.
+    """
     end = time.monotonic() + LISTENING_SECONDS
     while time.monotonic() < end and not running.ended():
         with suppress(OSError), socket.create_connection((settings.console_host, settings.console_port), timeout=1):
@@ -138,7 +144,7 @@ def _next_step(*, own: bool, sample: bool) -> str:
 
 
 def _leave_out_what_cannot_run(settings: Settings) -> None:
-    """Switch off batches whose places are not set: on servers of our own they would only be blocked."""
+    """Switch off batches without their places: on embedded servers they would only be blocked."""
     lacking = {}
     if settings.repositories_root is None:
         lacking["REPOSITORIES_ROOT"] = [one.name for one in BATCHES.values() if one.known_repositories]
@@ -151,7 +157,7 @@ def _leave_out_what_cannot_run(settings: Settings) -> None:
 
 
 def _servers(stack: ExitStack, settings: Settings, *, sample: bool) -> bool:
-    """Start servers where the settings have none, and let the environment lead there; say whether that was so."""
+    """Start servers if the settings name neither, and set their URLs; return whether it did."""
     missing = [settings.database_url, settings.redis_url].count(None)
     if sample and missing < 2:
         wrong_use(f"--sample works on embedded servers alone: unset {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL")
@@ -181,7 +187,7 @@ def _migrate(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> 
 
 def _start_all(running: Processes, settings: Settings) -> None:
     running.start("scheduler")
-    # A batch that is due each minute waits neither for a child nor for other batches: each has a thread.
+    # A batch that is due each minute must not wait for a child or another batch: each has a thread.
     of_batches = {batch.queue for batch in BATCHES.values()}
     running.start("worker", "--queues", ",".join(of_batches), "--processes", "1", "--threads", str(len(BATCHES)))
     port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER

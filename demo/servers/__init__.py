@@ -1,6 +1,6 @@
 """A real PostgreSQL and a real Redis, for the demo, development, tests and benchmarks.
 
-Both come from wheels, listen on unix sockets only, and end with the process that started them, by whatever signal.
+Both come from wheels, listen on unix sockets only, and end with the process that started them, even if it is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from demo.servers.server import Server, Site, not_started, opened, spawn
 __all__ = ["EmbeddedError", "Servers", "servers"]
 
 PORT = "5432"  # a part of the socket's name
-# UTF-8 text in code point order: the same order on every machine, whatever locales it has.
+# UTF-8 text in code point order: the order is equal on every machine, whatever locales it has.
 INITDB_OPTIONS = (
     "--username=forgekeeper",
     "--auth=trust",
@@ -36,18 +36,18 @@ SETTINGS = {
     "shared_buffers": "128MB",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # For psql: forgekeeper itself looks nowhere else anyhow.
+    # For psql: forgekeeper sets its own search_path.
     "search_path": "forgekeeper, public",
-    # The default keeps shared memory in /dev/shm, where a killed server would leave it.
+    # The default keeps shared memory in /dev/shm, and a killed server would leave it there.
     "dynamic_shared_memory_type": "mmap",
 }
-# What is removed in the end need not survive a power failure.
+# Temporary data need not survive a power failure.
 TEMPORARY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Addresses and process ids of the running servers; *warning* is a sentence for people, or None."""
+    """Addresses and process ids of the running servers; *warning* is a sentence or None."""
 
     folder: Path
     database_url: str
@@ -61,12 +61,11 @@ class Servers:
 def servers(
     folder: Path | None = None, *, postgres_options: Mapping[str, str] | None = None, redis: str | None = None
 ) -> Iterator[Servers]:
-    """Run PostgreSQL, with an empty database `forgekeeper`, and Redis while the context lasts.
+    """Run PostgreSQL, with an empty database `forgekeeper`, and Redis inside the context.
 
-    Without *folder* everything is in a temporary one that is removed in the end, and durability is traded for speed.
-    With *folder* the data stays for the next start; a folder that is in use is refused.  *postgres_options* are server
-    settings such as `fsync`.  *redis* is the program of its server; by default a server on the PATH, else the bundled
-    one.
+    Without *folder*, data is in a temporary folder that is removed at the end, and durability is traded for speed. With
+    *folder*, the data stays for the next start; a folder that is in use is refused. *postgres_options* are server
+    settings such as `fsync`. *redis* is the server's program; by default a server on the PATH, else the bundled one.
     """
     with ExitStack() as stack:
         yield _started(stack, folder, postgres_options or {}, redis)
@@ -84,7 +83,7 @@ def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str], 
         postgres.wait_until_ready()
     except OSError as error:
         raise EmbeddedError(str(error)) from error
-    # The servers hold it; a process that we fork must not.
+    # The servers hold the lock; forks of this process must not.
     site.lock.close()
     urls = database_url(site), redis_url(site)
     warning = BUNDLED if found.redis == bundled_redis() else None
@@ -92,17 +91,17 @@ def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str], 
 
 
 def database_url(site: Site) -> str:
-    """Return the URI that libpq accepts; with the port, as libpq would take the one in PGPORT."""
+    """Return the URI for libpq; with the port, because libpq would otherwise use PGPORT."""
     return f"postgresql://forgekeeper@/forgekeeper?host={quote(os.fsencode(site.sockets))}&port={PORT}"
 
 
 def redis_url(site: Site) -> str:
-    """Return what `redis.Redis.from_url` accepts."""
+    """Return the URL for `redis.Redis.from_url`."""
     return f"unix://{quote(os.fsencode(site.sockets / 'redis.sock'))}?db=0"
 
 
 def _start_redis(site: Site, binary: str) -> Server:
-    """Start Redis, without waiting for it; a lasting one loses at most the last second when it is killed."""
+    """Start Redis without waiting for it; if killed, a permanent one loses at most a second."""
     data, log = site.folder / "redis", site.folder / "redis.log"
     data.mkdir(mode=0o700, exist_ok=True)
     settings = {
@@ -119,13 +118,13 @@ def _start_redis(site: Site, binary: str) -> Server:
 
 
 def start_postgres(site: Site, programs: Programs, options: Mapping[str, str]) -> Server:
-    """Start PostgreSQL, without waiting for it; make the database first where there is none."""
+    """Start PostgreSQL without waiting for it; create the database if it does not exist."""
     data, log = site.folder / "postgres", site.folder / "postgres.log"
     settings = SETTINGS | (TEMPORARY_SETTINGS if site.temporary else {})
     if not data.exists():
         _create(data, settings, site, programs, log)
-    # We hold the folder's lock, so no server runs here: this file is a killed one's, and would prevent the start
-    # where another process has its number now.
+    # We hold the folder's lock, so no server runs here: this file is left by a killed server, and would prevent the
+    # start if another process has its id now.
     (data / "postmaster.pid").unlink(missing_ok=True)
     quoted = str(site.sockets).replace('"', '""')
     listening = {
@@ -140,7 +139,7 @@ def start_postgres(site: Site, programs: Programs, options: Mapping[str, str]) -
 
 
 def _create(data: Path, settings: Mapping[str, str], site: Site, programs: Programs, log: Path) -> None:
-    """Make the data folder under another name, so that one with the right name is complete."""
+    """Create the data folder under a temporary name, so that the final name means complete."""
     unfinished = data.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()

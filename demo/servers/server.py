@@ -1,4 +1,4 @@
-"""A server process, a child that ends with us, and the folder of a pair of them, which one pair at a time uses."""
+"""A server process that ends with us, and the folder of a pair of servers, with a lock."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 """Seconds until a server is killed; PostgreSQL writes everything to disk first."""
 READY = b"eady to accept connections"
-"""What both servers log when they have loaded their data and take commands."""
+"""Log text of both servers when they have loaded their data and accept commands."""
 LOG_LINES = 15
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a pair of servers lives; they inherit *lock*, so the folder is in use until the last of them has ended."""
+    """Folders of a pair of servers, which inherit *lock*: it lasts until both have ended."""
 
     folder: Path
     sockets: Path
@@ -41,7 +41,7 @@ class Site:
 
 @contextmanager
 def opened(given: Path | None) -> Iterator[Site]:
-    """Make and lock the folder, a temporary one where none is given; remove in the end what is temporary."""
+    """Create and lock the folder, or a temporary one, which is removed at the end."""
     with ExitStack() as stack:
         folder = given.absolute() if given else _temporary(stack)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def opened(given: Path | None) -> Iterator[Site]:
         _lock(folder, lock)
         sockets = folder / "sockets"
         longest = os.fsencode(sockets / LONGEST_SOCKET_NAME)
-        # To libpq a comma separates two hosts, and nothing quotes it.
+        # libpq separates hosts by commas, which cannot be quoted.
         if len(longest) <= LONGEST_SOCKET_PATH and b"," not in longest:
             shutil.rmtree(sockets, ignore_errors=True)
             sockets.mkdir(mode=0o700)
@@ -80,7 +80,7 @@ def _lock(folder: Path, lock: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that was started; *stop_signal* is the one that it ends for in order."""
+    """A started server; *stop_signal* requests an orderly shutdown."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -88,7 +88,7 @@ class Server:
     stop_signal: signal.Signals
 
     def wait_until_ready(self) -> None:
-        """Return when it takes connections; raise `EmbeddedError` if it ends first or takes too long."""
+        """Wait for connections; raise `EmbeddedError` if the server ends first or takes too long."""
         ends = time.monotonic() + START_TIMEOUT
         while READY not in self.log.read_bytes():
             if self.process.poll() is not None or time.monotonic() > ends:
@@ -96,7 +96,7 @@ class Server:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop it; return when it has ended."""
+        """Stop the server; return when it has ended."""
         self.process.send_signal(self.stop_signal)
         # A suspended process does not act on other signals.
         self.process.send_signal(signal.SIGCONT)
@@ -116,12 +116,12 @@ def spawn(
     dies_by: signal.Signals,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start *command* with a new *log*; the kernel sends it *dies_by* when the thread that calls this ends."""
-    # After the prefix: the kernel forgets this when a process enters a user namespace.
+    """Start *command* with a new *log*; the kernel sends it *dies_by* if this thread ends."""
+    # After the prefix: the kernel resets this when a process enters a user namespace.
     setpriv = ["setpriv", f"--pdeathsig={dies_by.name.removeprefix('SIG')}", "--"]
-    # We may have died before.
+    # We may have died before the signal was set.
     if_we_live = ["sh", "-c", 'test "$PPID" = "$0" && exec "$@"', str(os.getpid())]
-    # A person's settings for PostgreSQL's clients, and their language, are not for the servers.
+    # The servers must not use a person's settings for PostgreSQL clients, or language.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     with log.open("wb") as output:
         return subprocess.Popen(

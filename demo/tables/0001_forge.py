@@ -1,4 +1,4 @@
-"""The tables of a forge, as far as the batches know them."""
+"""The tables of a forge, as far as the batches use them."""
 
 from forgekeeper.platform.migrations import sql
 

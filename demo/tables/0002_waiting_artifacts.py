@@ -1,4 +1,4 @@
-"""An index of the artifacts that stay until the forge says more of them, which the exporter counts."""
+"""An index of artifacts that stay until the forge updates them, which the exporter counts."""
 
 from forgekeeper.platform.migrations import sql
 

@@ -1,4 +1,4 @@
-"""The objects of sample artifacts lie at the location `artifacts`."""
+"""Store the objects of sample artifacts at the location `artifacts`."""
 
 from forgekeeper.platform.migrations import sql
 

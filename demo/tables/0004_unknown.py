@@ -1,4 +1,4 @@
-"""What a forge may not know of a row: where an artifact's object is, whether it is locked, whether an import failed."""
+"""Allow NULL if a forge does not know an artifact's path or lock, or an import's failure."""
 
 from forgekeeper.platform.migrations import sql
 

@@ -1,4 +1,4 @@
-"""The example forge's tables: what a real forge owns, and forgekeeper's own migrations never touch."""
+"""The example forge's tables; forgekeeper's own migrations never change a forge's tables."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ TABLES = migrations.Set(Path(__file__).parent, "example_migrations", ours=False)
 
 
 def make_tables(database: Database) -> None:
-    """Make the tables that are not there yet; raise `TableExists` where one is a forge's own."""
+    """Create missing tables; raise `TableExists` if a table is a forge's own."""
     migrations.migrate(database, TABLES)

@@ -1,5 +1,5 @@
-"""How fast we are, beside a peer that does the same work in the same run.
+"""Benchmarks against peers that do the same work in the same run.
 
-Machines are shared and noisy: only the ratio of two measurements that alternate means
-anything.  Each benchmark checks what it did before it says how long that took.
+Machines are shared and noisy: only the ratio of two alternating measurements means anything. Each benchmark checks its
+results before it reports a time.
 """

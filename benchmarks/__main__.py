@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: one benchmark or all, as a table, as JSON, as pictures, and as a page."""
+"""`python -m benchmarks [NAME …]`: results as a table, JSON, pictures, and a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from metrics import logs
 FOLDER = Path(__file__).parent
 ROUNDS = 5
 NOWHERE = Servers(Path(), "", "", 0, 0)
-"""Benchmarks are declared without servers; they are measured with some."""
+"""Placeholder: benchmarks are declared without servers and measured with servers."""
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
@@ -86,7 +86,7 @@ def _from_files(files: list[Path], plot: Path | None) -> None:
 
 
 def declared(running: Servers, scale: float) -> dict[str, Benchmark]:
-    """Return the benchmarks of all modules by their names, each with a sentence about it."""
+    """Return the benchmarks of all modules by name, each with a sentence about it."""
     known: dict[str, Benchmark] = {}
     for found in iter_modules([str(FOLDER)]):
         if found.name == "__main__":
@@ -107,7 +107,7 @@ def _sentence(document: str | None) -> str:
 
 
 def measured(declared: Mapping[str, Benchmark], rounds: int) -> dict[str, Facts]:
-    """Return what each came to; one that raises has failed, and the others go on."""
+    """Return the results; a benchmark that raises has failed, and the others continue."""
     return {name: _measure(benchmark, rounds) for name, benchmark in declared.items()}
 
 
@@ -130,7 +130,7 @@ def _measure(benchmark: Benchmark, rounds: int) -> Facts:
 
 
 def report(found: Facts, file: Path | None, plot: Path | None) -> None:
-    """Print, write and draw it; raise `typer.Exit` when something failed."""
+    """Print, write and draw the results; raise `typer.Exit` if a benchmark failed."""
     benchmarks = found["benchmarks"]
     for name, its in benchmarks.items():
         for line in lines(name, its):
@@ -148,6 +148,6 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    # A contestant that works in this process logs as a worker does; what goes wrong is all that is read of it.
+    # A contestant in this process logs as a worker does, but only errors are of interest.
     logs.configure("json", "ERROR", sys.stderr)
     app()

@@ -1,7 +1,7 @@
 """A million artifacts in GitLab's partitioned table: what it costs to destroy the expired ones through views of it.
 
-Ours is the document's child through the views that `forgekeeper adopt gitlab` makes: a computed path, statistics that a
-function changes.  Beside it is the same child on a partitioned table of the same columns and indexes, without a view.
+Ours is the document's child through the views that `forgekeeper adopt gitlab` creates: a computed path, and statistics
+that a function updates. The peer is the same child on a partitioned table with equal columns and indexes, without view.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.expired_job_artifacts import FLAG
 
 TABLES, VIEWS, DIRECT = "gitlab", "forgekeeper_gitlab", "direct"
 SQL = Path(__file__).parents[1] / "tests" / "harness" / "gitlab_tables.sql"
-"""GitLab's tables, as the tests make them."""
+"""GitLab's tables, as in the tests."""
 PARTED = f"""
     create schema {DIRECT};
     create table {DIRECT}.ci_job_artifacts (like {TABLES}.p_ci_job_artifacts including all)
@@ -65,14 +65,14 @@ FLAGS = f"""
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 1,000,000 artifacts."""
+    """Return the benchmarks of *scale* times 1,000,000 artifacts."""
     measured = partial(_destroyed, servers, round(ARTIFACTS * scale), iter(range(1, 1_000_000)).__next__)
     tables = Peer("the tables themselves", partial(measured, DIRECT), 0.95)
     return [Benchmark("artifacts_views", "artifacts/s", partial(measured, VIEWS), (tables,))]
 
 
 def _destroyed(servers: Servers, artifacts: int, number: Callable[[], int], forge: str) -> float:
-    """Destroy what has expired, in this process, bucket by bucket; return how many a second."""
+    """Destroy the expired artifacts in this process, bucket by bucket; return the rate."""
     with _artifacts(servers, artifacts, forge) as (settings, due):
         began = monotonic()
         destroyed = work_off(settings, number())
@@ -83,7 +83,7 @@ def _destroyed(servers: Servers, artifacts: int, number: Callable[[], int], forg
 
 @contextmanager
 def _artifacts(servers: Servers, artifacts: int, forge: str) -> Iterator[tuple[Settings, int]]:
-    """Connect to a database with so many artifacts; return its settings, and how many are due."""
+    """Connect to a database with *artifacts*; yield its settings and the number due."""
     schema, name = (TABLES, "p_ci_job_artifacts") if forge == VIEWS else (DIRECT, "ci_job_artifacts")
     table, statistics = f"{schema}.{name}", f"{schema}.project_statistics"
     make = partial(_make, forge)

@@ -1,4 +1,4 @@
-"""One run of a batch in this process, without a worker around it."""
+"""A run of a batch in this process, without a worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forgekeeper.platform.settings import Settings
 
 
 def run(batch: str, settings: Settings) -> tuple[float, dict[str, Any]]:
-    """Do a whole run of *batch*, one without children; return how many seconds it was at work, and its result."""
+    """Execute a run of a *batch* without children; return its seconds and its result."""
     started = JobRun.start_here(batch, by=identity())
     assert started is not None, f"a run of {batch} is open already"
     runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children

@@ -1,14 +1,14 @@
 """A million CI artifacts, a third of them expired: what destroying these costs, by buckets, in one process and in more.
 
-Ours is the document's child, with its audit; beside it is the algorithm that the document describes, in bare SQL and
-nothing else.  That one's cost grows with the table and with what it has deleted of it, so the table is always whole,
-and it does `CHUNKS` chunks of a hundred at most: less than its whole work at scales above 0.13, where the rest would be
-slower than what was measured.
+Ours is the document's child, with its audit. The reference is the algorithm of the document in bare SQL and nothing
+else. Its cost grows with the table and with the rows deleted from it. Therefore the table is always complete, and the
+reference executes at most `CHUNKS` chunks of a hundred: less than all its work at scales above 0.13; the rest would be
+slower than the measured part.
 
-The reference takes what expired first, as ours does, so that nothing waits for ever where more expires than is
-destroyed.  That costs it a look through the whole table for each chunk.  A second one has no order and takes the first
-hundred that it comes across: to be known, not to be beaten, for it promises less.  From 32 MB (a quarter of the shared
-buffers) on, scans of a table start near where the last one ended, so it seldom reads again what it has deleted.
+The reference deletes artifacts in the order of their expiry, as ours does, so that no artifact waits for ever if more
+expire than are destroyed. Each chunk therefore scans the whole table. A second reference ignores the order and deletes
+the first hundred that it finds. It is for information only, because it promises less. From 32 MB (a quarter of the
+shared buffers) on, scans of a table start near the end of the previous scan, so it seldom reads deleted rows again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BATCH_SIZE = 100
 CHUNKS = 450
 QUEUE = "artifacts"
 FORGET = "truncate ci_job_artifacts, deleted_objects, project_statistics"
-# As a forge has them: neither the order of their times nor that of their paths is the order in which they were made.
+# As in a forge: neither times nor paths are in the order of creation.
 ADD = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked,
         created_at, updated_at)
@@ -98,7 +98,7 @@ REDUCE = """
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 1,000,000 artifacts."""
+    """Return the benchmarks of *scale* times 1,000,000 artifacts."""
     artifacts = round(ARTIFACTS * scale)
     numbers = iter(range(1, 1_000_000)).__next__
     here, tenth = partial(_here, servers, artifacts, numbers), partial(_tenth, servers, artifacts, numbers)
@@ -136,7 +136,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 def _here(servers: Servers, artifacts: int, number: Callable[[], int], buckets: int) -> float:
-    """Destroy what has expired, in this process, bucket by bucket; return how many a second."""
+    """Destroy the expired artifacts in this process, bucket by bucket; return the rate."""
     with _artifacts(servers, artifacts, buckets) as (settings, due):
         began = monotonic()
         destroyed = work_off(settings, number(), buckets)
@@ -147,7 +147,10 @@ def _here(servers: Servers, artifacts: int, number: Callable[[], int], buckets: 
 
 
 def _tenth(servers: Servers, artifacts: int, number: Callable[[], int], which: int) -> float:
-    """Destroy what has expired; return what a batch of the first or last tenth took, as the audit's instants tell."""
+    """Destroy the expired artifacts; return the time of a chunk in the first or last tenth.
+
+    It is a mean in milliseconds, by the audit's times.
+    """
     with _artifacts(servers, artifacts, MAX_BUCKETS) as (settings, due):
         run = number()
         work_off(settings, run, MAX_BUCKETS)
@@ -159,7 +162,7 @@ def _tenth(servers: Servers, artifacts: int, number: Callable[[], int], which: i
 
 
 def _there(servers: Servers, artifacts: int, buckets: int, *, processes: int, threads: int) -> float:
-    """Destroy what has expired through worker processes, a bucket a thread; return how many a second."""
+    """Destroy the expired artifacts in workers, a bucket per thread; return the rate."""
     with (
         _artifacts(servers, artifacts, buckets) as (settings, due),
         workers(environment(settings), processes=processes, threads=threads),
@@ -173,9 +176,9 @@ def _there(servers: Servers, artifacts: int, buckets: int, *, processes: int, th
 
 
 def _reference(servers: Servers, artifacts: int, buckets: int, *, select: str = ORDERED) -> float:
-    """Do what the reference does, chunk by chunk, a bucket after the other; return how many artifacts a second.
+    """Run the reference, chunk by chunk and bucket by bucket; return the artifacts per second.
 
-    *select* takes those that expired first, or the first that it comes across.
+    *select* finds the artifacts that expired first, or any.
     """
     with (
         _artifacts(servers, artifacts, buckets) as (settings, due),
@@ -208,7 +211,7 @@ def _chunks(cursor: cursor, select: str, buckets: int, number: int, most: int) -
 
 @contextmanager
 def _artifacts(servers: Servers, artifacts: int, buckets: int) -> Iterator[tuple[Settings, int]]:
-    """Connect to a database with so many artifacts; return its settings, and how many are due."""
+    """Connect to a database with *artifacts*; yield its settings and the number due."""
     with database_of(servers, "artifacts", breaker_share=1) as settings:
         database.execute_sql(FORGET)
         database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
@@ -226,7 +229,7 @@ def _quiet() -> bool:
 
 
 def _check(artifacts: int, destroyed: int, due: int) -> None:
-    """See that so many of those due are gone, are in the outbox once each, and are off the statistics; no others."""
+    """Check the deleted artifacts, their entries in the outbox, and the statistics."""
     for question, answer in (
         (COUNTED, (artifacts - destroyed, due - destroyed)),
         (RECORDED, (destroyed, destroyed)),

@@ -25,7 +25,7 @@ PROJECTS = 100
 TICK = os.sysconf("SC_CLK_TCK")
 FORGET = "truncate ci_job_artifacts, deleted_objects, project_statistics"
 ADD_PROJECTS = "insert into project_statistics select project, 1000000 from generate_series(1, %s) as project"
-# As a forge has them: no two artifacts with the same times, sizes, or names.
+# As in a forge: times, sizes and names of artifacts differ.
 ADD = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked,
         created_at, updated_at)
@@ -38,7 +38,7 @@ AUDITED = "select coalesce(sum(cardinality(ids)), 0)::bigint from audit_deletion
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 100,000 artifacts; each time all of them are destroyed."""
+    """Return the benchmarks of *scale* times 100,000 artifacts; each destroys all of them."""
     numbers = iter(range(1, 1_000_000))
     run = partial(_rate, servers, round(ARTIFACTS * scale), numbers.__next__)
     wall, processor = partial(run, monotonic), partial(run, None)
@@ -59,7 +59,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 def _rate(
     servers: Servers, artifacts: int, number: Callable[[], int], clock: Callable[[], float] | None, audit: str
 ) -> float:
-    """Destroy so many artifacts; return how many a second, by that clock or by the processor's time."""
+    """Destroy *artifacts*; return the rate per second of *clock*, or of CPU time if None."""
     with database_of(servers, "audit_cost", audit=audit) as settings:
         _add(artifacts)
         run, clock = number(), clock or _processor
@@ -83,7 +83,7 @@ def _add(artifacts: int) -> None:
 
 
 def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS) -> int:
-    """Work on all buckets in turn, as workers do; return how many artifacts that destroyed."""
+    """Work on all buckets in turn, as workers do; return the number of destroyed artifacts."""
     runner = Runner(settings, lambda *_sent: Enqueued(0))
     BucketSet(BUCKETS.name).tidy(client, number_of_buckets, silent_for=settings.bucket_silent_after)
     destroyed, more = 0, True
@@ -100,6 +100,6 @@ def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS)
 
 
 def _processor() -> float:
-    """Return the seconds that this process and its session's have used of a processor."""
+    """Return the CPU seconds of this process and of its PostgreSQL session."""
     session = Path(f"/proc/{database.connection().info.backend_pid}/stat").read_text().rpartition(")")[2].split()
     return process_time() + (int(session[11]) + int(session[12])) / TICK

@@ -19,7 +19,7 @@ RECORDS = 10_000_000
 SIZES = {"audit_lookup": 100, "audit_lookup_twenties": 20, "audit_lookup_tens": 10, "audit_lookup_ones": 1}
 ARTIFACT = Subject("artifact", "ID", "expired_artifact")
 QUESTIONS = 5
-# As a batch leaves them: ids nearly in their order, paths in none; what is long is out of the row.
+# As a batch writes them: ids nearly in order, paths in none; long values are stored outside the row.
 FILL = """
     insert into audit_deletions (at, batch, record, run, child, phase, ids, hashes, detail)
     select clock_timestamp() - (%(rows)s - chunk) * interval '20 ms', 'expired_job_artifacts', 'expired_artifact',
@@ -35,7 +35,7 @@ FILL = """
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is asked of *scale* times ten million deletions; the answer is wanted within a second."""
+    """Return the benchmarks of *scale* times ten million deletions; the target is a second."""
     records = round(RECORDS * scale)
     filled: dict[int, bool] = {}
     return [
@@ -50,16 +50,16 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 def _rate(servers: Servers, rows: int, size: int, filled: dict[int, bool]) -> float:
-    """Ask each kind of question, none for the same record twice; return how many of the slowest a second makes."""
+    """Ask questions of each kind, for different records; return the worst rate per second."""
     with _filled(servers, rows, size, filled):
         slowest = max(_seconds(question) for question in _questions(rows, size))
     return 1 / slowest
 
 
 def _questions(rows: int, size: int) -> Iterator[Callable[[], None]]:
-    """Yield questions: by id, by path, by run, and for what is not there."""
+    """Yield questions: by id, by path, by run, and for missing records."""
     records = rows * size
-    # Rows of a hundred carry the paths of one in a hundred rows: the others are never read.
+    # With rows of a hundred, only one row in a hundred has paths: the others are never read.
     step = max(1, rows // (QUESTIONS + 1) // 100 * 100)
     for chunk in range(step, rows, step):
         number = chunk * size
@@ -88,10 +88,10 @@ def _of_run(run: int, records: int) -> None:
 
 @contextmanager
 def _filled(servers: Servers, rows: int, size: int, filled: dict[int, bool]) -> Iterator[None]:
-    """Be connected to a database of its own, in which so many rows of that size are."""
+    """Connect to a database of its own with *rows* of *size* records."""
     with database_of(servers, f"audit_of_{size}"):
         if size not in filled:
-            # A month that has just begun has no statistics, and no map of what everybody sees.
+            # A month that has just begun has neither statistics nor a visibility map.
             with database.atomic():
                 database.execute_sql("set local statement_timeout = 0")
                 database.execute_sql(FILL, {"rows": rows, "size": size})

@@ -1,7 +1,7 @@
-"""Bare Dramatiq and APScheduler, as one would put them together: jobs send messages, actors do nothing.
+"""Bare Dramatiq and APScheduler as usually combined: jobs send messages, actors do nothing.
 
-`python -m benchmarks.bare schedule URL TIMETABLE`, with a document of cron expressions by actor, and
-`… work URL` with Dramatiq's arguments.  As many queues as ours are consumed.
+`python -m benchmarks.bare schedule URL TIMETABLE`, with a document of cron expressions by actor, and `… work URL` with
+Dramatiq's arguments. The number of consumed queues is equal to ours.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from forgekeeper.platform.settings.cron import Cron
 
 QUEUES = ("cron", "objects", "git", "artifacts")
 DELAYS = "delays"
-"""List, what each message that said when it was due has waited for, in seconds."""
+"""List with the delay of each message that has a due time, in seconds."""
 
 
 def declare(url: str) -> dramatiq.Actor[..., Any]:
-    """Declare an actor in each queue; return that of the first."""
+    """Declare an actor in each queue; return the actor of the first."""
     broker = RedisBroker(url=url)
     dramatiq.set_broker(broker)
     client = redis.Redis.from_url(url)
 
     def work(due: float) -> None:
-        """Note how late it is."""
+        """Record the delay."""
         client.rpush(DELAYS, time.time() - due)
 
     for queue in QUEUES:
@@ -41,10 +41,10 @@ def declare(url: str) -> dramatiq.Actor[..., Any]:
 
 
 def schedule(url: str, timetable: dict[str, str]) -> None:
-    """Send a message whenever a job is due."""
+    """Send a message when a job is due."""
     actor, clock = declare(url), BlockingScheduler(timezone="UTC")
     for name, cron in timetable.items():
-        # A job is not told when it was due: to the second, as it is started within one.
+        # APScheduler does not tell a job its due time: it is rounded to the second, as jobs start within one.
         clock.add_job(partial(_send, actor), Cron(cron), id=name)
     clock.start()
 

@@ -29,11 +29,11 @@ BATCH = "user_status_cleanup"
 SMALL, LARGE = 1_000, 100_000
 RUNS = 100
 SAMPLE = 5 / 2
-"""Of five sample statuses two are due."""
+"""Sample statuses per due status: two of five are due."""
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of runs with a small and with a large backlog, *scale* times as much as usual."""
+    """Return the benchmarks with a small and a large backlog, *scale* times the usual ones."""
     return [_pair(servers, "breaker", round(LARGE * scale)), _pair(servers, "breaker-small", round(SMALL * scale))]
 
 
@@ -44,21 +44,21 @@ def _pair(servers: Servers, name: str, due: int) -> Benchmark:
 
 
 class World:
-    """A table with so many records that are due, of a batch that has always deleted as many."""
+    """A table with *due* records, and a batch that has always deleted that number."""
 
     def __init__(self, servers: Servers, due: int) -> None:
         self._servers, self._due = servers, due
         self._rates: dict[str, float] = {}
 
     def rate(self, which: str) -> float:
-        """Return a round's rate of that kind; both are of one run."""
+        """Return a round's rate of that kind; both kinds are measured in one run."""
         if which not in self._rates:
             self._rates = self._measured()
         return self._rates.pop(which)
 
     @cached_property
     def _settings(self) -> Settings:
-        """Connect, and make the tables; done once."""
+        """Connect and create the tables, once."""
         load_batches()
         settings = model()(
             database_url=SecretStr(self._servers.database_url), redis_url=SecretStr(self._servers.redis_url)
@@ -75,7 +75,7 @@ class World:
             sample(round(self._due * SAMPLE))
             self._due = UserStatus.select().where(UserStatus.clear_status_at <= now()).count()
             self._live()
-            instant = now()  # which the run asks for in any case
+            instant = now()  # the run also needs this
             began = monotonic()
             breaker.ask(BATCHES[BATCH], settings, 0, instant)
             asked = monotonic() - began
@@ -85,7 +85,7 @@ class World:
         return {"with": self._due / whole, "without": self._due / (whole - asked)}
 
     def _live(self) -> None:
-        """Write down a hundred runs, a minute apart, that deleted as much."""
+        """Insert a hundred earlier runs, a minute apart, that deleted the same number."""
         ago = [now() - (RUNS - number) * timedelta(minutes=1) for number in range(RUNS)]
         facts = {"batch": BATCH, "state": "succeeded", "ordinary": True}
         JobRun.insert_many([facts | {"started_at": at, "finished_at": at} for at in ago]).execute()

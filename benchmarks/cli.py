@@ -20,11 +20,11 @@ HELP_IMPORTS = "import typer, typer.rich_utils"
 STATUS_IMPORTS = (
     "import orjson, peewee, playhouse.pool, psycopg2, pydantic_settings, redis, rich.table, structlog, typer"
 )
-"""The libraries that the command cannot do without; who imports them and does nothing is its floor."""
+"""Libraries that the command needs; a process that only imports them is its floor."""
 
 
 def benchmarks(servers: Servers, _scale: float) -> list[Benchmark]:
-    """Return what `--help` and `status` take, once each whatever the scale."""
+    """Return the benchmarks of `--help` and `status`, which do not depend on the scale."""
     return [
         _of("cli_help", _help, HELP_IMPORTS),
         _of("cli_status", partial(_status, servers), STATUS_IMPORTS),
@@ -33,7 +33,7 @@ def benchmarks(servers: Servers, _scale: float) -> list[Benchmark]:
 
 def _of(name: str, ours: Callable[[], float], imports: str) -> Benchmark:
     wanted = Peer(f"{WANTED[name]} s", lambda: WANTED[name], 1.0)
-    # The target of the second is none: it says how much of it are libraries.
+    # The second ratio is not a target: it shows the share of the libraries.
     return Benchmark(
         name, "CPU s", ours, (wanted, Peer("its libraries alone", partial(_floor, imports), 2.0)), less=True
     )
@@ -62,12 +62,12 @@ def _bare() -> dict[str, str]:
 
 @cache
 def _compile() -> None:
-    """Compile our modules, as pip does: where Python may keep no bytecode, each command would compile them again."""
+    """Compile our modules, as pip does; otherwise each command would compile them again."""
     subprocess.run([sys.executable, "-m", "compileall", "-q", *OURS], cwd=ROOT, check=True)
 
 
 def _taken(*arguments: str, given: Mapping[str, str]) -> tuple[float, str]:
-    """Run Python with these; return the seconds that the processor was at it, and what it printed."""
+    """Run Python with *arguments*; return the CPU seconds and the output."""
     _compile()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(

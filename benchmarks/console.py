@@ -1,6 +1,6 @@
 """The console on a large installation: each page's answer, its memory, and what fifty viewers cost PostgreSQL.
 
-There are 10,000 runs, 100,000 children in quarantine and 10,000,000 rows of the audit.
+The database has 10,000 runs, 100,000 children in quarantine and 10,000,000 rows of the audit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forgekeeper.platform.database import database
 
 RUNS, LETTERS, ROWS, ACTS = 10_000, 100_000, 10_000_000, 100_000
 ASKED = 7
-"""So often each page is asked for; its median counts."""
+"""Requests per page; the median counts."""
 VIEWERS, FOR = 50, 20.0
 RENEWED = 0.5
 """Seconds after an answer until a page renews itself, as in console.js."""
@@ -62,7 +62,7 @@ SAID = "select xact_commit + xact_rollback from pg_stat_database where datname =
 
 
 class Measured(NamedTuple):
-    """What the slowest page took, in seconds, and the memory of the process after all, in MB."""
+    """Duration of the slowest page in seconds, and peak memory of the process in MB."""
 
     page: str
     seconds: float
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what pages take on *scale* times such an installation, and what fifty viewers cost beside one."""
+    """Return the benchmarks of *scale* times such an installation, and of viewers."""
     pages = Shared(partial(_pages, servers, scale))
     promised = (Peer("promised", lambda: 200.0, 1.0),)
     one = Peer("one viewer", partial(_transactions, servers, scale, 1), 1.2)
@@ -92,7 +92,7 @@ def _pages(servers: Servers, scale: float) -> Measured:
                 _get(url + page)
                 found.setdefault(page, []).append(time.monotonic() - began)
             if turn < ASKED - 1:
-                time.sleep(FRESH)  # an answer serves everybody for a second
+                time.sleep(FRESH)  # an answer is shared for `FRESH` seconds
         for page, seconds in found.items():
             sys.stderr.write(f"{page}: {1000 * median(seconds):.0f} ms, {1000 * max(seconds):.0f} at most\n")
         page, seconds = max(found.items(), key=lambda one: median(one[1]))
@@ -100,7 +100,7 @@ def _pages(servers: Servers, scale: float) -> Measured:
 
 
 def _addresses() -> list[str]:
-    """Name every page but the preview, which counts for as long as it may, and what is audited of a project and run."""
+    """Return three audit queries and every page but the preview, which uses its time limit."""
     letter, run = database.execute_sql(NEWEST).fetchone()
     parts = {"batch": "user_status_cleanup", "run": str(run), "id": str(letter), "name": "quarantine"}
     load_pages()
@@ -113,7 +113,7 @@ def _addresses() -> list[str]:
 
 
 def _transactions(servers: Servers, scale: float, viewers: int) -> float:
-    """Let so many look at the first page, which renews itself; return PostgreSQL's transactions a second."""
+    """Let *viewers* watch the first page; return PostgreSQL's transactions per second."""
     with _console(servers, scale) as (url, _pid):
         ended = threading.Event()
         threads = [threading.Thread(target=_look, args=(url + "/", ended)) for _ in range(viewers)]
@@ -135,7 +135,7 @@ def _look(url: str, ended: threading.Event) -> None:
 
 
 def _said() -> int:
-    # A session reports what it has done a second later at most; ours counts as well, for all alike.
+    # A session reports its transactions within a second; our own queries count equally for all.
     with database.atomic():
         database.execute_sql("select pg_stat_clear_snapshot()")
         return int(database.execute_sql(SAID).fetchone()[0])
@@ -158,7 +158,7 @@ def _memory(pid: int) -> float:
 
 @contextmanager
 def _console(servers: Servers, scale: float) -> Iterator[tuple[str, int]]:
-    """Run a console of a database with so much in it; yield its address and its process."""
+    """Run a console of a filled database; yield its address and process id."""
     with database_of(servers, "console") as settings:
         if database.execute_sql("select not exists (select from job_runs)").fetchone()[0]:
             amounts = {"runs": RUNS, "letters": LETTERS, "rows": ROWS, "acts": ACTS}

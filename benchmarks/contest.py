@@ -1,4 +1,4 @@
-"""Ours and its peers do the same work in turns; what counts is the ratio of what each came to in a round."""
+"""Contests: ours and its peers do the same work in turns; their ratio per round counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Missing(Exception):
-    """A peer is not on this machine; the message says what would bring it."""
+    """A peer is missing on this machine; the message tells how to install it."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom we are compared with; *target* is the ratio, ours by the peer's, that we want to reach."""
+    """A peer for comparison; *target* is the wanted ratio of our figure to the peer's."""
 
     name: str
     measure: Callable[[], float]
@@ -22,7 +22,7 @@ class Peer:
 
 
 class Point(NamedTuple):
-    """What one measurement came to at a size."""
+    """Result of a measurement at a size."""
 
     size: float
     figure: float
@@ -30,7 +30,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A line in a picture; whoever measures adds a point each time."""
+    """A line in a picture; each measurement adds a point."""
 
     picture: str
     line: str
@@ -39,11 +39,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared: each contestant does the work once, checks what came of it, and returns a figure in *unit*.
+    """A comparison: each contestant works, checks its result, and returns a figure in *unit*.
 
-    More is better, and a target is the least ratio; where *less* is better it is the greatest.  A contestant may raise
-    `Missing`, and whoever got a wrong answer `AssertionError`.  *about* is a sentence for a list; without one its
-    module's first is taken.
+    More is better, and a target is the minimum ratio; if *less* is better, it is the maximum. A contestant may raise
+    `Missing`, or `AssertionError` for a wrong result. *about* is a sentence for the list, by default the first sentence
+    of its module.
     """
 
     name: str
@@ -57,14 +57,14 @@ class Benchmark:
 
 @dataclass
 class Figures:
-    """What the rounds came to, in their order; *missing* says of a peer why it has no figures."""
+    """Results of the rounds in order; *missing* has the reason of a peer without figures."""
 
     ours: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def ratios(self, peer: str) -> list[float]:
-        """Return ours by the peer's, round by round."""
+        """Return our figure divided by the peer's, for each round."""
         return [ours / its for ours, its in zip(self.ours, self.peers[peer], strict=True)]
 
     def ratio(self, peer: str) -> float:
@@ -73,9 +73,9 @@ class Figures:
 
 
 def compare(benchmark: Benchmark, *, rounds: int, told: Callable[[int], None] = lambda _number: None) -> Figures:
-    """Let all do their work *rounds* times, another one first each time; call *told* after each round.
+    """Let everybody do the work *rounds* times and call *told* after each round.
 
-    Who comes second finds a warmer machine: nobody always does.
+    The first contestant changes each round, because later ones find a warmer machine.
     """
     figures = Figures(peers={peer.name: [] for peer in benchmark.peers})
     for number in range(rounds):

@@ -1,9 +1,9 @@
 """What a record costs while its table grows: of ten thousand, a hundred thousand, a million, and ten million.
 
-Half of the table is due, fifty thousand records at most: what is done for each batch, but grows with all that is due,
-shows as much as what grows with the table.  All is also measured while an old snapshot is held open elsewhere, with the
-statistics of an empty table, with those of a time when nothing was due, and right after a million deletions that nobody
-has vacuumed away.
+Half of the table is due, at most fifty thousand records: costs that grow with all due records are visible, and so are
+costs that grow with the table. Each curve is also measured while another session holds an old snapshot, with the
+statistics of an empty table, with statistics of a time when nothing was due, and directly after a million deletions
+without vacuum.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from forgekeeper.platform.database import database
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST, AT_LARGEST = 10_000_000, ("statuses", "artifacts", "uploads")
-"""Only at full size, and only where the forge has so many."""
+"""Largest size, measured only at full scale and for tables that are this large in forges."""
 PROJECTS = 1_000
 DELETIONS = 1_000_000
 FILLED_AT_ONCE = 1_000_000
 SINCE_SNAPSHOT = 2
-"""So many times the work was done since the snapshot was taken."""
+"""Rounds of work since the snapshot was taken."""
 TARGET = 1.3
 
 NO_STATISTICS = (
@@ -42,7 +42,7 @@ Condition = Callable[[Servers, "Setting"], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured: a world at a size, with so much due work; *deletions* have gone before, where any have."""
+    """A measurement: a world at a size, with *due* records, and *deletions* before it if any."""
 
     world: World
     size: int
@@ -51,12 +51,12 @@ class Setting:
 
     @property
     def database(self) -> str:
-        """The database of that size; it has the tables of all worlds."""
+        """Name of the database for that size, which has the tables of all worlds."""
         return f"curve_{self.size}"
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of tables of *scale* times the sizes; 10 million only at full scale."""
+    """Return the benchmarks of *scale* times the sizes; 10 million only at full scale."""
     filled: set[tuple[str, int]] = set()
     return [
         _curve(servers, scale, world, condition, filled)
@@ -88,12 +88,12 @@ def _curve(servers: Servers, scale: float, world: World, condition: str, filled:
 
 
 def _dearest(costs: list[partial[float]]) -> float:
-    """Return what it costs at the size where it costs most: a plan may also be wrong half-way, and right again."""
+    """Return the highest cost of all sizes: a plan may be wrong at a medium size only."""
     return max(cost() for cost in costs)
 
 
 def _due(world: World, size: int, scale: float) -> int:
-    """Of pending refs it is the projects that cost: as many at each size, with more refs each."""
+    """The cost of refs depends on projects: their number is constant, with more refs each."""
     return _scaled(PROJECTS if world.name == "refs" else min(size // 2, world.most), scale)
 
 
@@ -104,7 +104,7 @@ def _scaled(count: int, scale: float) -> int:
 def _cost(
     servers: Servers, setting: Setting, condition: Condition, curve: Curve, filled: set[tuple[str, int]]
 ) -> float:
-    """Do the due work once; return how many microseconds a record took."""
+    """Do the due work once; return the microseconds per record."""
     world = setting.world
     with database_of(servers, setting.database, **OPTIONS) as settings:
         if (world.name, setting.size) not in filled:
@@ -137,7 +137,7 @@ def _plain(_servers: Servers, setting: Setting) -> Iterator[None]:
 
 @contextmanager
 def _snapshot(servers: Servers, setting: Setting) -> Iterator[None]:
-    """Hold a snapshot that is older than what the batch has deleted since."""
+    """Hold a snapshot that is older than the batch's deletions."""
     _vacuum(setting.world)
     other = psycopg2.connect(make_dsn(servers.database_url, dbname=setting.database))
     try:
@@ -162,7 +162,7 @@ def _stale(_servers: Servers, setting: Setting) -> Iterator[None]:
 
 @contextmanager
 def _outdated(_servers: Servers, setting: Setting) -> Iterator[None]:
-    """Let much have become due since the last look at the table."""
+    """Make many records due after the last analyze."""
     _vacuum(setting.world)
     setting.world.add(setting.due)
     yield
@@ -188,4 +188,4 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "outdated": (_outdated, "with statistics of a time when nothing was due"),
     "unvacuumed": (_unvacuumed, "after a million deletions without vacuum"),
 }
-"""How a world is found, and how that is said."""
+"""Conditions of a table, each with its description."""

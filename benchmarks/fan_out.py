@@ -28,7 +28,7 @@ RUN = 1
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 10,000 projects; ours are deduplicated, nobody else's are."""
+    """Return the benchmarks of *scale* times 10,000 projects; only ours are deduplicated."""
     projects = round(PROJECTS * scale)
     peers = (
         Peer("Sidekiq's push_bulk", partial(_sidekiq, servers, projects), 1.0),
@@ -57,7 +57,7 @@ def _ours(servers: Servers, projects: int, *, again: bool) -> float:
 
 
 def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
-    """Return what a run calls to send its children."""
+    """Return the function that sends the children of a run."""
     from forgekeeper.delivery.broker import broker
     from forgekeeper.delivery.messages import send_children
 
@@ -68,7 +68,7 @@ def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]
 
     def send() -> Enqueued:
-        """Send them by pages, as the engine does."""
+        """Send the children by pages, as the engine does."""
         pages = [keyed[at : at + PAGE] for at in range(0, len(keyed), PAGE)]
         with database.connection_context():
             sent = [send_children(broker, RUN, child, page, limit_depth=settings.queue_limit) for page in pages]
@@ -104,7 +104,7 @@ def _celery(servers: Servers, projects: int) -> float:
     peer = _empty(servers)
     with Celery("benchmark", broker=servers.redis_url.replace("unix://", "redis+socket://").split("?")[0]) as app:
         task = app.task(name="nothing", ignore_result=True)(_nothing)
-        # The connection, and what is imported for it, is not asked.
+        # Connecting and its imports are not measured.
         task.apply_async((0,), queue="warm")
         began = monotonic()
         for project in range(1, projects + 1):

@@ -1,4 +1,4 @@
-"""A database of its own for a benchmark, migrated, with the example forge's tables."""
+"""A migrated database for a benchmark, with the example forge's tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ MADE = "select exists (select from pg_database where datname = %s)"
 def database_of(
     servers: Servers, name: str, *, make: Callable[[Any], None] = make_tables, **options: Any
 ) -> Iterator[Settings]:
-    """Connect this process to the database *name*, made when there is none, as are the forge's; return its settings."""
+    """Connect this process to the database *name* and yield its settings.
+
+    A missing database is created, with the tables of the forge.
+    """
     load_batches()
     _connect(servers.database_url, servers.redis_url)
     with database.connection_context():
@@ -49,7 +52,7 @@ def database_of(
 
 
 def _connect(url: str, redis_url: str, **options: Any) -> Settings:
-    # PostgreSQL may vacuum what a round before has left, and lets nobody truncate that for a second and more.
+    # Autovacuum may still work on the previous round's rows, and blocks TRUNCATE for over a second.
     patient = {"database_lock_timeout": timedelta(minutes=1)} | options
     settings = model()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **patient)
     connect(settings, Limits.of_worker(settings), name="benchmark", connections=8)

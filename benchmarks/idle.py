@@ -29,7 +29,7 @@ TRANSACTIONS = "select sum(xact_commit + xact_rollback)::bigint from pg_stat_dat
 
 @dataclass(frozen=True)
 class Cost:
-    """What a minute costs."""
+    """Costs of a minute."""
 
     cpu: float
     redis: float
@@ -38,9 +38,9 @@ class Cost:
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured during *scale* times a minute, five seconds at least.
+    """Return the benchmarks of *scale* times a minute, at least five seconds.
 
-    A bare system has no ledger: transactions, and what its Python alone takes of the memory, are for the record.
+    A bare system lacks a ledger: transactions, and the memory of its Python alone, are for information.
     """
     seconds = max(LEAST, SECONDS * scale)
     own, peer = Shared(lambda: _ours(servers, seconds)), Shared(lambda: _bare(servers, seconds))
@@ -77,10 +77,10 @@ def _emptied(servers: Servers) -> Iterator[redis.Redis]:
 
 
 def _cost(servers: Servers, client: redis.Redis, started: list[int], seconds: float) -> Cost:
-    """Let the processes be idle for so long, once they have settled; return what a minute of it costs."""
+    """Let the processes settle and then idle for *seconds*; return the cost per minute."""
     sleep(SETTLING)
     while seconds < SECONDS and 60 - time() % 60 < seconds + 1:
-        # What is shorter than a minute has no tick in it, or every other one would.
+        # A measurement shorter than a minute must not include a tick, or every other one would.
         sleep(0.5)
     pids = set(_trees(started))
     before = _counts(servers, client, pids)
@@ -89,12 +89,12 @@ def _cost(servers: Servers, client: redis.Redis, started: list[int], seconds: fl
     assert pids == set(_trees(started)), "processes have ended, or begun"
     cpu, commands, transactions = (late - early for early, late in zip(before, after, strict=True))
     minutes = seconds / 60
-    # Of the questions one is counted in the answer to the next.
+    # The second INFO counts the first one.
     return Cost(cpu / minutes, (commands - 1) / minutes, transactions / minutes, sum(map(_megabytes, pids)))
 
 
 def _counts(servers: Servers, client: redis.Redis, pids: set[int]) -> tuple[float, float, float]:
-    # Redis first and last would count its own connection: it is open, and asks one thing.
+    # Redis is asked first, and its open connection asks one command only, so the other queries do not count.
     commands = client.info("stats")["total_commands_processed"]
     asked = psycopg2.connect(servers.database_url)
     try:
@@ -112,19 +112,19 @@ def _stat(pid: int) -> list[str]:
 
 
 def _seconds(pid: int) -> float:
-    """Return what the process, and its children that have ended, have used of a processor."""
+    """Return the CPU seconds of the process and of its children that have ended."""
     return sum(map(int, _stat(pid)[11:15])) / TICK
 
 
 def _megabytes(pid: int) -> float:
-    """Return the memory of the process; what it shares with others is shared out."""
+    """Return the memory of the process in MB; shared pages count proportionally."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     (kilobytes,) = (int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return kilobytes / 1024
 
 
 def _trees(roots: list[int]) -> Iterator[int]:
-    """Yield the processes and all their children."""
+    """Yield the processes and all their descendants."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

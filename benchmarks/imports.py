@@ -22,14 +22,17 @@ from forgekeeper.platform.settings import Settings
 
 STALE = 10_000
 FRESH = 10
-"""So many times as many are fresh."""
+"""Number of fresh imports per stale import."""
 TRACKERS = 20
 BATCH = "stale_imports"
 SHARE = 0.1
-"""Of the stale records, how many the peer gives up: its rate is the same for all, and the rest takes a minute."""
+"""Share of the stale records that the peer updates; its rate is constant.
+
+All records would take a minute.
+"""
 LEAST = 200
 
-# One of eleven is stale; they lie among the fresh ones.  An entity's trackers are made together.
+# One in eleven is stale, spread among the fresh ones. An entity's trackers are created together.
 MAKE = """
     truncate bulk_imports, bulk_import_entities, bulk_import_trackers;
     insert into bulk_imports (user_id, status, updated_at)
@@ -59,7 +62,7 @@ STALE_ONES = "select id from {table} where status in (0, 1) and updated_at < now
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times ten thousand stale imports, and as many entities with their trackers."""
+    """Return the benchmarks of *scale* times 10,000 stale imports, with entities and trackers."""
     world = World(servers, max(1, round(STALE * scale)))
     peers = (Peer("row by row, by its rate", partial(world.rate, world.row_by_row), 15),)
     return [
@@ -69,13 +72,13 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 class World:
-    """So many *stale* imports, as many stale entities with their trackers, and ten times as many that are fresh."""
+    """*stale* imports, as many stale entities with trackers, and ten times as many fresh ones."""
 
     def __init__(self, servers: Servers, stale: int) -> None:
         self._servers, self._stale = servers, stale
 
     def rate(self, work: Callable[[Settings], tuple[int, float]]) -> float:
-        """Let the *work* give up some of them; return how many records a second that was, trackers included."""
+        """Call *work*; return the updated records per second, including trackers."""
         with database_of(self._servers, "imports", breaker_share=1) as settings:
             self._fill()
             given_up, seconds = work(settings)
@@ -83,19 +86,19 @@ class World:
         return given_up * (2 + TRACKERS) / seconds
 
     def run(self, settings: Settings) -> tuple[int, float]:
-        """Do a whole run in this process."""
+        """Execute a run in this process."""
         with _unread():
             seconds, result = alone.run(BATCH, settings)
         return self._all(result), seconds
 
     def worker(self, settings: Settings) -> tuple[int, float]:
-        """Let a worker process do a run."""
+        """Let a worker process execute a run."""
         with _unread(), processes.workers(processes.environment(settings)):
             seconds, result = processes.run(BATCH)
         return self._all(result), seconds
 
     def row_by_row(self, settings: Settings) -> tuple[int, float]:
-        """Give up a share of them, each record and each tracker by an UPDATE and a transaction of its own."""
+        """Update a share of the records and trackers, each by an UPDATE in its own transaction."""
         share = max(min(self._stale, LEAST), round(self._stale * SHARE))
         connection = connect(settings.require_database())
         connection.autocommit = True
@@ -149,7 +152,7 @@ def _found(cursor: Any, table: str, limit: int) -> list[int]:
 
 @contextmanager
 def _unread() -> Iterator[None]:
-    """Let the lines about each record be written, and nobody read them."""
+    """Discard the output, so that log lines are written and nobody reads them."""
     for stream in sys.stdout, sys.stderr:
         stream.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

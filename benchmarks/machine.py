@@ -1,4 +1,4 @@
-"""What the figures were measured on: the machine, and the versions of what ran there."""
+"""Facts about the measurements' environment: machine and versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 
 
 def described(servers: Servers) -> dict[str, str | int | float]:
-    """Return the machine's cores that we may use, its model and memory, and the versions of programs and packages."""
+    """Return usable cores, model and memory, and the versions of programs and packages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "model": _line("/proc/cpuinfo", "model name"),
@@ -34,7 +34,7 @@ def described(servers: Servers) -> dict[str, str | int | float]:
 
 
 def date(servers: Servers) -> str:
-    """Return what PostgreSQL's clock says, in UTC."""
+    """Return the time by PostgreSQL's clock, in UTC."""
     with closing(psycopg2.connect(servers.database_url)) as connection, connection.cursor() as cursor:
         cursor.execute("select clock_timestamp() at time zone 'utc'")
         ((instant,),) = cursor.fetchall()

@@ -1,7 +1,7 @@
 """What a worker's process takes at its peak while a batch does its large case, beside what its small case takes.
 
-A worker is started anew for each round.  It does all small cases twice, the first time to load what it needs, then all
-large ones: what an earlier large case has left counts against a later one, too, and hides in no small one.
+Each round starts a new worker. It executes all small cases twice, the first time to load its modules, then all large
+cases: memory that an earlier large case leaves counts in a later one, too, and hides in no small case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
 
 SMALLER = 100
-"""So many times smaller the small case is."""
+"""Factor between the large and the small case."""
 TARGET = 1.1
 RESET_PEAK = "5"
 LOCATION = "artifacts"
@@ -58,9 +58,10 @@ WORKER = "select pid from processes where kind = 'worker'"
 
 @dataclass(frozen=True)
 class Case:
-    """A batch's work: *prepare* makes so much of it, below a folder, and the *batch* does it; *large* at full scale.
+    """A batch's work: *prepare* creates records, below a folder, and *batch* works on them.
 
-    *done* says of a run's result how much that was; where children do the work, *left* asks whether there is more.
+    *large* is the number at full scale. *done* returns the number of records in a run's result; if children do the
+    work, the query *left* tells whether records are left.
     """
 
     batch: str
@@ -86,7 +87,7 @@ def _uploads(count: int, _folder: Path) -> None:
 
 
 CASES = {
-    # Of five samples two are due, and one has stalled, with two entities.
+    # Of five samples two are due, and one is stale, with two entities.
     "statuses": Case(
         "user_status_cleanup",
         250_000,
@@ -107,7 +108,7 @@ CASES = {
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of each batch; its large case *scale* times as large as usual."""
+    """Return a benchmark of each batch, with *scale* times the usual large case."""
     rounds = Rounds(servers, scale)
     return [
         Benchmark(
@@ -123,7 +124,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 class Rounds:
-    """What a round has measured of all batches, until each is asked for."""
+    """Measurements of a round for all batches, kept until each is requested."""
 
     def __init__(self, servers: Servers, scale: float) -> None:
         self._servers, self._scale = servers, scale
@@ -156,7 +157,7 @@ class Rounds:
 
 
 def _peak(case: Case, count: int, folder: Path, pid: int) -> float:
-    """Let the worker do so much; return the peak of its resident memory meanwhile."""
+    """Let the worker process *count* records; return its peak resident memory in MB."""
     case.prepare(count, folder)
     Path(f"/proc/{pid}/clear_refs").write_text(RESET_PEAK)
     _seconds, result = run(case.batch)

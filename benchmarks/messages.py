@@ -29,11 +29,11 @@ ROOT = Path(__file__).parent.parent
 
 
 class Unfinished(Exception):
-    """The workers did not get through their messages in time."""
+    """The workers did not finish their messages in time."""
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of messages, *scale* times 20,000 of them."""
+    """Return the benchmarks of *scale* times 20,000 messages."""
     run = partial(_rate, servers, round(MESSAGES * scale))
     return [
         Benchmark(
@@ -59,7 +59,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 def _rate(servers: Servers, count: int, kind: str) -> float:
-    """Let workers of that kind work *count* messages off; return how many a second."""
+    """Let workers of *kind* process *count* messages; return the rate per second."""
     client = redis.Redis.from_url(servers.redis_url)
     client.flushdb()
     with database_of(servers, "messages") as settings:
@@ -77,13 +77,13 @@ def _rate(servers: Servers, count: int, kind: str) -> float:
 
 
 def _rate_of_sidekiq(servers: Servers, count: int) -> float:
-    """Let as many processes of Sidekiq with as many threads work *count* jobs off; return how many a second."""
+    """Let Sidekiq work with equal numbers of processes and threads; return jobs per second."""
     client = redis.Redis.from_url(servers.redis_url)
     client.flushdb()
     sidekiq.push(servers, "later", count)
     assert client.llen("queue:later") == count, "not all jobs were put in"
     with sidekiq.workers(servers, client, processes=2, threads=8):
-        # Both of its processes are there: with what is fetched as soon as one is, the other would have nothing to do.
+        # Start when both processes are ready: the first alone would fetch everything.
         began = monotonic()
         client.rename("queue:later", "queue:default")
         _until(lambda: client.llen("queue:default") == 0)
@@ -108,7 +108,7 @@ def _enqueue(environment: dict[str, str], kind: str, count: int) -> None:
 
 @contextmanager
 def _worker(environment: dict[str, str], kind: str) -> Iterator[None]:
-    """Run a worker with two processes, whose lines nobody reads."""
+    """Run a worker with two processes, and discard its output."""
     process = subprocess.Popen(
         [*NOOP, "work", kind, *WORKER],
         env=environment,

@@ -1,4 +1,4 @@
-"""An S3 endpoint in a process of its own: moto's server, that can be filled without a request for each object."""
+"""An S3 endpoint in its own process: moto's server, filled without a request per object."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ BUCKET = "bench"
 REGION = "us-east-1"
 KEYS = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
 ACCOUNT = "123456789012"
-"""The only one that moto has."""
+"""The only account of moto."""
 
 
 def path(number: int) -> str:
-    """Return where the object of that number lies; they come in no order, as uploads do."""
+    """Return the path of an object by number; like uploads, paths are in no order."""
     name = md5(str(number).encode(), usedforsecurity=False).hexdigest()
     return f"stale/{name[:2]}/{name}/@final/{name[16:]}"
 
 
 def fresh(number: int) -> str:
-    """Return where an object lies that stays."""
+    """Return the path of an object that stays."""
     return f"fresh/{path(number)}"
 
 
@@ -38,19 +38,19 @@ class Endpoint:
 
     @property
     def store(self) -> str:
-        """The bucket's URL, as FORGEKEEPER_OBJECT_STORES has it."""
+        """URL of the bucket in the form of FORGEKEEPER_OBJECT_STORES."""
         keys = "&".join(f"{name.removeprefix('aws_')}={value}" for name, value in KEYS.items())
         return f"s3://{BUCKET}?endpoint={self.url}&allow_http=true&region={REGION}&{keys}"
 
     def fill(self, stale: int, stay: int) -> None:
-        """Let the bucket hold so many objects that are to go, as many as *stay*, and nothing else."""
+        """Replace the bucket's content by *stale* objects to delete and objects that *stay*."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{stale} {stay}\n")
         self._process.stdin.flush()
         self._said()
 
     def client(self) -> Any:
-        """Return a client of boto3, whose first request has been made; it has one connection."""
+        """Return a boto3 client with one connection, after its first request."""
         import boto3
         from botocore.config import Config
 
@@ -60,7 +60,7 @@ class Endpoint:
         return client
 
     def objects(self) -> tuple[int, int]:
-        """Count the objects that were to go, and those that stay."""
+        """Count the objects to delete, and the objects that stay."""
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         keys = [each["Key"] for page in pages for each in page.get("Contents", [])]
         return sum(key.startswith("stale/") for key in keys), sum(key.startswith("fresh/") for key in keys)
@@ -78,7 +78,10 @@ class Endpoint:
 
 @cache
 def endpoint() -> Endpoint:
-    """Return this process's endpoint, started when first asked for: clients of stores live as long as a process."""
+    """Return this process's endpoint, started on demand.
+
+    Clients of stores live as long as a process.
+    """
     return Endpoint()
 
 

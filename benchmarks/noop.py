@@ -2,11 +2,11 @@
 
 `python -m benchmarks.noop enqueue KIND COUNT`, and `… work KIND` with Dramatiq's arguments:
 
-bare        Dramatiq as it comes
-observed    our middleware, with a child that is counted and logged, as those of a batch are
-unmeasured  the same child, neither counted nor shown on a page
-unlogged    the same child, counted, but without lines and what is noted for them
-unobserved  the same child, neither counted nor logged
+ bare        Dramatiq with its defaults
+ observed    our middleware, with a child that is counted and logged like a batch's child
+ unmeasured  the same child, neither counted nor shown on a page
+ unlogged    the same child, counted, but without log lines and their facts
+ unobserved  the same child, neither counted nor logged
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Silent(Attempt):
-    """An attempt that says nothing, and notes nothing to say."""
+    """An attempt that logs nothing and collects nothing for the log."""
 
     def __enter__(self) -> Self:
-        """Begin it."""
+        """Begin the attempt."""
         return self
 
     def close(self, error: BaseException | None) -> None:
-        """Count what came of it."""
+        """Count the result."""
         self.error = error
         self._count()
 
 
 def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
-    """Declare the actor of that kind, and connect its broker to the Redis at *redis_url*."""
+    """Declare the actor of *kind*, and connect its broker to the Redis at *redis_url*."""
     if kind == "bare":
         return _bare(redis_url)
     return _child(kind)
@@ -70,7 +70,7 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
             setattr(WORKER, name, lambda *_labels, **_amount: None)
     if kind not in LOGGED:
         attempts.Attempt = Silent  # type: ignore[misc]
-    # The actor of the catalogue itself: others are not counted.
+    # The catalogue's own actor, because other actors are not counted.
     real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
     real.fn = child  # type: ignore[assignment]
     return real
@@ -81,22 +81,22 @@ def _nothing() -> None:
 
 
 def enqueue(kind: str, count: int) -> None:
-    """Put *count* messages of that kind in."""
+    """Enqueue *count* messages of *kind*."""
     sent = _connected(kind)
     for _ in range(count):
         sent.send()
 
 
 def work(kind: str, arguments: list[str]) -> int:
-    """Be a worker's master with Dramatiq's *arguments*; return its exit status."""
+    """Run a worker's master with Dramatiq's *arguments*; return its exit status."""
     if kind in COUNTED and MULTIPROCESS not in os.environ:
-        # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
+        # As in `forgekeeper worker`: the client reads this variable once, at its import.
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
         os.environ[MULTIPROCESS] = str(begin())
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
-    # The broker is set; Dramatiq wants a module to import all the same.
+    # The broker is set, but Dramatiq requires a module to import.
     status: int = main(make_argument_parser().parse_args(["benchmarks.noop", "--skip-logging", *arguments]))
     return status
 

@@ -18,7 +18,7 @@ ADD = """
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 20,000 objects whose artifacts are gone."""
+    """Return the benchmarks of *scale* times 20,000 objects whose artifacts are deleted."""
     outbox = Outbox(servers, "outbox", "delete_objects", max(1, round(OBJECTS * scale)))
     return [
         Benchmark("objects", "objects/s", outbox.run, outbox.peers()),
@@ -27,10 +27,10 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 class Outbox(World):
-    """So many objects in the outbox."""
+    """Objects in the outbox."""
 
     def fill(self) -> None:
-        """Put them into the outbox."""
+        """Insert the objects into the outbox."""
         folders, files = zip(*(parted(path(number)) for number in range(self.delete)), strict=True)
         database.execute_sql(ADD, {"folders": list(folders), "files": list(files)})
 

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, written from files of figures, so that nobody copies a number by hand."""
+"""The table of docs/performance.md, written from files of figures instead of by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def read(files: list[Path]) -> dict[str, Facts]:
-    """Return the benchmarks of all *files*, each with its run's date and machine; a later file's takes the place."""
+    """Return the benchmarks of all *files* with date and machine; later files win."""
     benchmarks: dict[str, Facts] = {}
     for file in files:
         run = json.loads(file.read_text())
@@ -26,7 +26,7 @@ def read(files: list[Path]) -> dict[str, Facts]:
 
 
 def write(benchmarks: dict[str, Facts], page: Path = PAGE) -> None:
-    """Put the table between the marks of the *page*."""
+    """Write the table between the marks of the *page*."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text("\n".join([before + BEGIN, *_table(benchmarks), END + after]))
@@ -42,7 +42,7 @@ def _table(benchmarks: dict[str, Facts]) -> Iterator[str]:
 
 
 def _said(date: str, machine: dict[str, Any]) -> str:
-    """Say when and where figures were measured."""
+    """Describe date and machine of the figures."""
     what = ", ".join(f"{name} {number}" for name, number in machine.items() if name not in ABOUT)
     return (
         f"{date[:10]}, {machine['cores']} cores of {machine['model']}, {machine['memory_gb']:g} GB,"

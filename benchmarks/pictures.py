@@ -1,4 +1,4 @@
-"""The curves as PNG, of what JSON has of them."""
+"""Curves as PNG, drawn from JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from benchmarks.contest import Missing
 from benchmarks.reporting import Facts
 
 DOTS = 80
-"""Dots an inch, of seven inches by four: files stay small."""
+"""Dots per inch of a picture of seven by four inches: files stay small."""
 
 
 def require() -> None:
-    """Raise `Missing` where nothing can be drawn."""
+    """Raise `Missing` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise Missing("matplotlib draws the curves and is not installed: pip install forgekeeper[bench]")
 
 
 def draw(benchmarks: dict[str, Facts], folder: Path) -> list[Path]:
-    """Draw each picture that benchmarks have a curve in, as PICTURE.png in *folder*; return the files."""
+    """Draw each curve's picture as PICTURE.png in *folder*; return the files."""
     pictures: dict[str, list[Facts]] = defaultdict(list)
     for found in benchmarks.values():
         if found.get("curve", {}).get("points"):

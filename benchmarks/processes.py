@@ -1,4 +1,4 @@
-"""Batches through real worker processes: `forgekeeper worker`, as an operator starts it."""
+"""Batches in real worker processes: `forgekeeper worker`, as an operator starts it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ROOT = Path(__file__).parent.parent
 LOOK_EVERY = 0.005
 PATIENCE = 600.0
 SHOWN = 5_000
-"""So many bytes of what workers said last are shown."""
+"""Bytes of the workers' last output that are shown."""
 READY = "select count(*) from processes where kind = 'worker'"
 
 
 class Unfinished(Exception):
-    """The workers did not get through their work in time."""
+    """The workers did not finish their work in time."""
 
 
 def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
-    """Wait until *condition* holds; raise `Unfinished` when it does not *within* so many seconds."""
+    """Wait until *condition* holds; raise `Unfinished` after *within* seconds."""
     ending = monotonic() + within
     while not condition():
         if monotonic() > ending:
@@ -39,7 +39,7 @@ def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
 
 
 def environment(settings: Settings, **options: Any) -> dict[str, str]:
-    """Return a command's environment: the servers of *settings*, and *options* by the names of settings."""
+    """Return a command's environment: servers of *settings*, and *options* by setting name."""
     given: dict[str, Any] = {
         "database_url": settings.require_database(),
         "redis_url": settings.require_redis(),
@@ -57,9 +57,9 @@ def environment(settings: Settings, **options: Any) -> dict[str, str]:
 
 @contextmanager
 def workers(environment: dict[str, str], *, processes: int = 1, threads: int = 8) -> Iterator[int]:
-    """Run worker processes until the context ends, once all are ready; return the id of their master.
+    """Run worker processes inside the context, once all are ready; yield their master's id.
 
-    This process is connected to their database.
+    This process must be connected to their database.
     """
     command = [sys.executable, "-m", "forgekeeper.cli", "worker"]
     command += ["--processes", str(processes), "--threads", str(threads)]
@@ -69,7 +69,7 @@ def workers(environment: dict[str, str], *, processes: int = 1, threads: int = 8
             until(lambda: database.execute_sql(READY).fetchone()[0] >= processes, within=60)
             yield process.pid
         except Exception:
-            # What workers say of their errors is part of some batches' work: it is shown where something went wrong.
+            # Errors in the output are part of some batches' work: they are shown only if a benchmark fails.
             sys.stderr.write(_last(said))
             raise
         finally:
@@ -83,9 +83,9 @@ def _last(said: IO[bytes]) -> str:
 
 
 def run(batch: str) -> tuple[float, dict[str, Any]]:
-    """Send a run of *batch* to the workers; return how many seconds it was at work, and its result.
+    """Send a run of *batch* to the workers; return its duration in seconds and its result.
 
-    Its children, if it has any, may still be at work.  Raises `AssertionError` for a run that has not succeeded.
+    Its children may still be at work. Raises `AssertionError` if the run has not succeeded.
     """
     number = int(BATCHES[batch].send().message_id)
     until(lambda: JobRun.get_by_id(number).finished_at is not None)

@@ -29,10 +29,10 @@ from workers.git_ref_cleanup import MAX_DELETES, clean_project_refs
 
 REFS, MILLION = 200_000, 1_000_000
 BY_HUNDREDS = 10
-"""So many of the reference's hundreds are measured: one takes as long as the next."""
+"""Chunks of a hundred refs that are measured: each takes the same time."""
 PROJECT, DISK_PATH = 1, "a/project.git"
 MEMORY = Path("/dev/shm")
-"""Here git alone takes a fifth of what it takes on a disk, and always the same."""
+"""Memory file system, on which git takes a fifth of its time on a disk, without variation."""
 SHORT_OF_FLOOR = 0.85
 FORGET = "truncate batched_git_ref_updates_deletions, projects"
 ADD = """
@@ -43,7 +43,7 @@ ADD = """
 
 @dataclass(frozen=True)
 class World:
-    """A repository with so many refs, of which some are to be deleted."""
+    """A repository with *refs*, and the number of *doomed* refs to delete."""
 
     servers: Servers
     refs: int
@@ -53,7 +53,7 @@ class World:
     in_memory: bool = False
 
     def ours(self, *, worker: bool = False) -> float:
-        """Let a child of ours delete them, called or sent to a worker; return how many a second."""
+        """Let our child delete the refs, called or sent to a worker; return the rate per second."""
         with self._repository() as (root, names, oid), self._forge(root) as settings:
             _ask_for(names, oid if self.expected else None)
             seconds = _sent(settings, root) if worker else _called(settings)
@@ -62,7 +62,7 @@ class World:
         return len(names) / seconds
 
     def bare(self, *, by: int, most: int) -> float:
-        """Let git alone delete them, *by* so many in a transaction, *most* of them; return how many a second."""
+        """Let git delete *most* refs, *by* refs per transaction; return the rate per second."""
         with self._repository() as (root, doomed, oid):
             names = doomed[:most]
             parts = [names[start : start + by] for start in range(0, len(names), by)]
@@ -75,7 +75,7 @@ class World:
 
     @contextmanager
     def _repository(self) -> Iterator[tuple[Path, list[str], str]]:
-        """Make the repository; return its root, what is to go, and the object that all refs are at."""
+        """Create the repository; yield its root, the refs to delete, and the object of all refs."""
         place = MEMORY if self.in_memory else None
         with TemporaryDirectory(prefix="forgekeeper-benchmark-", dir=place) as folder:
             root, git_dir = Path(folder), Path(folder) / DISK_PATH
@@ -109,7 +109,7 @@ class World:
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 10,000 refs, of 200,000 or a million."""
+    """Return the benchmarks of *scale* times 10,000 refs, of 200,000 or a million."""
     count = partial(World, servers, round(REFS * scale), round(MAX_DELETES * scale))
     million = World(servers, round(MILLION * scale), round(MAX_DELETES * scale))
     packed = count()
@@ -117,7 +117,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
         _beside("refs", packed, 6),
         _beside("refs_expected", count(expected=True), 6),
         *([_beside("refs_in_memory", count(in_memory=True), 6)] if MEMORY.is_dir() else []),
-        # By hundreds, too, no file of all refs is written anew for loose ones: one transaction is no gain.
+        # Loose refs do not require a rewrite of packed-refs by hundreds either: one transaction is not faster.
         _beside("refs_loose", count(loose=True), 0),
         _beside("refs_million", million, 15),
         Benchmark("refs_worker", "refs/s", partial(packed.ours, worker=True), (_floor(packed),)),
@@ -150,7 +150,7 @@ def _called(settings: Settings) -> float:
 
 
 def _sent(settings: Settings, root: Path) -> float:
-    """Let a worker start the child, and say how long it took from the start of the run that has sent it."""
+    """Let a worker run the child; return the seconds since the start of the run that sent it."""
     options = processes.environment(settings, repositories_root=root)
     with processes.workers(options):
         began = monotonic()

@@ -1,4 +1,4 @@
-"""What a benchmark came to: as facts for JSON, and as lines of eighty columns."""
+"""Results of a benchmark: as facts for JSON, and as lines of eighty columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Facts = dict[str, Any]
 
 
 def facts(benchmark: Benchmark, figures: Figures) -> Facts:
-    """Return what the rounds came to, ours and each peer's."""
+    """Return the results of the rounds, ours and each peer's."""
     found: Facts = {
         "about": benchmark.about,
         "unit": benchmark.unit,
@@ -43,7 +43,7 @@ def _of_peer(benchmark: Benchmark, peer: Peer, figures: Figures) -> Facts:
 
 
 def lines(name: str, found: Facts) -> Iterator[str]:
-    """Say it: a line for the benchmark, and one for each peer, none wider than eighty columns."""
+    """Yield a line for the benchmark and one for each peer, at most eighty columns wide."""
     if problem := found.get("failed") or found.get("missing"):
         yield from _wrapped(f"{name}  {'FAILED' if 'failed' in found else 'missing'}: {problem}", "  ")
         return
@@ -57,12 +57,12 @@ def lines(name: str, found: Facts) -> Iterator[str]:
 
 
 def wanted(found: Facts, its: Facts) -> str:
-    """Say which ratio to a peer is wanted."""
+    """Format the wanted ratio to a peer."""
     return f"{'≤' if found['less'] else '≥'} {its['target']:g}"
 
 
 def ratios(its: Facts) -> str:
-    """Say how we compare with a peer, likewise."""
+    """Format our ratio to a peer."""
     return spread(its["ratios"], "{:.2f}".format)
 
 
@@ -71,7 +71,7 @@ def _number(figure: float) -> str:
 
 
 def spread(figures: list[float], said: Callable[[float], str] = _number) -> str:
-    """Say the median, and the least and the greatest where there are several."""
+    """Format the median, with minimum and maximum if there are several figures."""
     middle, least, most = map(said, (median(figures), min(figures), max(figures)))
     return f"{middle} ({least} to {most})" if len(figures) > 1 else middle
 

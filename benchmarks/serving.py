@@ -1,4 +1,4 @@
-"""A scheduler and a worker, ours and bare ones, until a context ends."""
+"""A scheduler and a worker, ours and bare ones, inside a context."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Measured = TypeVar("Measured")
 
 
 class Shared(Generic[Measured]):
-    """A measurement that several figures are taken of: each round is measured once, whoever asks first."""
+    """A measurement shared by several figures: each round is measured once, on first request."""
 
     def __init__(self, measure: Callable[[], Measured]) -> None:
         self._measure = measure
         self._found: list[Measured] = []
 
     def figure(self, take: Callable[[Measured], float]) -> Callable[[], float]:
-        """Return what gives the figure that *take* takes of the rounds, one after another."""
+        """Return a function that returns *take* of one round after another."""
         rounds = count()
 
         def of_next_round() -> float:
@@ -43,14 +43,14 @@ class Shared(Generic[Measured]):
 
 @contextmanager
 def ours(settings: Settings, **options: object) -> Iterator[list[int]]:
-    """Run `forgekeeper scheduler` and `forgekeeper worker`; return their ids once they are ready.
+    """Run `forgekeeper scheduler` and `forgekeeper worker`; yield their ids when ready.
 
-    This process is connected to their database.
+    This process must be connected to their database.
     """
     given = environment(settings, **options) | {"PYTHONPATH": str(ROOT)}
     with ExitStack() as stack:
         started: list[int] = []
-        # One after the other: of two that start at once one would wait for the other's first tick.
+        # One after the other: if both start at once, one waits for the other's first tick.
         for arguments in (("worker", *WORKER), ("scheduler",)):
             started.append(stack.enter_context(_process("forgekeeper.cli", *arguments, env=given)))
             until(lambda: database.execute_sql(READY).fetchone()[0] == len(started), within=60)
@@ -59,7 +59,7 @@ def ours(settings: Settings, **options: object) -> Iterator[list[int]]:
 
 @contextmanager
 def bare(redis_url: str, timetable: Mapping[str, str]) -> Iterator[list[int]]:
-    """Run Dramatiq and APScheduler as they come, with these jobs; return their ids."""
+    """Run plain Dramatiq and APScheduler with these jobs; yield their ids."""
     with ExitStack() as stack:
         arguments = (("work", redis_url, *WORKER), ("schedule", redis_url, json.dumps(timetable)))
         yield [stack.enter_context(_process("benchmarks.bare", *each)) for each in arguments]

@@ -20,7 +20,7 @@ PROCESSED = "stat:processed"
 
 
 def push(servers: Servers, queue: str, count: int) -> float:
-    """Put so many jobs in, by `push_bulk`; return how many seconds that took inside of Ruby."""
+    """Enqueue *count* jobs by `push_bulk`; return the seconds measured in Ruby."""
     _require("ruby")
     command = ["ruby", str(JOBS), queue, str(count)]
     done = subprocess.run(command, env=_environment(servers), capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def push(servers: Servers, queue: str, count: int) -> float:
 
 @contextmanager
 def workers(servers: Servers, client: redis.Redis, *, processes: int, threads: int) -> Iterator[None]:
-    """Run so many processes, once all of them wait for jobs; at the end each says how many it has done."""
+    """Run *processes* until all wait for jobs; at its end each reports its number of jobs."""
     sidekiq = _require("sidekiq")
     command = [sidekiq, "-r", str(JOBS), "-q", "default", "-c", str(threads)]
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ ROWS = 1_000_000
 NAME = "statuses"
 BATCH = "user_status_cleanup"
 
-# Every fifth is due.  Users set their statuses in no order: the rows of a chunk lie anywhere in the table.
+# Every fifth is due. Statuses are set in no order: the rows of a chunk are spread over the table.
 MAKE = """
     drop table if exists full_statuses;
     create unlogged table full_statuses as
@@ -63,7 +63,7 @@ ALL = "delete from user_statuses where clear_status_at <= now()"
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times a million statuses."""
+    """Return the benchmarks of *scale* times a million statuses."""
     world = World(servers, max(1, round(ROWS * scale / 5)))
     bare = partial(world.rate, world.bare_loop)
     peers = (
@@ -79,14 +79,14 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 class World:
-    """A table with so many statuses that are *due*, and four times as many that are not."""
+    """A table with *due* statuses, and four times as many that are not due."""
 
     def __init__(self, servers: Servers, due: int) -> None:
         self._servers, self._due = servers, due
         self._made = False
 
     def rate(self, work: Callable[..., float], *args: str) -> float:
-        """Let the *work*, which returns the seconds it took, be done; return how many statuses a second have gone."""
+        """Call *work*, which returns its seconds; return the deleted statuses per second."""
         with database_of(self._servers, NAME, breaker_share=1) as settings:
             self._fill()
             seconds = work(settings, *args)
@@ -95,7 +95,7 @@ class World:
         return self._due / seconds
 
     def run(self, settings: Settings) -> float:
-        """Do a whole run in this process."""
+        """Execute a run in this process."""
         started = JobRun.start_here(BATCH, by=identity())
         assert started is not None
         runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children
@@ -108,14 +108,14 @@ class World:
         return seconds
 
     def worker(self, settings: Settings) -> float:
-        """Let a worker process do a run."""
+        """Let a worker process execute a run."""
         with processes.workers(processes.environment(settings)):
             seconds, result = processes.run(BATCH)
         self._check(result)
         return seconds
 
     def bare_loop(self, settings: Settings, statement: str) -> float:
-        """Execute the statement until it finds nothing, each time as a transaction of its own."""
+        """Execute the statement until it finds nothing, each time in its own transaction."""
         connection = connect(settings.require_database())
         connection.autocommit = True
         try:
@@ -129,7 +129,7 @@ class World:
             connection.close()
 
     def pgbench(self, settings: Settings) -> float:
-        """Let PostgreSQL's own client execute the best statement as often as it takes."""
+        """Let PostgreSQL's own client execute the best statement until all are deleted."""
         with NamedTemporaryFile("w", suffix=".sql") as script:
             script.write(" ".join(BEST.split()) + "\n")
             script.flush()
@@ -137,7 +137,7 @@ class World:
             said = subprocess.run(
                 [*command, settings.require_database()], check=True, capture_output=True, text=True
             ).stdout
-        # Without the time it takes to connect, as with the others.
+        # Without the time to connect, as for the others.
         (rate,) = (line.split()[2] for line in said.splitlines() if line.startswith("tps = "))
         return (ceil(self._due / BATCH_SIZE) + 1) / float(rate)
 

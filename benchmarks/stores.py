@@ -1,4 +1,4 @@
-"""What those do whose work is objects: a database with artifacts, an S3 endpoint, and its bare clients."""
+"""Common parts of benchmarks with objects: artifacts, an S3 endpoint, and bare clients."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from forgekeeper.targets.bulk_deletion import MAX_KEYS_PER_REQUEST
 from forgekeeper.targets.sentinel import Store
 
 ONE_BY_ONE = 400
-"""So many objects are deleted one by one, at some ninety a second: all of them would take minutes."""
+"""Objects deleted one by one, at about ninety per second: all would take minutes."""
 STAY = 100
 LIVE_ARTIFACTS = 10_000
 
 
 class World:
-    """So many objects to *delete* from an endpoint of S3, and some that stay; *batch* is what deletes them."""
+    """Objects that *batch* has to *delete* from an S3 endpoint, and some that stay."""
 
     def __init__(self, servers: Servers, name: str, batch: str, delete: int) -> None:
         self._servers, self._name, self._batch, self.delete = servers, name, batch, delete
 
     def fill(self) -> None:
-        """Tell the batch of the objects; the tables are empty but for artifacts that live."""
+        """Register the objects with the batch; the tables have only live artifacts."""
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the batch is told of nothing any more that is gone."""
+        """Raise `AssertionError` if the batch still has a deleted object registered."""
 
     def check_result(self, result: dict[str, object]) -> None:
-        """Raise `AssertionError` unless a run came to this."""
+        """Raise `AssertionError` unless *result* is the expected one."""
 
     def run(self) -> float:
-        """Let a run in this process delete all; return how many objects a second."""
+        """Let a run in this process delete all; return the objects per second."""
         with self._filled() as settings:
             seconds, result = alone.run(self._batch, settings)
             self._checked(result)
         return self.delete / seconds
 
     def worker(self) -> float:
-        """Let a worker process do a run likewise."""
+        """Let a run in a worker process delete all; return the objects per second."""
         with self._filled() as settings:
             stores = json.dumps({DeletedObject.location: endpoint().store})
             with processes.workers(processes.environment(settings, object_stores=stores)):
@@ -97,7 +97,7 @@ class World:
         return self._bare(self.delete, lambda _client: work())
 
     def _bare(self, count: int, work: Callable[..., object]) -> float:
-        """Delete so many objects; return how many a second."""
+        """Delete *count* objects; return the rate per second."""
         endpoint().fill(self.delete, STAY)
         client = endpoint().client()
         began = monotonic()

@@ -20,7 +20,7 @@ from forgekeeper.platform.database import database
 TICKS = 60
 LEAST = 5
 SETTLING = 3
-"""Ticks at the beginning that are not counted: connections are opened then."""
+"""Ticks at the beginning that are not counted, because connections are opened then."""
 EVERY_SECOND = "* * * * * *"
 ENDED = "select count(*) from job_runs where finished_at is not null"
 DELAYS_OF_OURS = """
@@ -28,11 +28,11 @@ DELAYS_OF_OURS = """
     from job_runs where tick is not null and finished_at is not null order by tick
 """
 SKIPPED = 1.0
-"""Seconds that count for a tick that was skipped, as the one before it had not ended: at least so late was that."""
+"""Seconds of delay for a tick skipped because the one before had not ended: a lower bound."""
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 60 ticks, five at least."""
+    """Return the benchmarks of *scale* times 60 ticks, at least five."""
     ticks = max(LEAST, round(TICKS * scale))
     own, peer = Shared(lambda: _ours(servers, ticks)), Shared(lambda: _bare(servers, ticks))
     return [
@@ -52,7 +52,7 @@ def _quantile(percent: int, delays: list[float]) -> float:
 
 
 def _ours(servers: Servers, ticks: int) -> list[float]:
-    """Let so many ticks come; return by how much each was late."""
+    """Wait for *ticks*; return the delay of each in seconds."""
     with database_of(servers, "tick") as settings, redis.Redis.from_url(servers.redis_url) as client:
         client.flushall()
         database.execute_sql("truncate job_runs, processes, batches")
@@ -67,7 +67,7 @@ def _ours(servers: Servers, ticks: int) -> list[float]:
 
 
 def _wait_for(count: Callable[[], int], wanted: int) -> None:
-    """Wait until there are so many, and look seldom: who is measured is idle, and so are its servers."""
+    """Wait for *wanted* ticks and poll rarely, so that the measured system stays idle."""
     ending = monotonic() + 2 * wanted + 60
     while count() < wanted:
         assert monotonic() < ending, f"{count()} of {wanted} ticks have come"

@@ -22,7 +22,7 @@ OLD = 4 * 3600
 
 
 def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
-    """Return what is measured of *scale* times 20,000 stale uploads among 200,000 that are registered."""
+    """Return the benchmarks of *scale* times 20,000 stale uploads among 200,000 registered."""
     stale, registered = max(1, round(STALE * scale)), round(REGISTERED * scale)
     many, few = (Uploads(servers, max(1, stale // 2), most) for most in (registered, round(registered / 10)))
     uploads = Uploads(servers, stale, registered)
@@ -40,7 +40,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 class Uploads(World):
-    """So many *stale* uploads among *registered* ones, whose producers are still at them."""
+    """*stale* uploads among *registered* uploads that are still in progress."""
 
     def __init__(self, servers: Servers, stale: int, registered: int) -> None:
         super().__init__(servers, "uploads", "stale_direct_uploads", stale)
@@ -55,7 +55,7 @@ class Uploads(World):
             client.zadd(UPLOAD_KEYS.pending, dict(ages[start : start + CHUNK]))
 
     def check(self) -> None:
-        """Raise unless the fresh ones are registered, and the others remembered."""
+        """Raise unless fresh uploads are registered and the others are recorded as settled."""
         (reaped,) = database.execute_sql("select count(*) from settled_uploads where reaped").fetchone()
         left = client.zcard(UPLOAD_KEYS.pending), client.zcard(UPLOAD_KEYS.deleting), reaped
         assert left == (self._fresh, 0, self.delete), f"{left} are pending, being deleted, and reaped"

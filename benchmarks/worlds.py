@@ -1,4 +1,4 @@
-"""Worlds of any size for curves: a table or register, records in it that stay, and some that are due."""
+"""Worlds of any size for curves: a table or register, with due records and others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forgekeeper.targets.sentinel import Folder
 from workers.expired_job_artifacts import BUCKETS, FLAG, MAX_BUCKETS, delete_artifact_bucket
 
 CHUNK = 100_000
-"""So many entries a script registers at once: Redis answers nobody else meanwhile."""
+"""Entries that a script registers at once, during which Redis answers nobody else."""
 PROJECTS = 100
 LOCATION = "uploads"
 OPTIONS: dict[str, Any] = {"breaker_share": 1, "database_statement_timeout": 600}
@@ -35,7 +35,7 @@ ADD_STATUSES = """
     from (select coalesce(max(user_id), 0) as first from user_statuses) as present,
         generate_series(1, %(count)s) as number
 """
-# As a forge has them: no two artifacts with the same times, sizes, or names.
+# As in a forge: times, sizes and names of artifacts differ.
 ADD_ARTIFACTS = f"""
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)
     select 1 + mod(number, {PROJECTS}), number / 3, 1 + mod(number, 2), 'artifacts.zip',
@@ -70,9 +70,10 @@ YESTERDAY = 86_400
 
 @dataclass(frozen=True)
 class World:
-    """What a batch works in: *fill* it with records that stay, *add* due ones, *churn*: add such, and delete as many.
+    """Data of a batch: *fill* adds records that stay, *add* adds due ones.
 
-    *work* does what is due, and returns how many it did in how many seconds; *after* clears what that leaves.
+    *churn* adds due records and deletes as many. *work* processes the due records, and returns their number and the
+    seconds; *after* cleans up.
     """
 
     name: str
@@ -84,13 +85,13 @@ class World:
     work: Callable[[Settings], tuple[int, float]]
     after: Callable[[], object] = lambda: None
     most: int = 50_000
-    """So many are due at most: a measurement takes seconds."""
+    """Maximum due records, so that a measurement takes seconds."""
     place: Callable[[Path], dict[str, Any]] = lambda _folder: {}
-    """Make where it works besides its database, in a folder that is its database's; return that as settings."""
+    """Function that creates places in the database's folder, and returns them as settings."""
 
 
 def run(batch: str, settings: Settings) -> tuple[dict[str, Any], float]:
-    """Make a run of *batch* in this process; return its result, and how many seconds it took."""
+    """Execute a run of *batch* in this process; return its result and its seconds."""
     started = JobRun.start_here(batch, by=identity())
     assert started is not None, f"a run of {batch} is open"
     runner = Runner(settings, lambda _run, _child, keyed: Enqueued(len(keyed)))
@@ -156,7 +157,7 @@ def _work_uploads(settings: Settings) -> tuple[int, float]:
 
 
 def _store(folder: Path) -> dict[str, Any]:
-    """Have a store in which nothing is left: what costs is ours."""
+    """Create an empty store, so that only our own cost is measured."""
     return {"object_stores": {LOCATION: SecretStr(f"file://{_adopted(folder / 'store')}")}}
 
 
@@ -173,7 +174,7 @@ def _fill_refs(count: int, projects: int) -> None:
 
 
 def _churn_refs(count: int, projects: int) -> None:
-    """Add so many, and delete as many of the oldest: each project's first."""
+    """Add *count* deletions, and delete as many of the oldest, which are each project's first."""
     table = "batched_git_ref_updates_deletions"
     database.execute_sql(ADD_REFS, {"count": count, "projects": projects})
     database.execute_sql(f"delete from {table} where id in (select id from {table} order by id limit {count})")
@@ -193,7 +194,7 @@ def _repositories(folder: Path, projects: int) -> dict[str, Any]:
 
 
 def _statement(text: str) -> Callable[[int], object]:
-    """Return what executes it for a count of records."""
+    """Return a function that executes *text* for a number of records."""
     return lambda count: database.execute_sql(text, {"count": count})
 
 
@@ -206,7 +207,7 @@ def _churned(add: str, delete: str) -> Callable[[int], None]:
 
 
 def worlds(projects: int) -> tuple[World, ...]:
-    """Return them all; of pending refs so many *projects* have some."""
+    """Return all worlds; *projects* have pending refs."""
     return (
         World(
             "statuses",

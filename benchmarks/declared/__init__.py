@@ -1,1 +1,1 @@
-"""Batches for benchmarks, each declared where its module is imported: none of them beside the others by chance."""
+"""Batches for benchmarks; the import of a module declares its batch, and no other."""

@@ -1,4 +1,4 @@
-"""A batch that is due every second, and notes when it begins: for `FORGEKEEPER_BATCHES`."""
+"""A batch that is due every second and records its start: for `FORGEKEEPER_BATCHES`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forgekeeper import Note, batch
 
 @dataclass
 class Outcome:
-    """When the run began, by this machine's clock."""
+    """Start of the run by this machine's clock."""
 
     began: float = 0.0
     stopped: str = "drained"

@@ -32,17 +32,18 @@ Keyed = tuple[str, tuple[Any, ...]]
 
 
 class Answer:
-    """What a batch may return or yield."""
+    """Base class of the values that a batch may return or yield."""
 
 
 Due = Callable[[datetime], "Answer | Iterable[Answer]"]
 
 
 class Total(NamedTuple):
-    """A sum of the rows' sizes that another table keeps in the column *kept*, in a row for each value of *of*.
+    """A sum of the rows' sizes in the column *kept* of another table, a sum for each value of *of*.
 
-    The deletion takes its bytes off in the same statement.  A sum that somebody else has locked is not waited for: the
-    rows that count towards it stay for a later run; all others are deleted, also rows that count towards no sum.
+    The statement that deletes rows subtracts their bytes, too.  If another session has locked a sum, the engine does
+    not wait: the rows that count towards it stay for a later run.  All other rows are deleted, also rows that count
+    towards no sum.
 
     >>> totals = Total(Project.pipeline_bytes, of=Pipeline.project_id)
     >>> pipelines = Rows(
@@ -66,7 +67,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class Classes:
-    """Equal parts of a table: the *number* of a row's class in SQL, from 0 to below *count*.
+    """Equal parts of a table: *number* is a row's class in SQL, from 0 to *count* - 1.
 
     An index that begins with this expression and continues with *since* and the key makes each class one index scan.
 
@@ -81,14 +82,14 @@ class Classes:
         return pw.SQL(f"{self.number} = %s", [number])
 
     def every(self) -> pw.SQL:
-        """Return the condition that all rows meet: with it PostgreSQL uses the index that begins with the class."""
+        """Return a condition that all rows meet, so that PostgreSQL uses the index by class."""
         return pw.SQL(f"{self.number} = any(%s)", [list(range(self.count))])
 
 
 class Spared(NamedTuple):
-    """Rows that stay for now, for a *reason* that the preview shows: *where* is their condition, by what *model* says.
+    """Rows that stay for now because they meet the condition *where*, which reads *model*.
 
-    Where the forge has no relation of that model it spares nothing.
+    The preview shows the *reason*.  If the forge lacks the relation of *model*, nothing is spared.
 
     >>> its_project = Project.select().where(Project.id == Pipeline.project_id, Project.locked)
     >>> locked = Spared("project_locked", Project, fn.EXISTS(its_project))
@@ -101,7 +102,10 @@ class Spared(NamedTuple):
 
 
 class Recoverable(NamedTuple):
-    """Numbers of deleted records: *looked_at*, and *recoverable* among these; the *obstacle* if none can come back."""
+    """Numbers of deleted records: *looked_at*, and how many of them are *recoverable*.
+
+    *obstacle* says why none can be restored.
+    """
 
     recoverable: int
     looked_at: int
@@ -109,16 +113,16 @@ class Recoverable(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A kind of record as people ask the audit for it: ``CALLED:ID``, or ``CALLED:WITHIN:NAME`` if they know no id.
+    """A kind of record that people ask the audit for: ``CALLED:ID``, or ``CALLED:WITHIN:NAME``.
 
-    *name* is the column of the audit's detail with the record's name, *within* the column with the name's owner.
-    Without a *record* the subject matches each record with that name.  *because* ends the sentence on why the record
-    was due.  *restore* is the command that restores it, *restore_run* the command for all deletions of a ``run``.
-    *because* and *restore* are formatted with the detail's columns, *restore* also with ``id``.  *gone* says what
-    happened to the record, *done* says it in one word.  *undone* is a sentence on how to undo the deletion, *obstacle*
-    returns why nobody can here, and *kept* names the setting for how long.  *count_recoverable* counts the records of a
-    run that can be restored, until an instant of the monotonic clock.  *is_there* returns whether the forge has a
-    record with an id now.
+    The second form is for people who know no id.  *name* is the column of the audit's detail with the record's name,
+    *within* the column with the name's owner.  Without a *record* the subject matches each record with that name.
+    *because* ends the sentence on why the record was due.  *restore* is the command that restores it, *restore_run* the
+    command for all deletions of a ``run``.  *because* and *restore* are formatted with the detail's columns, *restore*
+    also with ``id``.  *gone* says what happened to the record, *done* says it in one word.  *undone* is a sentence on
+    how to undo the deletion, *obstacle* returns why nobody can here, and *kept* names the setting for how long.
+    *count_recoverable* counts the records of a run that can be restored, until an instant of the monotonic clock.
+    *is_there* returns whether the forge has a record with an id now.
 
     >>> subject = Subject("pipeline", "ID", "pipeline", because="nothing had touched it since {due}")
     >>> pipelines = Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), called=subject)
@@ -143,7 +147,7 @@ class Subject(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """The form in which people ask for it."""
+        """The form of a question for such a record: ``CALLED:ARGUMENT``."""
         return f"{self.called}:{self.argument}"
 
 
@@ -152,39 +156,39 @@ class Rows(Answer, Generic[Row]):
     """Rows of *model* that are due; the engine deletes them in chunks, the oldest *since* first.
 
     A row is due if its *since*, a `DateTimeTZField`, is older than *older_than* and if it meets the condition *where*;
-    write at least one.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row from
-    when it became due.  With an index on *since* and the key each chunk is one index scan.
+    write one or both.  A row whose *since* is NULL is never due.  Backlog, preview and audit count a row
+    from the time when it became due.  With an index on *since* and the key each chunk is one index scan.
 
     >>> Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
 
-    *or_where* is the condition of more rows, with an index of their own; if the forge lacks the relation of
-    *or_needs*, these rows stay.  With *classes* a chunk has rows of one class; children that work in `Buckets`
-    share the classes.
+    *or_where* is the condition of more rows, with an index of their own; if the forge lacks the relation of *or_needs*,
+    these rows stay.  With *classes* a chunk has rows of one class; children that work in `Buckets` share the classes.
 
-    *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
-    due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.  *share* narrows
-    them down to a child's part.  *until* is asked after each chunk; what it returns is why the run has to end.
+    A transaction deletes *chunk* rows; rows that other sessions have locked stay for a later run.  *objective* is the
+    longest time that a due row may wait; None is for records of forgekeeper's own, which limits and brakes do not
+    count.  *share* narrows the rows down to a child's part.  The engine calls *until* after each chunk; if it returns a
+    reason, the run ends.
 
-    *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
-    is the field of the result that counts them, *verb* what the preview says that becomes of them.  *name* is what it
-    shows and people look for in the audit besides the id, *called* how they ask for it there, *audit* what else that
-    keeps of each row: names, each with an expression of SQL.  If rows are *restorable*, the audit keeps each other
-    column of the relation, too.  *project* and *size* (bytes) let the preview group and add up; with *size*,
-    *counted_bytes* names the field of the result, and bytes have limits, too.
+    *record* is the name of such a row in metrics, audit and previews, by default the model's name in small letters.
+    *counted* is the field of the result that counts the rows, *verb* the preview's word for the deletion.  *name* is
+    the column with the row's name: previews show it, and people look for it in the audit, as for the id.  *called* says
+    how they ask for the row there.  *audit* names expressions of SQL that the audit keeps of each row, too.  If rows
+    are *restorable*, the audit also keeps each other column of the relation.  *project* and *size* (bytes) let the
+    preview group and add up; with *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
 
-    Rows are *spared* for as long as what is declared there is true.  People exclude projects and groups by *project*,
-    and patterns by *name*; the engine says which *batch* that is of.  *stays* has conditions in SQL, by the reasons, of
-    rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows that
-    stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
+    Rows are *spared* while a condition declared there holds.  People exclude projects and groups by *project*, and
+    patterns by *name*; the engine sets the *batch* of the exclusions.  *stays* has conditions in SQL, by the reasons,
+    of rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows
+    that stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
 
-    Foreign keys may delete or change rows of other tables with these, or more rows of this one: *cascades_to* names the
-    models of those tables.  They count towards limits and the breaker, and are audited.  If a key leads to another
-    table, the batch is blocked.  If they are a part of the row (*shows_followers* is false), the result does not count
-    them by themselves, and the audit is not asked for them.
+    Foreign keys may delete or change rows of other tables with these, or more rows of this table: *cascades_to* names
+    the models of those tables.  Such rows count towards limits and the breaker, and are audited.  If a key leads to
+    another table, the batch is blocked.  If they are a part of the row (*shows_followers* is false), the result does
+    not count them separately, and people cannot ask the audit for them.
 
-    *also* are statements, without ``returning``, that go with each chunk: all or nothing.  They read its part
+    *also* are statements, without ``returning``, that run with each chunk: all or nothing.  They read its part
     ``deleted``, which has the columns of the model.  The *outbox* gets the objects that the rows name.  *total* is a
-    sum of the sizes: each chunk takes its bytes off.
+    sum of the sizes: each chunk subtracts its bytes.
 
     Raises `Mistake` for a model, *since*, *where*, *chunk* or *total* that allows no deletion in chunks.
     """
@@ -223,7 +227,7 @@ class Rows(Answer, Generic[Row]):
     now: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could not be deleted in chunks."""
+        """Refuse rows that cannot be deleted in chunks."""
         name, key = require_table(self.model, "Rows"), self.model._meta.primary_key
         if not isinstance(key, WHOLE_NUMBERS):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
@@ -258,7 +262,10 @@ class Rows(Answer, Generic[Row]):
         return replace(self, share=self.classes.only(number))
 
     def by_index(self) -> list[Self]:
-        """Return the rows apart for each condition that has an index of its own.  Asks the database for `or_needs`."""
+        """Return the rows of *where* and of *or_where* apart, as each condition has an index.
+
+        Asks the database for `or_needs`.
+        """
         if self.or_where is None:
             return [self]
         if self.or_needs is not None and not exclusions.visible(self.or_needs):
@@ -266,14 +273,14 @@ class Rows(Answer, Generic[Row]):
         return [replace(self, where=where, or_where=None) for where in (self.where, self.or_where)]
 
     def within(self, whole: Rows[Any]) -> Self:
-        """Return those that are among the *whole*, too: a share of it."""
+        """Return the rows that are also among the *whole*: a share of it."""
         spared = (*whole.spared, *self.spared)
         return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, spared=spared)
 
     def bind(self, batch: str, now: datetime) -> Self:
-        """Return the same as rows of that batch at that instant: its exclusions hold, and age is counted from then.
+        """Return the rows of *batch* at *now*: its exclusions apply, and ages are counted until then.
 
-        A total that the forge lacks, which an `optional` model says is allowed, is left out.  Asks the database.
+        A total that the forge lacks, as its `optional` model allows, is left out.  Asks the database.
         """
         model = None if self.total is None else self.total.kept.model
         is_missing = model is not None and model.optional and not exclusions.visible(model)
@@ -287,7 +294,7 @@ class Rows(Answer, Generic[Row]):
 
     @property
     def after(self) -> timedelta:
-        """How long after its *since* a row is due."""
+        """Time from a row's *since* until it is due."""
         return self.older_than or AT_ONCE
 
     @property
@@ -305,14 +312,14 @@ class Rows(Answer, Generic[Row]):
 
     @property
     def looks_due(self) -> pw.Node:
-        """The condition of those that go, unless something keeps them: of the share, if they are one."""
+        """The condition of the rows of this share that are deleted unless something keeps them."""
         return self.condition if self.share is None else pw.Expression(self.condition, "AND", self.share)
 
     @cached_property
     def kept(self) -> dict[str, pw.Node]:
-        """Why some stay that look due, and the condition of each: what is excluded, what is spared.  Asks the database.
+        """The conditions of rows that look due and stay, by reason: excluded or spared.
 
-        That says which relations there are.
+        Asks the database which relations there are.
         """
         spared = {one.reason: one.where for one in self.spared if exclusions.visible(one.model)}
         if self.project is None and self.name is None:
@@ -320,17 +327,17 @@ class Rows(Answer, Generic[Row]):
         return {exclusions.REASON: exclusions.excluded(self.batch, project=self.project, name=self.name)} | spared
 
     def written(self) -> dict[str, str]:
-        """Return the same in SQL, the values in it."""
+        """Return the conditions of `kept` in SQL that contains their values."""
         return {reason: exclusions.written(self.model, kept) for reason, kept in self.kept.items()}
 
     @property
     def due(self) -> pw.Node:
-        """The condition of those that go."""
+        """The condition of the rows to delete."""
         return self._without_kept(self.looks_due)
 
     @property
     def due_of_all_shares(self) -> pw.Node:
-        """The condition of those that go, of all shares."""
+        """The condition of the rows to delete in all shares."""
         return self._without_kept(self.condition)
 
     def _without_kept(self, found: pw.Node) -> pw.Node:
@@ -339,17 +346,17 @@ class Rows(Answer, Generic[Row]):
         return found
 
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
-        """Select them all, whatever is locked or passed over."""
+        """Select all rows to delete, also locked rows and bad records."""
         return self.model.select(*columns).where(self.due, self.since.is_null(False))
 
     @property
     def stay_reasons(self) -> dict[str, str]:
-        """The reasons why rows stay whose time has passed, with their conditions."""
+        """The conditions of rows that stay although their time has passed, by reason."""
         return dict(self.stays) | dict(self.waits)
 
     @property
     def shown_followers(self) -> Sequence[type[Base]]:
-        """The models of the rows that follow these and that people see by themselves."""
+        """The models of rows that follow these and that people see separately."""
         return self.cascades_to if self.shows_followers else ()
 
     @cached_property
@@ -363,7 +370,7 @@ class Rows(Answer, Generic[Row]):
         return [self.cascades.models[place] for place in self.cascades.followers if place] if self.cascades_to else []
 
     def count(self, bound: int) -> dict[int, int]:
-        """Count them, and what follows by foreign keys, up to *bound* in all: by the places of ``cascades.models``."""
+        """Count the rows and their followers, *bound* in all, by places of ``cascades.models``."""
         (key,) = self.model._meta.get_primary_keys()
         if not self.cascades_to or not self.cascades.links:
             return {0: self.select(key).limit(bound).count()}
@@ -372,23 +379,24 @@ class Rows(Answer, Generic[Row]):
         return dict(database.execute_sql(statement, {"bound": bound}).fetchall())
 
     def select_of_all_shares(self) -> pw.ModelSelect[Row]:
-        """Select them, and those of the other shares."""
+        """Select the rows that look due in all shares."""
         return self.model.select().where(self.condition, self.since.is_null(False))
 
 
 @dataclass(frozen=True)
 class Changes(Rows[Row]):
-    """Rows that are changed by the document's own *statement*, a page of them at a time, instead of being deleted.
+    """Rows that the batch's own *statement* changes page by page, instead of deleting them.
 
-    The statement names the page's keys ``%(ids)s``, the run's time ``%(now)s`` and the condition ``{due}``, has a part
-    ``changed`` that returns a row for each that was changed, its key called ``id``, and says ``{recorded}`` behind its
-    last part: there the engine writes the audit and counts.  It repeats the condition where it changes rows, so that
-    rows that move on meanwhile stay.  Raises `Mistake` if the statement lacks any of these.
+    The statement uses the page's keys ``%(ids)s``, the run's time ``%(now)s`` and the condition ``{due}``.  Its part
+    ``changed`` returns a row for each changed row, with the key as ``id``.  Behind its last part it has ``{recorded}``:
+    there the engine writes the audit and counts.  It repeats the condition in the change itself, so that rows that
+    another session changes meanwhile stay.  Raises `Mistake` if the statement lacks any of these, except the time.
 
-    *each* is called with each row of ``changed`` after the commit: it may log it, and returns what it counts.  The
-    audit keeps what *audit* says, over ``changed``.  Fields ``skipped`` and ``failed`` of the result count rows that
-    moved on, and bad ones.  With *notice*, names with expressions of SQL over ``changed``, each changed row leaves a
-    row with this detail in the table ``notices``, which the forge's own programs read and delete.
+    *each* is called with each row of ``changed`` after the commit: it may log the row, and returns numbers to add to
+    fields of the result.  The audit keeps the expressions of *audit*, over ``changed``.  Fields ``skipped`` and
+    ``failed`` of the result count rows that changed meanwhile, and bad records.  With *notice*, names with expressions
+    of SQL over ``changed``, each changed row leaves a row with this detail in the table ``notices``, which the forge's
+    own programs read and delete.
 
     >>> TIME_OUT = \"\"\"
     ...     with changed as (
@@ -414,11 +422,11 @@ class Changes(Rows[Row]):
 
     @property
     def grants(self) -> str:
-        """The privileges that processes need on the relation: of the columns only the statement knows."""
+        """The privileges that processes need on the relation; the statement knows the columns."""
         return "worker: select, update; exporter: select"
 
     def __post_init__(self) -> None:
-        """Refuse a statement that the engine could not record."""
+        """Refuse a statement that the engine cannot record."""
         super().__post_init__()
         for part in ("%(ids)s", "{due}", "{recorded}", "changed as"):
             if part not in self.statement:
@@ -427,7 +435,10 @@ class Changes(Rows[Row]):
 
 @dataclass(frozen=True)
 class Enqueued:
-    """How many were put in, how many were on their way already or skipped by a hook, and whether we stopped early."""
+    """Numbers of messages that were enqueued, and that were on their way or skipped by a hook.
+
+    *queue_full* says that the fan-out stopped early.
+    """
 
     enqueued: int = 0
     deduplicated: int = 0
@@ -436,13 +447,13 @@ class Enqueued:
 
 @dataclass(frozen=True)
 class Children(Answer):
-    """A message to *child* for each of *of*, unless one with its key is on its way already.
+    """A message to *child* for each item of *of*, unless a message with its key is on its way.
 
-    *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
-    children whose arguments are not unique.  To send a child twice is harmless, and to lose it costs time alone.
-    Of `Buckets` each gets a child.  *sent* names the field of the result that counts them, *all_of* a field that counts
-    those on their way, too.  If the first argument of each is a project's id (*by_project*), a project that is excluded
-    gets none.
+    *of* has an id for each child, or a tuple of its arguments as JSON has them; or it maps keys to such tuples, for
+    children whose arguments are not unique.  Sending a child twice is harmless, and losing a child only costs time.
+    Each bucket of `Buckets` gets a child.  *sent* names the field of the result that counts sent children, *all_of* a
+    field that counts children on their way, too.  If the first argument of each child is a project's id (*by_project*),
+    excluded projects get no child.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
     ... def start_shards(now: datetime) -> Children:
@@ -462,7 +473,7 @@ class Children(Answer):
     by_project: bool = False
 
     def calls(self) -> Iterator[Keyed]:
-        """Yield the key and the arguments of each."""
+        """Yield the key and the arguments of each child."""
         if isinstance(self.of, Buckets):
             said = f"buckets {self.of.name} that their batch does not declare: write buckets= in @batch, too"
             raise Mistake(f"{self.child.name} is sent for the {said}")
@@ -478,7 +489,9 @@ class Children(Answer):
 
 @dataclass(frozen=True)
 class Skip(Answer):
-    """The run does nothing, for a *reason* that result, log and metrics show: one of `metrics.catalogue.SKIPS`.
+    """A run that does nothing, for a *reason* that result, log and metrics show.
+
+    `metrics.catalogue.SKIPS` lists the reasons.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1))
     ... def pipelines_at_night(now: datetime) -> Rows[Pipeline] | Skip:
@@ -505,16 +518,16 @@ class Note(Answer):
 
 
 class Backlog(NamedTuple):
-    """How many records are due, at most `queries.BOUND`, and when the oldest became due."""
+    """Number of due records, at most `queries.BOUND`, and when the oldest became due."""
 
     records: int
     oldest: datetime | None = None
 
     @classmethod
     def of(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = AT_ONCE) -> Backlog:
-        """Count what *query* selects; each became due at the instant in that field, or so much *after* it.
+        """Count the rows of *query*; each became due the time *after* past its instant *oldest*.
 
-        Without an order the oldest is that of those which were counted.
+        Without an order, only the counted rows are compared to find the oldest.
         """
         found = query.select(oldest.alias("due")).limit(queries.BOUND)
         row = pw.Select([found], [pw.fn.count(pw.SQL("1")), pw.fn.min(found.c.due)]).bind(database).tuples().execute()
@@ -523,7 +536,7 @@ class Backlog(NamedTuple):
 
 
 def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
-    """Return what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
+    """Return the batch's answers at an instant; raise `Mistake` for any other value."""
     answer = due(now)
     answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
     for one in answers:
@@ -533,7 +546,7 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
 
 
 def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
-    """Return the rows of the batch that are due at an instant; raise `Mistake` for an answer that is none."""
+    """Return the batch's due rows at an instant; raise `Mistake` as `answers_of` does."""
     return [one.bind(batch, now) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
 
 
@@ -545,5 +558,5 @@ def require_table(model: Any, answer: str) -> str:
 
 
 def record_of(model: type[Base]) -> str:
-    """Return what a row of *model* is called in metrics, audit and previews, unless its batch says otherwise."""
+    """Return the default name of a row of *model* in metrics, audit and previews."""
     return WORD.sub("_", model.__name__).lower()

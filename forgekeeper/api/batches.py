@@ -1,7 +1,7 @@
-"""What a batch or a child is declared to be, the flags that switch it, and the registry of all that are declared.
+"""Declarations of batches and children, the flags that switch them, and their registry.
 
-`forgekeeper.engine.decorators` makes the declarations.  All else is derived from them: the actor, settings, metrics,
-counting, what the exporter asks, `status`, failpoints, dashboards, documentation.
+`forgekeeper.engine.decorators` makes the declarations.  Everything else is derived from them: the actor, settings,
+metrics, counting, the exporter's looks, `status`, failpoints, dashboards, documentation.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class NotSent(Exception):
 
 
 class Threshold(NamedTuple):
-    """A number of the document, *name*d by its label, that is crossed *above* its limit.
+    """A limit from the batch's document: a breach is a value of *name* that is *above* it.
 
-    A backlog is what a run has left: the *found* fields of its outcome less those *done*; without any, what is due.
+    Durations are in seconds.  A number of consecutive failures that equals the limit is a breach, too.  A backlog is
+    the number of records that a run has left: its *found* fields less its *done* fields, or without fields all due
+    records.
 
     >>> threshold = Threshold("duration", above=60)
     """
@@ -60,12 +62,12 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A kind of record that a batch works on, and which fields of its outcome count it.
+    """A kind of record that a batch works on, and the fields of its outcome that count it.
 
-    *errors* maps each kind of error to the fields that count it; no fields where bad records are counted one by one
-    as they fail.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
-    though they have none; *refused*, that they lie in quarantine.  *bytes* are the fields that add their sizes up.
-    *excluded_by* says what people can exclude them by: their ``project``, the ``pattern`` of their names.
+    *errors* maps each kind of error to the fields that count it, or to no fields if each bad record is counted when it
+    fails.  *objective* is the longest time that a due record may wait.  With *backlog*, due records are counted without
+    an objective, too.  With *refused*, the records are in quarantine.  *bytes* are the fields that add up their sizes.
+    *excluded_by* names the means to exclude them: their ``project``, the ``pattern`` of their names.
 
     >>> record = Record("pipeline", processed=("deleted",), objective=timedelta(hours=1))
     """
@@ -82,13 +84,13 @@ class Record:
 
     @property
     def quarantined(self) -> bool:
-        """Whether some may lie in quarantine: bad ones, or those that were refused."""
+        """Whether such records may be in quarantine, as bad or refused records."""
         return self.refused or bool({"database", "state_transition"} & self.errors.keys())
 
 
 @dataclass(kw_only=True, eq=False)
 class Declared(Shown, Actor[..., None]):
-    """What batches and children have in common: each is an actor, once the process has a broker."""
+    """Base class of batches and children: each is an actor once the process has a broker."""
 
     sentence: str
     module: str
@@ -118,31 +120,31 @@ class Declared(Shown, Actor[..., None]):
 
     @property
     def batch(self) -> BatchSpec:
-        """The batch itself, or that of which this is a child."""
+        """The batch itself, or the batch of this child."""
         return cast("BatchSpec", self.of or self)
 
     @property
     def parent(self) -> str | None:
-        """The name of the batch of which this is a child, None of a batch."""
+        """The name of a child's batch; None for a batch."""
         return None if self.of is None else self.of.name
 
     @cached_property
     def counted(self) -> Fields:
-        """The fields of the outcome by which limits go: what was done of the records that have an objective."""
+        """The fields of the outcome that limits count: processed records with an objective."""
         return tuple(field for record in self.records if record.objective for field in record.processed)
 
     @cached_property
     def counted_bytes(self) -> Fields:
-        """The fields of the outcome that say how many bytes that were."""
+        """The fields of the outcome that count the bytes of these records."""
         return tuple(field for record in self.records for field in record.bytes)
 
     def old_records(self, old: Old) -> Old:
-        """Let housekeeping remove the rows that the function returns: those that the batch was done with long ago."""
+        """Let housekeeping remove the rows that the function returns: old rows, long processed."""
         self.old.append(old)
         return old
 
     def limit(self, name: str) -> Threshold | None:
-        """Return the threshold of that name, None where the document has none."""
+        """Return the threshold of that name; None if the document lacks it."""
         return next((one for one in self.thresholds if one.name == name), None)
 
 
@@ -177,9 +179,9 @@ class BatchSpec(Declared):
     registered: Objects[Any] | None = None
 
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
-        """Send a run by hand, through the ledger, or again the one that is open; return its message.
+        """Send a manual run through the ledger, or the open run again; return the message.
 
-        Raises `TypeError` for arguments and options, `NotSent` where no run may start, `RuntimeError` without a broker.
+        Raises `TypeError` for arguments and options, `NotSent` if no run may start, `RuntimeError` without a broker.
         """
         if args or any(options.values()):
             raise TypeError(f"{self.name} is a batch: send() takes nothing, as the ledger has one run of it at a time")
@@ -188,26 +190,26 @@ class BatchSpec(Declared):
         return self.sender(self)
 
     def repositories(self, look: Repositories) -> Repositories:
-        """Let `check` ask the function where some repositories should be, below the root."""
+        """Let `check` ask the function for some repositories that should exist below the root."""
         self.known_repositories.append(as_look(self.name, look))
         return look
 
     def objects(self, look: KnownObjects) -> KnownObjects:
-        """Let `check` ask the function for some objects that should be at a location."""
+        """Let `check` ask the function for some objects that should exist at a location."""
         self.known_objects.append(as_look(self.name, look))
         return look
 
     def audited(self, subject: Subject) -> None:
-        """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
+        """Let `forgekeeper audit` find the batch's deletions by the name that people use."""
         self.subjects.append(subject)
 
     def obstacles(self) -> Iterator[str]:
-        """Say what of its deletions cannot be undone here, though it can elsewhere; needs a connection."""
+        """Yield why deletions, elsewhere reversible, cannot be undone here; needs a connection."""
         yield from filter(None, (one.obstacle() for one in self.subjects if one.obstacle))
 
     @property
     def relations(self) -> tuple[Relation, ...]:
-        """What it expects of the forge: each table or view of which rows go with it, and those that it only reads."""
+        """The forge's tables and views that the batch changes or only reads."""
         expected = dict.fromkeys(self.tables, False) | dict.fromkeys(self.reads, True)
         return tuple(
             Relation(model, reads=reads, since=self.walks.get(model))
@@ -217,21 +219,24 @@ class BatchSpec(Declared):
 
     @property
     def deletes(self) -> bool:
-        """Whether it deletes what is the forge's, itself or by its children: then brakes are for it."""
+        """Whether the batch or a child of it deletes the forge's records, so that brakes apply."""
         return any(one.counted for one in (self, *self.children))
 
     def excludes(self, kind: str) -> bool:
-        """Say whether exclusions of that kind can keep anything from the batch, or from a child of it."""
+        """Return whether exclusions of that kind can apply to the batch or a child of it."""
         by = "project" if kind == "group" else kind
         return any(by in record.excluded_by for one in (self, *self.children) for record in one.records)
 
     def at_stake(self, look: AtStake) -> AtStake:
-        """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
+        """Let the breaker ask the function for the numbers of due records and of all records.
+
+        Both include the records of the batch's children.  Only the first such function is asked.
+        """
         self.stake = self.stake or stake_as_look(self.name, look)
         return look
 
     def due(self, now: datetime) -> Backlog | None:
-        """Add up what is due to the batch and its children; None where nothing says so."""
+        """Add up the backlogs of the batch and its children; return None if none is declared."""
         every = (self, *self.children)
         counted = {record.name for one in every for record in one.records if record.objective}
         found = [look(now) for one in every for record, look in one.backlogs.items() if record in counted]
@@ -241,7 +246,7 @@ class BatchSpec(Declared):
 
 @dataclass(kw_only=True, eq=False)
 class ChildSpec(Declared):
-    """The declaration of a child; *enqueued_as* is the field of its parent's outcome that counts those sent."""
+    """The declaration of a child; its parent's outcome counts sent children in *enqueued_as*."""
 
     of: BatchSpec
     enqueued_as: str = "children_enqueued"
@@ -249,7 +254,7 @@ class ChildSpec(Declared):
     refs: Refs[Any] | None = None
 
 
-# A schema that the role may not use is no part of its search_path.
+# PostgreSQL leaves a schema that the role may not use out of its search_path.
 FORGE_S = """
     select nspname || '.' || relname from pg_class join pg_namespace on pg_namespace.oid = relnamespace
     where pg_class.oid = to_regclass('forge_flags')
@@ -258,7 +263,7 @@ ON_THERE = "select enabled from forge_flags where name = %s and enabled"
 
 
 class FeatureFlag(Base):
-    """A flag that somebody has turned at least once.  Where the forge has flags, these are asked and ours are not."""
+    """A flag that somebody has turned at least once.  If the forge has flags, those are read."""
 
     grants = "person: insert, update; worker: select; exporter: select"
 
@@ -271,22 +276,25 @@ class FeatureFlag(Base):
 
     @classmethod
     def is_on(cls, name: str) -> bool:
-        """Say whether the flag is on; one that was never turned is off."""
+        """Return whether the flag is on; a flag that was never turned is off."""
         if cls.owner() is not None:
             return database.execute_sql(ON_THERE, (name,)).fetchone() is not None
         return cls.select().where(cls.name == name, cls.enabled).exists()
 
     @classmethod
     def owner(cls) -> str | None:
-        """Name the relation of the forge that has all flags, None where there is none and they are ours."""
+        """Return the forge's relation with all flags; None if the flags are forgekeeper's own."""
         found = database.execute_sql(FORGE_S).fetchone()
         return found and str(found[0])
 
     @classmethod
     def turn(cls, name: str, *, on: bool) -> bool:
-        """Turn a flag on or off for every process, from its next look on; return whether it was on."""
+        """Turn a flag on or off for every process; return whether it was on.
+
+        Each process sees the change at its next look.
+        """
         now = pw.fn.clock_timestamp()
-        # Locked, it is not turned between this look and what follows.
+        # The lock keeps others from turning the flag between this look and the insert.
         was_on: bool = cls.select(cls.enabled).where(cls.name == name).for_update().scalar() or False
         cls.insert(name=name, enabled=on, updated_at=now).on_conflict(
             conflict_target=[cls.name], update={cls.enabled: on, cls.updated_at: now}
@@ -295,7 +303,7 @@ class FeatureFlag(Base):
 
 
 FLAGS: dict[str, str] = {}
-"""Every flag that a batch declares, and what it switches; one that has no row is off."""
+"""Every flag that a batch declares, with its description; a flag without a row is off."""
 BATCHES: dict[str, BatchSpec] = {}
 """Every batch by its name, in the order of declaration."""
 CHILDREN: dict[str, ChildSpec] = {}
@@ -309,23 +317,23 @@ def all_declared() -> Iterator[Declared]:
 
 
 def spec(name: str) -> Declared | None:
-    """Return the batch or child of that name, None where there is none."""
+    """Return the batch or child of that name, or None."""
     return BATCHES.get(name) or CHILDREN.get(name)
 
 
 def batch_of(name: str) -> str:
-    """Return the name of the batch that is called so, or that has a child which is."""
+    """Return the batch's name for the name of a batch or child; return other names unchanged."""
     declared = spec(name)
     return name if declared is None else declared.batch.name
 
 
 def queues() -> tuple[str, ...]:
-    """Name the queues of all batches and children, each once."""
+    """Return the names of the queues of all batches and children, each once."""
     return tuple(dict.fromkeys(one.queue for batch in BATCHES.values() for one in (batch, *batch.children)))
 
 
 def register(declared: Declared) -> None:
-    """Make a batch or a child known; raise `Mistake` where another has its name."""
+    """Register a batch or a child; raise `Mistake` if its name is taken."""
     known = spec(declared.name)
     if known is not None:
         where = f"in {known.module} and in {declared.module}"

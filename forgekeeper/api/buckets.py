@@ -1,4 +1,4 @@
-"""`Buckets`: equal shares of a batch's rows, each of which one child works on at a time."""
+"""`Buckets`: equal shares of a batch's rows; one child at a time works on a share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forgekeeper.api.mistakes import Mistake
 COUNTED = ("max_buckets", "available_count", "occupied_count", "stale_count", "missing_count")
 """Fields of the parent's result: the limit, and the buckets as it found them."""
 LOOP_LIMIT = "loop_limit"
-"""Why a child stopped that has deleted its number of chunks."""
+"""Reason why a child stopped after its number of chunks."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Buckets:
     """The capacity of a batch: *count* shares of its rows; one child at a time works on a share.
 
     *count_with* has another count by the name of a flag: the highest count whose flag is on.  Flags are read at each
-    run; while the batch's own *flag* is off there are no buckets.  A child claims a free bucket, deletes the rows of
+    run; while the batch's own *flag* is off, buckets do not exist.  A child claims a free bucket, deletes the rows of
     its classes (`Classes`), *loop_limit* chunks at most, and gives the bucket back on every way out.  A bucket whose
     owner is silent for ``FORGEKEEPER_BUCKET_SILENT_AFTER`` becomes free.
 

@@ -2,4 +2,4 @@
 
 
 class Mistake(TypeError):
-    """A batch is declared wrongly; the message names it and says what to write instead."""
+    """An error in a batch's declaration; the message names the batch and the correction."""

@@ -28,7 +28,7 @@ REGISTER_RESULT = {"pending": "pending", "deleted": "deleted", "timed_out": "tim
 
 
 class Retry(NamedTuple):
-    """When a failed item is tried again: after *first*, then after twice as long each time, *attempts* times in all.
+    """Pauses of a failed item: *first*, then twice as long each time; *attempts* in all.
 
     >>> retry = Retry(first=timedelta(minutes=5), attempts=3)
     """
@@ -84,10 +84,10 @@ class Register:
     A producer prepares an entry, uploads the object, and completes the entry.  An entry is due if it was prepared more
     than *older_than* ago by Redis's clock.  A failed deletion is tried again as *retry* says; after the last attempt
     the entry waits in quarantine for a person.  The keys begin with ``{name}:``.  With the setting
-    ``FORGEKEEPER_UPLOADS_REGISTER=hash`` a hash of that *name*, in which the forge itself registers uploads, is read
-    as well.
+    ``FORGEKEEPER_UPLOADS_REGISTER=hash`` a run also reads the hash of that *name* that the forge itself registers
+    uploads in.
 
-    Raises `Mistake` for a name that is no hash tag, and for a time that is not in whole seconds.
+    Raises `Mistake` for a name that cannot be a hash tag, and for a time that is not in whole seconds.
 
     >>> packages = Register("new_packages", older_than=timedelta(hours=3))
     """
@@ -125,7 +125,7 @@ class Owner(Protocol):
     sentence: str
 
     def named(self, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that a row names."""
+        """Return the *paths* that rows name."""
 
 
 class NamedBy(NamedTuple):
@@ -152,12 +152,12 @@ class Objects(Answer, Generic[Source]):
 
     An object counts as deleted once its store has said so and its sentinel was read afterwards; then its row or entry
     is removed.  The audit records the intent before and the outcome after: if the process dies in between, the next run
-    asks the store.  If one store does not answer, the objects of the others are deleted, and then the run fails.
+    asks the store.  If one store does not answer, the objects of other stores are deleted, and then the run fails.
 
     *chunk* objects are claimed at a time, and may wait for *objective* after they are due.  *called* names
     an object in quarantine, *record* in metrics and audit; the default of both is the model's name, of a register
     ``upload`` and ``stale_upload``.  For a register *counted* maps ``pending``, ``deleted``, ``timed_out`` and
-    ``failed`` to the names of these fields in the result, if those are others.
+    ``failed`` to the names of these fields in the result, if they differ.
     *share* is the condition of a child's part of the rows.
 
     Raises `Mistake` for an option that the source does not allow, or that is not a column of the queue's table.
@@ -280,7 +280,7 @@ class Objects(Answer, Generic[Source]):
 
     @property
     def locations(self) -> list[str]:
-        """The names of all places where the objects of a queue may be."""
+        """The names of all locations that the objects of a queue may have."""
         return [self.location] if isinstance(self.location, str) else list(self.location.names.values())
 
     @property

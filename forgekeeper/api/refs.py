@@ -80,7 +80,7 @@ class StatusQueue(Generic[Row]):
 class Refs(Answer, Generic[Row]):
     """Git refs of one repository, one for each pending row of the queue *source*: the answer of a child.
 
-    *of* is the id of the child's project, its first argument.  *missing* is its second one: the batch tells it that
+    *of* is the id of the child's project, its first argument.  *missing* is the second: the batch tells it that
     the repository does not exist, and then the rows are closed without git.  *project* is the column with the
     project's id, *ref* the column with the full name (``refs/…``), *expected* the column with the object id that the
     ref must have.  If a row expects none, the first look writes into it the id that the ref has.  *repository* is a
@@ -169,7 +169,7 @@ class ChildPerRepository(Answer):
     """A message to the batch's child with `Refs`, for each project that has pending rows.
 
     Projects are walked *page* at a time, at most *most* in a run.  The next run continues after the last project of
-    this one, and wraps, so that no project starves.  A project whose child is on its way gets no second one.
+    this one, and wraps, so that no project starves.  A project whose child is on its way gets no second child.
 
     Missing repositories come last, once the run has seen all projects: their rows are closed only if few enough are
     missing (``FORGEKEEPER_MISSING_REPOSITORIES``).  Else the run fails with `RepositoriesMissing`.  Without the

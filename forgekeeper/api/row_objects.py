@@ -1,4 +1,4 @@
-"""The object that a row names, by the columns that say where it is."""
+"""The object that a row names, by the columns with its path and location."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forgekeeper.api.mistakes import Mistake
 from forgekeeper.platform.database import Base
 
 FORGE_COLUMNS = ("project_id", "file_store", "store_dir", "file", "pick_up_at")
-"""Columns of a forge's own outbox, which are those of ours."""
+"""Columns of a forge's own outbox; forgekeeper's outbox has the same columns."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, and a preview.
+"""Looks of a batch: backlogs, refused records, gauges, a part of `status`, and a preview.
 
 Each of these functions is registered as a look: whoever calls it, PostgreSQL lets it only read.
 
-A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
+A preview counts by the same conditions as the run, at one instant, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from forgekeeper.platform.settings import Settings
 from metrics.catalogue import Gauge, Reading, at
 
 PROJECTS = 10
-"""So many projects are named: those with the most records."""
+"""Projects that a preview names, beginning with the most records."""
 PASSED_OVER = "passed_over"
-"""Why a bad record stays for now: `forgekeeper quarantine` shows it."""
+"""Reason why a bad record stays for now: `forgekeeper quarantine` shows it."""
 BUSY = "busy"
-"""Why a row stays that another session has locked: it is left for later."""
+"""Reason why a row stays that another session has locked: it is left for later."""
 NOTHING = timedelta(0)
 Readings = Callable[[Settings], Iterator[Reading]]
 
 
 @dataclass
 class Part:
-    """What a run would do to one kind of record; it grows while it is counted.
+    """The effect of a run on one kind of record; it grows while records are counted.
 
-    *verb* is what becomes of them; with *estimate* the time was up before all were counted.  *kept* says how many look
-    due and stay, and why; None where there was no time to count them.
+    *verb* names the effect.  With *estimate* the time was up before all records were counted.  *kept* has the numbers
+    of records that look due and stay, by reason; None if the time to count them was up.
     """
 
     batch: str
@@ -50,7 +50,7 @@ class Part:
     sample: list[tuple[str, str | None]] = field(default_factory=list)
 
     def add_survey(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
-        """Add the rows of a survey.  A row is due that long *after* its instant."""
+        """Add the rows of a survey.  *after* is the time from a row's instant until it is due."""
         self.sample += [(row.id, row.name) for row in found.first or ()]
         if found.expected is None:
             for group in found.groups:
@@ -84,16 +84,16 @@ class Part:
         self.oldest = min(filter(None, (self.oldest, due)), default=None)
 
     def keep(self, reason: str, records: int) -> None:
-        """Say that so many stay, and why."""
+        """Add records that stay, with the reason."""
         if records:
             self.kept[reason] = (self.kept.get(reason) or 0) + records
 
     def guess(self, records: int) -> None:
-        """Say that there are about so many, of which those counted so far are a part."""
+        """Estimate the number of all records, at least the number counted so far."""
         self.estimate, self.bytes, self.records = True, None, max(records, self.records)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `--json` shows it: the projects with the most, and the rest summed."""
+        """Return the part as `--json` shows it: the largest projects, and the others summed."""
         most = dict(self.projects.most_common(PROJECTS))
         others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
         sample = [{"id": key, "name": name} for key, name in self.sample]
@@ -102,11 +102,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Look:
-    """What the preview of a batch, or of a child, may use; *now* is the instant at which something is due or not.
+    """The resources for the preview of a batch or of a child; *now* decides if a record is due.
 
-    All of it is to end at *until*, an instant of the monotonic clock.  *size* is how many records are named.
-    *passed_over* returns the keys of a kind's bad records, which a run leaves out; *told* is called with what has
-    been counted so far.
+    The preview has to end at *until*, an instant of the monotonic clock.  *size* is the number of records to name.
+    *passed_over* returns the keys of a kind's bad records, which a run leaves out.  *told* is called with each part as
+    far as it has been counted.
     """
 
     batch: str
@@ -122,16 +122,19 @@ class Look:
         return Part(self.batch, record, verb)
 
     def over(self) -> bool:
-        """Say whether the time is up."""
+        """Return whether the time is up."""
         return time.monotonic() >= self.until
 
     def within_share(self, share: float) -> Look:
-        """Return a look that has that share of the time that is left."""
+        """Return a look that has this share of the remaining time."""
         now = time.monotonic()
         return replace(self, until=now + max(0.0, self.until - now) * share)
 
     def count(self, part: Part, rows: survey.Rows, *, after: timedelta = NOTHING) -> Part:
-        """Count these rows, but bad ones, each due so much *after* its instant; what is cut off becomes an estimate."""
+        """Count the rows, except bad records; estimate the rest if the time is up.
+
+        A row is due the time *after* past its instant.
+        """
         bad = self.passed_over(part.record)
         part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
         part.add_survey(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
@@ -139,7 +142,7 @@ class Look:
         return part
 
     def keep(self, part: Part, due: survey.Rows, reasons: Mapping[str, str]) -> None:
-        """Count what looks due, and stays by one of these conditions, each for a reason."""
+        """Count the rows that look due and stay, by the condition of each reason."""
         found = survey.within(self.until, lambda: due.counts(reasons))
         if found is None:
             part.kept |= dict.fromkeys(reasons, None)
@@ -155,7 +158,7 @@ FindRows = Callable[[datetime, Settings], "Iterable[Rows[Any]]"]
 
 
 class Entry(NamedTuple):
-    """One of what was refused or given up; without *retry_at* it waits for a person."""
+    """A record that was refused or given up; without *retry_at* it waits for a person."""
 
     key: str
     error: str
@@ -166,9 +169,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """What a document itself keeps of that: counted, listed oldest first, tried again, discarded; None stands for all.
+    """Refused records that a batch stores itself: how to count, list, retry and discard them.
 
-    *record* names what the gauge counts, *redis* says that it lies in Redis.  Both acts return how many there were.
+    The oldest entry is listed first.  *retry* and *discard* take keys, None for all, and return the number of records.
+    *record* is the label of the gauge, *redis* says that the records are in Redis.
     """
 
     kind: str
@@ -181,7 +185,10 @@ class Refused:
 
 
 class Collector(NamedTuple):
-    """What the exporter asks when it is scraped; *database* says that it needs a connection, *gauges* are its own."""
+    """A function that the exporter calls on each scrape, with the *gauges* that it sets.
+
+    *database* says that it needs a connection.
+    """
 
     look: Readings
     gauges: Sequence[Gauge] = ()
@@ -189,7 +196,7 @@ class Collector(NamedTuple):
 
 
 class Status(NamedTuple):
-    """A part of `status`: *look* finds what `--json` shows, *sentence* says it to people."""
+    """A part of `status`: *look* returns the value for `--json`, *sentence* a text about it."""
 
     look: Callable[[], Any]
     sentence: Callable[[Any], str]
@@ -197,7 +204,7 @@ class Status(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Shown:
-    """What a declaration shows; *collected_as* is the label of the collector that reads its backlogs."""
+    """The looks of a declaration; *collected_as* labels the collector that reads its backlogs."""
 
     name: str
     collected_as: str
@@ -209,7 +216,7 @@ class Shown:
     shown_rows: list[FindRows] = field(default_factory=list)
 
     def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
-        """Let the function say how much of *record* is due at an instant, and since when."""
+        """Let the function return the backlog of *record* at an instant."""
 
         def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
             self.backlogs[record] = as_look(self.name, look)
@@ -219,7 +226,7 @@ class Shown:
         return declare
 
     def quarantines(self, refused: Refused) -> None:
-        """Let what the document itself keeps of what was refused lie in quarantine."""
+        """Show refused records that the batch stores itself as quarantined records."""
         count, entries = as_look(self.name, refused.count), as_look(self.name, refused.entries)
         self.refused.append(replace(refused, count=count, entries=entries))
         self.collectors.setdefault(self.collected_as, Collector(self._readings))
@@ -227,7 +234,10 @@ class Shown:
     def collector(
         self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True
     ) -> Callable[[Readings], Readings]:
-        """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
+        """Let the exporter call the function, as the collector *name*.
+
+        The name *collected_as* replaces the collector of the backlogs.
+        """
 
         def declare(look: Readings) -> Readings:
             self.collectors[name] = Collector(as_look(self.name, look), tuple(gauges), database)
@@ -236,11 +246,11 @@ class Shown:
         return declare
 
     def status(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
-        """Let `status` show what *look* finds, as *name* in `--json`, as *sentence* to people."""
+        """Let `status` show the result of *look*: as *name* in `--json`, as *sentence* to people."""
         self.statuses[name] = Status(as_look(self.name, look), sentence)
 
     def preview(self, look: Preview) -> Preview:
-        """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""
+        """Let `run --dry-run` call the function to preview a run; PostgreSQL refuses its writes."""
         self.previews.append(as_look(self.name, look))
         return look
 
@@ -258,11 +268,11 @@ class Shown:
 
 
 def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Reading]:
-    """Yield how much is due, and since when if anything is."""
+    """Yield the number of due records, and the time of the oldest if there is one."""
     yield Reading("backlog_records", found.records, (batch, record))
     yield from at("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
 
 
 def numbers(keys: Sequence[str] | None) -> list[int] | None:
-    """Return the keys as the ids that they are; None for all."""
+    """Return the keys that are numbers, as ids; None for all."""
     return None if keys is None else [int(key) for key in keys if key.isdecimal()]

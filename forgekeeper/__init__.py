@@ -1,7 +1,7 @@
 """The engine: everything that a batch should not have to think about.
 
-It knows no batch, no table and no key of a forge by name.  What a batch is written with is imported from here; each
-name is loaded when it is used first.
+It knows no batch, no table and no key of a forge by name.  Batches import their names from here; each name is loaded at
+its first use.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a batch is written with, when it is used first."""
+    """Load a public name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), "Base" if name == "Table" else name)

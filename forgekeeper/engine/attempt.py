@@ -1,7 +1,8 @@
 """One attempt at a run or at a child, from its first log line to its last.
 
-The same in a worker and in `forgekeeper run`.  A run has a row in the ledger, which the attempt keeps alive and closes.
-A child has none: what it works on is claimed where the data is, so that losing it, or working on it twice, is harmless.
+Workers and `forgekeeper run` share it.  A run has a row in the ledger, which the attempt keeps alive and closes.  A
+child works without a row: its records are claimed in their source, so losing a child, or executing it twice, is
+harmless.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ log = structlog.get_logger(__name__)
 
 
 class Runner:
-    """Begins the attempts of a process, whose *heartbeat* keeps their rows alive; where none is given, one of its own.
+    """Factory of the attempts of a process; the *heartbeat* keeps their rows alive.
 
-    *fan_out* sends children of the run of a number.
+    Without a *heartbeat* the runner starts its own.  *fan_out* sends children of the run with a number.
     """
 
     def __init__(
@@ -66,21 +67,20 @@ class Runner:
         self.heartbeat.stop()
 
     def attempt(self, batch: BatchSpec, started: Started, *, final: bool = False) -> Attempt:
-        """Make an attempt at a run that has been started."""
+        """Create an attempt at a started run."""
         return Attempt(self, batch, str(started.id), started.id, started, final=final)
 
     def child(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
-        """Make an attempt at a child, of the *run* that has sent it where that is known."""
+        """Create an attempt at a child; *run* is the run that sent it, if known."""
         return Attempt(self, child, message_id, run)
 
 
 class Attempt:
-    """A context manager: it starts the heartbeat and the lines, and closes, counts and ends both.
+    """Context manager of an attempt: its heartbeat, log lines, counts, and end in the ledger.
 
-    An `Exception` within is what the attempt comes to, its *error*, and goes no further.  What ends the process does,
-    and leaves the row to be found expired.  *state* is what the row has become, None when it was taken from us;
-    of a child that failed, whether it waits for a person (`failed`).
-    A *final* attempt at a run is not retried.
+    An `Exception` within is stored in *error* and not re-raised.  An exception that ends the process is re-raised, and
+    the row is left to expire.  *state* is the new state of a run's row, or None if another process has taken the row.
+    Of a failed child, *state* is `failed` if it waits for a person.  A *final* attempt at a run is not retried.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Attempt:
         self.run.deadline = self._deadline()
 
     def __enter__(self) -> Self:
-        """Begin it in this thread, whose log lines carry its facts from now on."""
+        """Begin the attempt in this thread, and add its facts to the thread's log lines."""
         facts: dict[str, Any] = {"batch": self.declared.name, "run": self.run.number}
         if self.row is not None:
             started = self.row.started
@@ -127,14 +127,14 @@ class Attempt:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
-        """Close it, unless the process is to end at once."""
+        """Close the attempt, unless the process has to end at once."""
         if error is not None and not isinstance(error, Exception):
             return False
         self.close(error)
         return True
 
     def work(self, *args: object, **kwargs: object) -> None:
-        """Do the declared work; where that must not be done, be blocked, held, or skip it."""
+        """Do the declared work, unless the attempt is blocked, held or skipped."""
         try:
             self.run.skipped = self._brakes.why(now=True)
             if self.run.skipped is None:
@@ -142,7 +142,7 @@ class Attempt:
                 self._ask_breaker()
                 self.run.skipped = self._brakes.why(now=True)
             if self.run.skipped is None:
-                # The budget is the work's own.
+                # The checks above do not use up the budget.
                 self.run.deadline = self._deadline()
                 with reading_only(self.declared.name) if self.declared.batch.writes is None else nullcontext():
                     self.declared.work(self.run, *args, **kwargs)
@@ -160,16 +160,16 @@ class Attempt:
             breaker.begin_release(batch.name, number)
         released = self._brakes.released and breaker.released(batch.name, number)
         self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, released=released)
-        # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
+        # Not earlier: until the breaker answers, the release limits children of earlier runs.
         if self._brakes.released and not released:
             breaker.end_release(batch.name)
             self._brakes.why(now=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
+        """Close the attempt with an *error* of any kind, or with the outcome; needs a connection."""
         self.error = error
         try:
-            # Where the server is away, the audit alone knows what has gone.
+            # If the server is away, only the audit knows the number of deletions.
             _tried("totals not written", self._brakes.end)
             if self.row is None:
                 self._end_child()
@@ -184,11 +184,14 @@ class Attempt:
 
     @property
     def wants_successor(self) -> bool:
-        """Whether a child that has ended well has left something for the next."""
+        """Whether a child ended without an error and has left work for the next child."""
         return self.run.more and self.error is None and self.blocked is None and self._braked is None
 
     def result(self) -> dict[str, Any]:
-        """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
+        """Return the outcome's fields as they are now.
+
+        If the attempt was braked, skipped, blocked or held, the reasons are added.
+        """
         fields = asdict(self.run.outcome)
         if self._braked is not None:
             return fields | ({"stopped": self._braked} if "stopped" in fields else {}) | {"braked": self._braked}
@@ -197,7 +200,7 @@ class Attempt:
         return fields | {name: clean(str(why)) for name, why in sentences.items() if why is not None}
 
     def _deadline(self) -> Deadline:
-        """Start the budget; at each of its safe points what the outcome has grown by is counted."""
+        """Start the budget; each of its safe points counts the outcome's growth."""
         pace = self._settings.pace(self.declared.batch.name)
         check = (lambda: None) if self.row is None else self.row.check
         return Deadline(
@@ -206,18 +209,18 @@ class Attempt:
 
     @property
     def _braked(self) -> str | None:
-        """Why it ended before its work was done, if it did anything at all."""
+        """Why the attempt ended before its work was done, if it did anything at all."""
         return None if self.run.skipped else self._brakes.reason
 
     def _end_run(self, started: Started) -> str | None:
-        """Close the row, and say so; return its state, None where it was taken from us."""
+        """Close the row and log the end; return its state, None if another process has the row."""
         result = self.result()
         state = None if isinstance(self.error, LostRun) else _written(partial(self._close_row, started, result))
         facts = {"seconds": self._seconds()} | result
         if state is None:
             log.warning("run lost", **facts)
         elif self.error is not None:
-            # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
+            # `forgekeeper run` prints the error itself; its traceback is logged at debug level only.
             trace = self.error if not self._final or log.is_enabled_for(logging.DEBUG) else None
             log.error("run failed", state=state, exc_info=trace, **facts)
         elif state == "succeeded":
@@ -240,7 +243,10 @@ class Attempt:
         return JobRun.succeed(started, result, ordinary=self.ordinary)
 
     def _end_child(self) -> None:
-        """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""
+        """Put a failed child into quarantine, or forget an earlier failure of a child that succeeded.
+
+        A change that cannot be written now is left to the child's next end.
+        """
         facts = {"seconds": self._seconds()} | self.result()
         batch, name, key = self.declared.batch.name, self.declared.name, self.message_id
         if self.error is not None:
@@ -254,7 +260,7 @@ class Attempt:
             _tried("block not noted", partial(Batch.block, batch, child=True, **why))
         else:
             log.info("child finished", more=self.run.more, **facts)
-            # What ended before its work was done has not shown that it can be done.
+            # A child that was braked has not shown that its work can succeed.
             if self._brakes.reason is None:
                 _tried("quarantine not written", partial(quarantine.forget, batch, name, [key]))
 
@@ -272,14 +278,14 @@ def _written(write: Callable[[], Answer]) -> Answer:
     except pw.PeeweeException:
         if reachable():
             raise
-        # Perhaps only this connection has gone: a run that can say how it ended is not lost with its worker.
+        # Perhaps only this connection is broken: a run that can record its end is not lost with its worker.
         release()
         database.connect()
         return write()
 
 
 def _tried(failure: str, write: Callable[[], Answer]) -> Answer | None:
-    """Write something without which the attempt ends as well; where that fails, log the *failure*."""
+    """Write something that the attempt can end without; if that fails, log the *failure*."""
     try:
         return _written(write)
     except pw.PeeweeException as error:

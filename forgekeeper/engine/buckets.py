@@ -27,7 +27,7 @@ from metrics.catalogue import Counter, Gauge, Reading, at
 from metrics.logs import describe
 
 NO_BUCKET = "no_bucket"
-"""Why a child stopped that has claimed no bucket."""
+"""Reason why a child stopped that has claimed no bucket."""
 COUNTERS = [
     ("recovered", "Stale buckets put back (stale_count).", "stale_count"),
     ("refilled", "Missing buckets added (missing_count).", "missing_count"),

@@ -1,6 +1,6 @@
-"""Counts what batches and children do: their outcome as it grows, how their attempts end, and limits crossed.
+"""Metrics of batches and children: growing outcomes, ends of attempts, crossed limits.
 
-Counting never fails a run: what goes wrong here is a line at debug level.
+Counting never fails a run: its errors are logged at debug level.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from metrics.counting import BREACHES, WORKER, dead_lettered
 from metrics.logs import describe
 
 LATE = timedelta(minutes=1)
-"""The documents promise a minute at most."""
+"""Time after its tick until a run starts late; the documents promise a minute at most."""
 PROCESSED = "forgekeeper_records_processed_total"
 EXAMINED = "forgekeeper_records_examined_total"
 FREED = "forgekeeper_freed_bytes_total"
@@ -37,14 +37,14 @@ KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
     ("redis", (redis.RedisError,)),
     ("time_limit", (TimeLimitExceeded,)),
 )
-"""The kinds of libraries' errors; our own say theirs: `error_kind`."""
+"""Kinds of errors of libraries; our own exceptions have an attribute `error_kind`."""
 
 log = structlog.get_logger(__name__)
 
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Let nothing that goes wrong with counting reach the run."""
+    """Keep errors of counting from the run."""
     try:
         yield
     except Exception as error:  # noqa: BLE001, the run does not depend on it
@@ -52,13 +52,13 @@ def harmless() -> Iterator[None]:
 
 
 def kind(error: BaseException) -> str:
-    """Name the kind of an error."""
+    """Return the kind of an error."""
     known: str | None = getattr(error, "error_kind", None)
     return known or next((name for name, classes in KINDS if isinstance(error, classes)), "other")
 
 
 class Growth:
-    """Counts what the outcome of a batch or child has grown by since it was counted last."""
+    """Counter of the growth of an outcome since the last count."""
 
     def __init__(self, declared: Declared, outcome: Any) -> None:
         self._rules = tuple(rules(declared))
@@ -66,7 +66,7 @@ class Growth:
         self._counted: dict[str, int] = {}
 
     def count(self) -> None:
-        """Count it, whatever becomes of the run."""
+        """Count the growth, even if the run fails later."""
         fields = {name: value for name, value in vars(self._outcome).items() if type(value) is int}
         grown = {name: value - self._counted.get(name, 0) for name, value in fields.items()}
         self._counted = fields
@@ -76,7 +76,7 @@ class Growth:
 
 
 def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
-    """List what of an outcome is counted: the metric, its labels, and the fields that are added up."""
+    """Yield the metrics of an outcome: the name, its labels, and the fields that are added up."""
     name = declared.name
     for record in declared.records:
         yield EXAMINED, (name, record.name), record.examined
@@ -122,7 +122,10 @@ def ended(
     state: str | None,
     skipped: str | None,
 ) -> None:
-    """Count an attempt that has ended; *state* is what its row has become; a failed child waits for a person."""
+    """Count an attempt that has ended; *state* is the new state of its row.
+
+    A failed child waits for a person.
+    """
     name = declared.name
     attempt_ended(name, seconds, error, outcome)
     if state == "enqueued":
@@ -154,13 +157,13 @@ def attempt_ended(name: str, seconds: float, error: BaseException | None, outcom
         WORKER.inc(BREACHES, name, "duration")
     if error is not None:
         WORKER.inc("forgekeeper_run_failures_total", name, kind(error))
-    # A run that drains ends as if its budget were used up, but nobody has to worry.
+    # A run that drains ends as if its budget were used up, but is not a timeout.
     elif timed_out and not shutdown.requested.is_set():
         WORKER.inc("forgekeeper_run_timeouts_total", name)
 
 
 def _count_what_is_left(declared: Declared, outcome: Any) -> None:
-    """Count why it stopped, if the declaration counts that, and a backlog that is too long."""
+    """Count the reason of a stop, if the declaration counts it, and a backlog above its limit."""
     for own in declared.counters:
         if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
             WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))

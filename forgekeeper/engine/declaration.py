@@ -1,4 +1,4 @@
-"""Checks of a declaration: each mistake is an error at import, with a sentence that says what to write."""
+"""Checks of a declaration: each mistake is an error at import, with the correction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ QUEUE = re.compile("[a-zA-Z_][a-zA-Z0-9._-]*")
 
 
 def require_declarable(function: Callable[..., Any], facts: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise `Mistake` if nothing can be declared by the *function* and the *facts*, each of which is in *options*."""
+    """Raise `Mistake` if a *function* cannot be declared by the *facts*.
+
+    Each fact has to be in *options*.
+    """
     name = function.__name__
     _require_function(name, function)
     _require_options(name, facts, options)

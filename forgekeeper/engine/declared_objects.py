@@ -29,7 +29,10 @@ OBJECT_FIELDS: list[tuple[str, type, Any]] = [
     ("stopped", str, field(default="drained")),
     ("kept", int, field(default=0)),
 ]
-"""The result of a run that deletes objects: *remaining* are due afterwards, other rows name those that are *kept*."""
+"""The result of a run that deletes objects.
+
+*remaining* are due afterwards, *kept* are named by other rows.
+"""
 
 
 def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
@@ -56,7 +59,7 @@ def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
 
 
 def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
-    """Let everybody who asks about the objects be answered by the source that the run claims from."""
+    """Let every look at the objects read the source that the run claims from."""
     for one in _select(answers):
         _name_tables(declared, one)
         if isinstance(one.source, Register):
@@ -80,7 +83,7 @@ def _name_tables(declared: Declared, objects: Objects[Any]) -> None:
 
 
 def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
-    """Say how objects are counted, and those that were given up."""
+    """Return how deleted objects and given-up objects are counted."""
     if isinstance(objects.source, Register):
         return register_records(objects)
     done = ("deleted", "missing")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SOME_PROJECT = 1
-"""The project of which a child is asked for the shape of its answer."""
+"""The project that a child is asked for to get the shape of its answer."""
 MAX_LOCKS_LOOKED_AT = 200
 """Repositories of a batch that are looked at for stale locks: the first of those with pending rows."""
 STALE_LOCK_AGE = timedelta(minutes=20)
@@ -56,7 +56,7 @@ COUNTERS = (
 FAN_OUT_FIELDS = (TOTAL, ENQUEUED, "deduplicated"), ("missing_repositories",)
 """Fields of a batch's result before and after `stopped`.  TOTAL are the projects with a child on its way."""
 CHILD_FIELDS = ("total_deletes", "rejected"), ("gone",)
-"""The same of its child: rows whose refs are deleted, rejected rows, rows closed without a repository."""
+"""The same for its child: rows whose refs are deleted, rejected rows, rows closed without a repository."""
 
 
 def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
@@ -72,9 +72,10 @@ def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
 
 
 def refuse_other_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[], object]) -> None:
-    """Raise `Mistake` unless a child's *refs* are of its first argument, and missing if its second one says so.
+    """Raise `Mistake` unless a child's *refs* follow from its arguments.
 
-    *ask_missing* asks the child for the same project, of which the batch has found no repository.
+    The project has to be the first argument, and refs are missing if the second argument says so.  *ask_missing* asks
+    the child for the same project, as if the batch had found no repository of it.
     """
     told = None
     with suppress(TypeError):
@@ -125,7 +126,7 @@ def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Du
 
 
 def _complete_child(child: ChildSpec, refs: Refs[Any]) -> None:
-    """Let everybody who asks about the refs be answered by the queue that the child reads."""
+    """Let every look at the refs read the queue that the child reads."""
     batch = child.batch.name
     child.refs, child.lease, child.enqueued_as = refs, True, ENQUEUED
     # At the deadline it leaves no successor: the next run of the batch sends it again.
@@ -163,7 +164,10 @@ def _grant(refs: Refs[Any]) -> None:
 
 
 def _expect_index(refs: Refs[Any]) -> None:
-    """Let the model expect an index by which a page of a project's pending rows is one scan, unless it has one."""
+    """Let the model expect an index for pages of a project's pending rows, unless it has one.
+
+    With it a page is one scan.
+    """
     model, queue = refs.source.model, refs.source
     columns = (found[1].replace('"', "") for found in map(ORDERED.fullmatch, index_statements(model)) if found)
     if not any(names.split(", ")[0] == refs.project.column_name for names in columns):

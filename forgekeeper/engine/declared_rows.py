@@ -56,7 +56,7 @@ def check_declaration(_declared: Declared, _answers: Sequence[Answer]) -> None:
 
 
 def complete_declaration(declared: Declared, answers: Sequence[Answer], due: Due) -> None:
-    """Let everybody who asks about the rows be answered by the condition of the run."""
+    """Let every look at the rows use the condition of the run."""
     rows = select_rows(answers)
     for one in rows:
         _name_tables_of_rows(declared, one)
@@ -73,7 +73,7 @@ def select_rows(answers: Sequence[Answer]) -> list[Rows[Any]]:
 
 
 def _record(rows: Rows[Any]) -> Record:
-    """Say how rows are counted; the outcome of those that are changed has fields of its own for bad ones."""
+    """Return how rows are counted; results of changed rows have their own fields for bad ones."""
     counted, size = (rows.counted,), (rows.counted_bytes,) if rows.counted_bytes else ()
     by = tuple(kind for kind, column in (("project", rows.project), ("pattern", rows.name)) if column is not None)
     if isinstance(rows, Changes):
@@ -82,14 +82,14 @@ def _record(rows: Rows[Any]) -> Record:
 
 
 def _name_tables_of_rows(declared: Declared, rows: Rows[Any]) -> None:
-    """Name the tables that the deletion of rows needs, and the column by which they are found."""
+    """Name the tables that the deletion of rows needs, and the column that finds due rows."""
     batch = declared.batch
     needed = [] if rows.total is None else [rows.total.kept.model]
     needed += [] if rows.outbox is None else tables_of(rows.outbox)
     needed += [one.model for one in rows.spared]
     needed += [Notice] if isinstance(rows, Changes) and rows.notice else []
     found = (rows.model, *needed)
-    # Tables that a batch names besides those of its child's rows are of less importance.
+    # The tables of a child's rows are more important than other tables of its batch.
     tables = (*batch.tables, *found) if declared is batch else (*found, *batch.tables)
     batch.tables = tuple(dict.fromkeys(tables))
     batch.walks[rows.model] = rows.since.column_name
@@ -98,7 +98,7 @@ def _name_tables_of_rows(declared: Declared, rows: Rows[Any]) -> None:
 
 
 def _derive(declared: Declared, rows: Sequence[Rows[Any]], due: Due) -> None:
-    """Let everybody who asks about the records be answered by what the run deletes by."""
+    """Let every look at the records use the conditions that the run deletes by."""
     for one in rows:
         if one.objective is not None:
             declared.backlog(one.record)(partial(backlog_of, declared.batch.name, due, one.record))

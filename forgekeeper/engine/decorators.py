@@ -35,13 +35,13 @@ Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """The function of a batch: it returns the records that are due at an instant."""
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
-"""Options that are no field of a declaration: it has other fields for them."""
+"""Options that a declaration stores under other names."""
 TIME_LIMIT_MARGIN = timedelta(minutes=1)
 """Time from the end of the budget until a run is killed, unless its declaration has a time limit."""
 
 
 class Options(TypedDict, total=False):
-    """What batches and children may both declare; `batch` says what it means."""
+    """Options of batches and of children; `batch` explains them."""
 
     time_limit: timedelta
     outcome: type[DataclassInstance]
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
 
 
 class OfBatch(Options, total=False):
-    """What batches alone may declare."""
+    """Options of batches alone."""
 
     document: int
     team: str
@@ -71,7 +71,7 @@ class OfBatch(Options, total=False):
 
 
 class OfChild(Options, total=False):
-    """What children alone may declare."""
+    """Options of children alone."""
 
     due: Due
     enqueued_as: str
@@ -82,33 +82,34 @@ class OfChild(Options, total=False):
 def batch(
     *, cron: str, budget: timedelta, child_per: pw.Field[Any] | None = None, **facts: Unpack[OfBatch]
 ) -> Callable[[Asked], BatchSpec]:
-    """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
+    """Declare a batch: a function of the time that returns the records to delete now.
 
-    It returns `Rows`, `Objects`, `Children` or `Skip`, several `Rows` as a list, or yields them.  From the answer
-    follow the run, the preview, the backlog, the share that the breaker judges, limits, pace, stop, audit, counters and
-    settings.  The function only looks: a run's session cannot write.  *writes* says why a batch has to write by itself
-    all the same: then nothing limits or records its writes, and `check` says so.
+    The first sentence of its docstring describes it.  It returns `Rows`, `Objects`, `Children` or `Skip`, several
+    `Rows` as a list, or yields them.  The engine derives the run, the preview, the backlog, the share that the breaker
+    judges, limits, pace, stop, audit, counters and settings from the answer.  The function only reads: a run's session
+    cannot write.  *writes* says why a batch has to write by itself all the same: then nothing limits or records its
+    writes, and `check` says so.
 
-    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
-    may take before it stops by itself.  Before each run *tables*, and tables that it only *reads*, are compared with
-    their models, and a look finds out whether statements would misread them.
-    *released_with* names the batch that creates its records: in a new installation the release of that batch releases
-    this one too.  *flags* has the flags that it reads and their descriptions; *flag* switches the batch off.
-    *logged_as* is what the last line of a run calls the whole result, besides its fields.  *commands* is a module,
-    imported by the command line alone, whose `COMMANDS` maps names to commands or groups.  With *buckets* its children
-    share its rows: it sends them by ``Children(child, BUCKETS)``.
+    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is the time after
+    which a run stops by itself.  Before each run the engine compares *tables*, and tables that the batch only *reads*,
+    with their models, and checks whether statements would misread them.  *released_with* names the batch that creates
+    its records: in a new installation the release of that batch releases this batch too.  *flags* has the flags that it
+    reads and their descriptions; *flag* switches the batch off.  *logged_as* is the name of the whole result in the
+    last line of a run, besides its fields.  *commands* is a module, imported by the command line alone, whose
+    `COMMANDS` maps names to commands or groups.  With *buckets* its children share its rows: it sends them by
+    ``Children(child, BUCKETS)``.
 
     With *child_per*, a column, the run deletes nothing itself: it sends a child to *queue* for each value of the column
     in the rows that are due, the oldest first, and each child deletes the rows with its value.  Preview, backlog,
     breaker and limits are unchanged.
 
-    What both batches and children take: after *time_limit*, a minute more than its budget, a run is killed.  *outcome*
-    is a dataclass for the result, *records* say which of its fields count what: both follow from the answer.
-    *more_records* come after those.  A function with *records* of its own is not asked before a run.  *thresholds* are
-    numbers beyond which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its
-    backlogs, if not its name.
+    Options of batches and children: after *time_limit*, by default a minute more than its budget, a run is killed.
+    *outcome* is a dataclass for the result, and *records* say which records its fields count: both follow from the
+    answer.  *more_records* come after *records*.  A function with *records* of its own is not asked before a run.
+    *thresholds* are numbers beyond which alerts fire, *counters* are its own counters.  *collector* is the exporter's
+    label of the collector of its backlogs, by default its name.
 
-    Raises `Mistake` for an answer that cannot be worked on, and for a name that another has.
+    Raises `Mistake` for an answer that the engine cannot execute, and for a name that is taken.
 
     >>> @batch(cron="*/10 * * * *", budget=timedelta(minutes=1))
     ... def stale_pipelines(now: datetime) -> Rows[Pipeline]:
@@ -123,15 +124,15 @@ def batch(
 def child(
     of: BatchSpec, *, queue: str, budget: timedelta, **facts: Unpack[OfChild]
 ) -> Callable[[ChildAsked[Ids]], ChildSpec]:
-    """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
+    """Declare the child of a batch's fan-out: a function of the time and of ids.
 
-    It answers as a batch does.  *due* says what is due to all children together: only what is among that goes.  It
-    starts its successor when it has stopped for a reason among *continues*.  *enqueued_as* is the field of its parent's
-    result that counts those sent.  With *lease* it does nothing while another works on what its first id names.
-    From `Refs` all of this follows.
+    It returns the records to delete now, as a batch does.  *due* returns the records that are due to all children
+    together: a child deletes only these.  If it stops for a reason among *continues*, its successor is started.
+    *enqueued_as* is the field of its parent's result that counts sent children.  With *lease* it does nothing while
+    another child has the lease of its first id.  If it returns `Refs`, all of this follows.
 
-    If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes
-    the rows of the bucket that it claims.
+    If the batch has buckets, the function takes the time alone and returns `Rows` of all classes: the child deletes the
+    rows of the bucket that it claims.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
     ... def pipelines_in_shards(now: datetime) -> Children:
@@ -161,7 +162,7 @@ def _declare_divided(
     of_run = {key: value for key, value in facts.items() if key != "queue"} | {"outcome": FanOutOutcome, "records": ()}
     spec = _declared(BatchSpec, make_fan_out(function, column, child), budget, of_run, cron=cron)
     of_child = {key: facts[key] for key in ("time_limit", "collector") if key in facts} | {"due": function}
-    # Rows are locked by the statement that deletes them; of objects nobody else may close our intents.
+    # The statement that deletes rows locks them.  Without a lease, another child could close our intents of objects.
     of_child["lease"] = any(isinstance(answer, Objects) for answer in answers)
     parent = {"of": spec, "document": spec.document, "team": spec.team}
     _declared(ChildSpec, make_share(function, column, child), budget, of_child, queue=facts["queue"], **parent)

@@ -1,4 +1,4 @@
-"""The rows that were deleted, as the audit has them, and those of them whose objects are still there."""
+"""Deleted rows, as the audit has them, and deleted rows whose objects still exist."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ OF_PROJECT = """detail->{name} @> to_jsonb(%(project)s::bigint) and at >= (
 DELETED = (
     "select ids, detail from audit_deletions where record = {record} and phase = 'done' and {which} order by id desc"
 )
-# If an attempt died between the store and the outbox, the next one closes its intents: the row is there, and held, and
-# the object is gone.
+# If an attempt died between the store and the outbox, the next one closes its intents: the row exists, and is
+# held, and the object is deleted.
 GONE = f"""
     select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
     join deleted_objects as object using (id)
@@ -104,7 +104,7 @@ def _choose(kind: RestorableRows, which: Which) -> str:
 
 
 def pages_of_recoverable(kind: RestorableRows, which: Which, *, held: bool = True) -> Iterator[tuple[list[Row], int]]:
-    """Yield pages of the rows whose objects are there, or that have none, and how many are lost.
+    """Yield pages of rows whose objects exist or that name none, and the number of lost rows.
 
     A run may delete any object that is not *held* at any moment: these count only if *held* is false.
     """

@@ -25,12 +25,15 @@ from metrics.logs import describe
 DELETED_STATES = frozenset({"deleted", "missing", "gone"})
 """States of items that count towards limits."""
 KEPT_STATES = frozenset({"kept", "changed", "moved", "rejected"})
-"""States of items that were not deleted.  Each other state, as ``failed``, has used what was reserved for the item."""
+"""States of items that were not deleted.
+
+Each other state, as ``failed``, has used the limits reserved for the item.
+"""
 CERTAIN_STATES = DELETED_STATES | KEPT_STATES
 WAITING_STATES = frozenset({"locked"})
 """States of items that stay in their source as they were."""
 STOPPED_AT_MOST = "max_deletes"
-"""Why a run stopped after the most items that its source allows."""
+"""Reason why a run stopped after the most items that its source allows."""
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +108,10 @@ class _Lot(NamedTuple, Generic[One]):
 
 
 class _Pass(Generic[One]):
-    """One pass over the items of the source; *bad* are records to pass over, None if items have no keys."""
+    """One pass over the items of the source.
+
+    *bad* are records to pass over, None if items have no keys.
+    """
 
     def __init__(self, run: Run[Any], source: Source[One], target: Target[One], bad: BadRecords | None) -> None:
         self._run, self._source, self._target, self._bad = run, source, target, bad
@@ -288,7 +294,7 @@ class _Pass(Generic[One]):
         self._close(lot, known, sure)
         self._run.step("settled")
         self._close(lot, known, others)
-        # The audit says what was deleted, though a bad record is left as it was.
+        # The audit records a deletion even if the item's bad record is left as it was.
         if left := {one: known[one].state for one in lot.intended.open() if one in known}:
             with lot.intended.ending(left):
                 pass

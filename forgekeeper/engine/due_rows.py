@@ -31,7 +31,7 @@ COUNTED_WITHIN_SECONDS = 1.0
 
 
 def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
-    """Count the rows of a kind that are due, by the very condition by which they go."""
+    """Count the due rows of a kind, by the same condition as the run."""
     rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
     if rows.classes is None and rows.or_where is None:
         return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)

@@ -97,7 +97,7 @@ def _remove(
 
 
 def find_old_rows(keep: Housekeeping, now: datetime) -> Iterator[Rows[Any]]:
-    """Yield the rows to remove: those that batches have declared, then forgekeeper's own."""
+    """Yield the rows to remove: rows that batches have declared, then forgekeeper's own."""
     kinds = [
         # A batch whose tables are wrong does not stop the others.
         *(old(now) for one in all_declared() if one.old and fits(one.batch) for old in one.old),

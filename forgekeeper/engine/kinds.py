@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
-"""The instant at which a batch is asked for the shape of its answer."""
+"""The instant passed to a batch that is asked for the shape of its answer."""
 
 
 class AnswerKind(Protocol):
@@ -48,9 +48,10 @@ KINDS: dict[type[Answer], AnswerKind] = {
 
 
 def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> AnswerKind:
-    """Return the kind of the *answers*, *in_bucket* that of rows in buckets; that of rows if there are none.
+    """Return the kind of the *answers*; with *in_bucket*, the kind of rows in buckets.
 
-    Raises `Mistake` for answers of several kinds: limits, results and records are those of one.
+    Without answers it is the kind of rows.  Raises `Mistake` for answers of several kinds, because limits, results and
+    records belong to one kind.
     """
     if in_bucket:
         return declared_buckets
@@ -62,7 +63,7 @@ def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> Ans
 
 
 def ask_batch(name: str, due: Due) -> list[Answer]:
-    """Return the answers at any instant, for their shape; nothing of them is executed.
+    """Return the answers at any instant, for their shape; execute nothing of them.
 
     Raises `Mistake` if the function needs a run to answer.
     """
@@ -88,7 +89,7 @@ def _advise(error: Exception) -> str:
 def ask_child(name: str, function: Callable[..., Any]) -> list[Answer]:
     """Return the answers of a child for some project; their shape is the same for each.
 
-    Raises `Mistake` for answers other than `Refs`: of these nobody knows how much is due to all children together.
+    Raises `Mistake` for other answers than `Refs`: nobody knows how much of them is due to all children together.
     """
     answers = ask_batch(name, lambda now: function(now, declared_refs.SOME_PROJECT))
     for answer in answers:

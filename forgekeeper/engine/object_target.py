@@ -34,8 +34,8 @@ class Conditions(NamedTuple):
 class ObjectTarget(Target[Placed]):
     """The object stores of one run.
 
-    The run fails if a store at one of the *needed* locations is unavailable.  Without them, each configured store is
-    opened when an item is in it.  *away* has the error of each store that is unavailable.
+    The run fails if the store at a *needed* location is unavailable.  Without *needed*, each configured store is opened
+    when an item is in it.  *away* has the error of each store that is unavailable.
     """
 
     name = "path"

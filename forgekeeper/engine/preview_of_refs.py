@@ -94,7 +94,7 @@ class _RefPreview:
         return True
 
     def _look_at(self, root: Path, path: str, rows: Sequence[PendingRef]) -> bool:
-        """Count the rows of a page by what git would do; return False if the time was up first."""
+        """Count a page's rows by git's expected results; return False if the time was up first."""
         doomed = {row.id: Doomed(row.ref, row.expected_oid) for row in rows}
         look, part = self._asked, self._part
         try:

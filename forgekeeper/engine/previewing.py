@@ -1,4 +1,4 @@
-"""The preview of a batch and its children: asked of each, within one snapshot that nobody can write to."""
+"""The preview of a batch and its children, in one snapshot that is only read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from forgekeeper.platform.database.looking import looking
 from forgekeeper.platform.settings import Settings
 
 WITHIN = timedelta(seconds=10)
-"""So long a preview counts; what it has not counted by then it estimates."""
+"""Time limit for counting in a preview; the rest is estimated."""
 SAMPLE = 10
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run of the batch would do, begun at *now*, and what stands against that.
+    """The effect of a run of the batch, begun at *now*, and notes on its obstacles.
 
-    *due* is how many records that is in all, as the breaker counts them: so many are released.  None: nobody can say.
-    *held* says that a brake holds the batch.
+    *due* is the number of all due records, as the breaker counts them, and the number to release; None if it is
+    unknown.  *held* says that a brake holds the batch.
     """
 
     batch: str
@@ -61,11 +61,11 @@ def preview(
     told: Callable[[Part], None] = lambda _part: None,
     at: datetime | None = None,
 ) -> Preview:
-    """Say what a run of the batch would do if it began now, or *at* an instant; nothing is changed or kept locked.
+    """Preview a run that begins now, or *at* an instant; change nothing and keep no locks.
 
-    What the databases hold of it is read in one snapshot, which others may change meanwhile: a run sees that.
-    Needs a connection, and no transaction.  Raises `Blocked` if the forge lacks what the batch needs, and what the
-    servers raise when they are away.
+    PostgreSQL is read in one snapshot.  Others may change the records meanwhile: a run sees that.  Needs a connection,
+    and no transaction.  Raises `Blocked` if the forge lacks relations that the batch needs, and the errors of servers
+    that are away.
     """
     for lacks in preconditions.missing(batch):
         raise Blocked("schema", lacks)
@@ -86,7 +86,7 @@ def preview(
 
 
 def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
-    """Say what is released, or else whether the breaker would hold the next run."""
+    """Yield how many records are released, or else whether the breaker would hold a run."""
     released = breaker.released(batch.name)
     if released and (left := RunTotal.used(batch.name, breaker.NEXT).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
@@ -99,7 +99,7 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
 
 
 def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
-    """Ask one of those that are *left*, which gets its share of the time."""
+    """Yield the parts of a declaration, which gets 1/*left* of the time that is left."""
 
     def passed_over(record: str) -> Collection[int]:
         return [key for key, waits in quarantine.known(declared.name, record).items() if waits]
@@ -110,7 +110,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
 
 
 def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
-    """Say for which reason a run would be blocked before it began."""
+    """Yield why a run would be blocked before it began."""
     try:
         with looking(batch.name):
             preconditions.require(batch, settings, claims=False)
@@ -121,7 +121,7 @@ def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
 
 
 def states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
-    """Say what keeps the batch from running, or lets a run do less than all."""
+    """Yield the reasons that keep the batch from running, or limit its runs."""
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         until = "the forge turns it on" if FeatureFlag.owner() else f"`forgekeeper flags on {batch.flag}`"

@@ -37,13 +37,16 @@ def count_backlog(objects: Objects[Any], batch: str, now: datetime) -> Backlog:
 
 
 def stake_of_objects(objects: Objects[Any], batch: str, now: datetime) -> Stake:
-    """Return what the breaker weighs: the objects to delete, of these and those that other rows name."""
+    """Return the counts that the breaker weighs: objects to delete, of all known objects.
+
+    These are the objects to delete and the objects that other rows name.
+    """
     owners = () if objects.unless is None else (objects.unless.owner,)
     return Stake.rows(QueueTable(objects, batch).not_excluded(now), of=owners)
 
 
 def refused_objects(objects: Objects[Any], batch: str) -> Refused:
-    """Return what lies in quarantine: the objects that were given up."""
+    """Return the quarantine of the queue: the objects that were given up."""
     table = QueueTable(objects, batch)
     return Refused(
         kind=objects.called,

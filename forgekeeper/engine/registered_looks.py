@@ -1,4 +1,4 @@
-"""Everything that is shown of a register: backlogs, quarantine, gauges, the breaker's stake, previews.
+"""Looks at a register: backlogs, quarantine, gauges, the breaker's stake, previews.
 
 The entries are read, and stay unchanged.
 """
@@ -37,7 +37,7 @@ LOCATION = attrgetter("entry.location")
 
 
 def show_register(declared: Declared, objects: Objects[Any]) -> None:
-    """Let everybody who asks about the objects be answered by the register that the run claims from."""
+    """Let every look at the objects read the register that the run claims from."""
     shown = _Shown(objects, declared.batch.name)
     shown.register.keys.declare_types()
     declared.batch.registered = objects
@@ -67,7 +67,7 @@ class _Shown:
         return Backlog(self.register.census(client).pending)
 
     def count_due(self, _now: datetime) -> Backlog:
-        """Count the uploads that are due, and since when the oldest is."""
+        """Count the due uploads, and find the instant since when the oldest is due."""
         found = self._census()
         return Backlog(found.due, found.due_since)
 

@@ -16,7 +16,7 @@ from forgekeeper.targets.missing_repositories import doubt_missing, find_missing
 from forgekeeper.targets.repositories_root import prove_root
 
 ENQUEUED, TOTAL = "enqueued", "total_projects"
-"""Fields of the result: children that the run has sent, and these together with those that were on their way."""
+"""Fields of the result: children that were sent, and these plus children on their way."""
 
 
 def child_with_refs(batch: BatchSpec) -> ChildSpec:
@@ -54,7 +54,7 @@ def children_per_repository(run: Run[Any], answer: ChildPerRepository) -> Genera
 
 
 def _pages(queue: RefQueue, batch: str, answer: ChildPerRepository) -> Iterator[list[int]]:
-    """Yield pages of projects, once round from the position where the last run of *batch* ended.
+    """Yield pages of projects in one round from the position that the last run of *batch* left.
 
     The position is recorded when a page is done: a page that is cut off is sent again.
     """

@@ -98,7 +98,7 @@ class RestorableRows:
         return f"{self.called}s that are {self.done} cannot be restored: {why}"
 
     def read_row(self, facts: Mapping[str, Any]) -> Row:
-        """Return a row of the relation by its columns, from what the audit has of it."""
+        """Return a row of the relation by its columns, from its details in the audit."""
         known = {column: facts[name] for column, name in self.columns.items() if name in facts}
         unaudited = {name: value for name, value in self.rows.model.unaudited.items() if name not in known}
         row = {column: (known | unaudited)[column] for column in self.columns if column in known or column in unaudited}

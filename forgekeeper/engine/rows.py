@@ -51,10 +51,10 @@ log = structlog.get_logger(__name__)
 
 
 def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
-    """Delete the rows; return why it ended before all were gone, None where none is left.
+    """Delete the rows; return why the run ended early, or None if all rows are deleted.
 
-    Each chunk is one statement: whatever ends the process, a row, its line in the audit, what goes with it and what it
-    takes of limits go together or stay.
+    Each chunk is one statement.  After a crash a row is either untouched, or deleted together with its followers, its
+    objects' rows, its line in the audit and its use of limits.
     """
     sweep = Sweep(run, rows)
     of_all = rows.select_of_all_shares()
@@ -74,7 +74,10 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
 
 
 class RowSize(NamedTuple):
-    """A row by its *key*, and what its deletion counts against limits: *records* is 1 and the rows that follow it."""
+    """A row by its *key*, with the bytes and records that its deletion counts against limits.
+
+    *records* is 1 and the number of rows that follow it.
+    """
 
     key: int
     bytes: int
@@ -97,7 +100,7 @@ class Sweep:
         self._run = run
         self._rows = rows
         self._statements = RowStatements(rows)
-        # A row became due so much *after* its *since*.
+        # A row becomes due the time `after` past its `since`.
         due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
         columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._statements.audit)}
         name = None if rows.name is None else "_named"
@@ -112,11 +115,11 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        """How many rows were deleted, or changed because others were deleted."""
+        """Number of rows that were deleted, or changed because others were deleted."""
         return self.deleted + self.followed
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
-        """Delete the next chunk, but bad records; return False if nothing was found, or limits leave nothing.
+        """Delete the next chunk, except bad records; return False if rows or limits are used up.
 
         Raises `Blocked` if the relation reports deletions that it did not make; then nothing of the chunk is deleted.
         """
@@ -131,11 +134,11 @@ class Sweep:
             brakes = self._run.brakes
             if brakes.room is None and not (brakes.limited and self._statements.follows):
                 return False
-            # The rows are deleted or locked by now, or more rows follow them; those behind them may need more, too.
+            # The rows are deleted or locked by now, or more rows follow them.  Rows behind them may need more, too.
         return False
 
     def say(self) -> None:
-        """Log what no field of the result says: rows that were removed, and totals whose rows stay for a later run."""
+        """Log facts that the result lacks: removed rows, and totals whose rows stay for now."""
         if not hasattr(self._run.outcome, self._rows.counted) and self.deleted:
             log.info("old records removed", record=self._rows.record, records=self.deleted)
         if self._rows.total is not None and self._held_up:
@@ -143,10 +146,10 @@ class Sweep:
             log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
 
     def insist(self, bad: BadRecords) -> None:
-        """Find out whether PostgreSQL keeps rows that were claimed, as a trigger of the table may have it do.
+        """Find out whether PostgreSQL keeps claimed rows, as with a trigger of the table.
 
-        A row that others changed meanwhile is not deleted either, and is at the second try.  Raises `Blocked` if the
-        run has deleted nothing, so that a batch which can delete nothing is noticed; else a line of the log says so.
+        A row that others changed meanwhile is not deleted either, but is deleted at the second try.  Raises `Blocked`
+        if the run has deleted nothing, so that a batch that cannot delete is noticed; else logs a warning.
         """
         kept = self._claimed - self.deleted
         if not kept or self._held_up or not self._run.brakes.free(1):
@@ -162,7 +165,7 @@ class Sweep:
         log.warning("rows kept", record=self._rows.record, rows=kept, reason=f"PostgreSQL did not delete them: {KEPT}")
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
-        """Reserve what the next chunk needs and no more; return how many rows that is."""
+        """Reserve limits for the next chunk and no more; return its number of rows."""
         brakes = self._run.brakes
         if not brakes.limited:
             return limit
@@ -180,7 +183,7 @@ class Sweep:
         return 0
 
     def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
-        """Return the rows that a chunk would claim now; whatever their condition writes is undone."""
+        """Return the rows that a chunk would claim now; writes of their condition are undone."""
         chunk = self._chunk(bad, limit)
         text, values = self._statements.look_at_sizes(chunk), self._statements.values | chunk.values
         with committing() as unit:
@@ -203,17 +206,17 @@ class Sweep:
         )
 
     def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
-        """Return the positions of what a chunk would take, locked or not."""
+        """Return the positions of the rows that a chunk would claim, locked or not."""
         query, total = self._rows.select(), self._rows.total
         if total is not None and self._held_up:
             query = query.where(total.of.not_in(list(self._held_up)))
         return positions(query, self._rows.since, self._position, limit=limit, without=without)
 
     def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
-        """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
+        """Delete at most *limit* rows beyond our position; return the last row's position.
 
-        Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
-        looked: a later run sees it as it is then.
+        *only* names the keys of the only rows to delete.  Rows that another transaction has locked are passed over, not
+        waited for.  So is a row that was changed since the claim began: a later run sees its new values.
         """
         chunk = self._chunk(bad, limit, only)
         try:
@@ -256,10 +259,10 @@ class Sweep:
         return result
 
     def _check(self, result: ChunkResult) -> None:
-        """Look whether the answer of a deletion is true.
+        """Check the answer of a deletion.
 
-        Raises `Blocked` if a view has several rows of one key, or if rows are left that something in place of
-        PostgreSQL reports as deleted; `UncountedRows` if rows that follow others have come while they were counted.
+        Raises `Blocked` if a view has several rows of one key, or if rows are left that a trigger or rule in place of
+        PostgreSQL reports as deleted; `UncountedRows` if others added followers while followers were counted.
         """
         target, keys = self._statements.target, result.keys or ()
         if not target.has_places and len(keys) > len(set(keys)):
@@ -280,7 +283,7 @@ class Sweep:
         return sum(count for place, count in result.followers or () if verbs.get(place) == "deleted")
 
     def _send(self, chunk: Chunk, *, first: str) -> ChunkResult | None:
-        """Execute the statement, prepared unless no later chunk has the same."""
+        """Execute the statement, prepared unless no later chunk has the same text."""
         brakes, of = self._run.brakes, None if chunk.only is None else len(chunk.only)
         size, follows = "0" if self._rows.size is None else "_size", self._statements.follows
         source = "touched" if follows else "deleted"
@@ -294,7 +297,7 @@ class Sweep:
         return None if row is None else ChunkResult(*row)
 
     def _audit_followers(self, place: int) -> list[CommonTable]:
-        """Return the table that records the rows of a model which followed others."""
+        """Return the tables that record the rows of a model that followed others."""
         cascades = self._statements.cascades
         model, keys = cascades.models[place], cascades.keys_of(place)
         whole = isinstance(model._meta.primary_key, WHOLE_NUMBERS)
@@ -307,7 +310,7 @@ class Sweep:
 
 
 class UncountedRows(ValueError):
-    """More rows were deleted than were counted, as others added some meanwhile; nothing was deleted."""
+    """Others added followers while followers were counted; nothing was deleted."""
 
 
 def _uncounted(cascades: Cascades) -> str:
@@ -316,7 +319,7 @@ def _uncounted(cascades: Cascades) -> str:
 
 
 def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", still: str = "there") -> Blocked:
-    """Return what blocks a batch whose relation reports rows as done that are *left*."""
+    """Return the block of a batch whose relation reports rows as done that are still *left*."""
     sentence = (
         f"rows of {target.shown} were reported as {done} and are still {still}, one has the key {min(left)}: mend"
         f" {' or '.join(target.instead)}, which acts in place of PostgreSQL; nothing was {done}"
@@ -325,7 +328,7 @@ def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", s
 
 
 def _not_unique(target: Target, *, done: str = "deleted") -> Blocked:
-    """Return what blocks a batch whose statement would take rows that it has not claimed."""
+    """Return the block of a batch whose statement would take rows that it has not claimed."""
     (key,) = (field.column_name for field in target.model._meta.get_primary_keys())
     sentence = (
         f"several rows of {target.shown} have one {key}, so a statement that takes one takes all: make {key} unique;"
@@ -335,7 +338,7 @@ def _not_unique(target: Target, *, done: str = "deleted") -> Blocked:
 
 
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:
-    """Change the rows; return why it ended before all were, None where none is left."""
+    """Change the rows; return why the run ended early, or None if all rows are changed."""
     position, target = START, Target.find(changes.model, "update")
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
         while limit := run.brakes.free(changes.chunk):
@@ -354,7 +357,7 @@ def change(run: Run[Any], changes: Changes[Any]) -> str | None:
 
 
 def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target, keys: Sequence[int]) -> int:
-    """Change the rows of these keys, those aside that cannot be; return how many were changed."""
+    """Change the rows of these keys, except bad records; return the number of changed rows."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
         with run.brakes.giving_back():
@@ -383,8 +386,8 @@ def execute_change(
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are still due; return a row for each.
 
-    Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that were reported as
-    changed by what acts in place of PostgreSQL.
+    Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that a trigger or rule
+    in place of PostgreSQL reported as changed.
     """
     due, named = condition(changes.model, changes.due)
     audited = run.audit.clause(changes.record, "changed", id="id", **changes.audit)
@@ -414,7 +417,7 @@ def _notice(changes: Changes[Any]) -> Iterator[CommonTable]:
 
 
 def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
-    """Count what a run would delete, and what foreign keys would delete or change with that."""
+    """Count the rows that a run would delete, and rows that follow them by foreign keys."""
     rows = rows.bind(batch_of(look.batch), look.now)
     yield _part(rows, look)
     if rows.cascades_to and rows.cascades.links:
@@ -422,7 +425,7 @@ def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
 
 
 def _part(rows: Rows[Any], look: Look) -> Part:
-    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
+    """Count the rows that a run would delete; rows of a locked total are busy, too."""
     columns = {"name": rows.name, "project": rows.project}
     named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
@@ -467,7 +470,7 @@ def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:
 
 
 def _keep(rows: Rows[Any], look: Look, part: Part) -> None:
-    """Count what looks due and is excluded or spared, each for its first reason."""
+    """Count excluded and spared rows that look due, each row for its first reason."""
     reasons, before = dict[str, str](), ""
     for reason, kept in rows.written().items():
         if reason != exclusions.REASON or exclusions.stand(rows.batch):

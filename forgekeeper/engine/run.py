@@ -1,7 +1,7 @@
-"""A run as its batch sees it: what it may use, what it has come to, and the bad records that it passes over.
+"""One run of a batch or child: its resources, its result so far, and its bad records.
 
-A chunk is worked on as one.  If a record raises, each record of the chunk is worked on by itself.  The bad record is
-passed over: to the end of the run, and if it fails again for a while that grows.  It stops no other record;
+A chunk is processed as a whole.  If a record raises, each record of the chunk is processed alone.  The bad record is
+passed over until the run ends, and if it fails again for a while that grows.  It does not stop other records;
 `forgekeeper quarantine` shows it.
 """
 
@@ -32,14 +32,23 @@ from forgekeeper.platform.settings import Settings
 from metrics.logs import describe
 
 ALONE = 20.0
-"""Seconds beyond its budget that a run may take to find what made it wait: else it would never get there."""
+"""Seconds beyond its budget that a run may try records alone.
+
+Without them the run might never reach the record that it waits for.
+"""
 
 SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
-"""Errors of the server, of the session, or of the whole database."""
+"""SQLSTATE classes of errors of the server, of the session, or of the whole database."""
 STATEMENT = {"0A", "42", "55"}
-"""Errors of a statement, unless PostgreSQL says within what they came: at a locked row, in a trigger of the forge's."""
+"""SQLSTATE classes of errors of a statement.
+
+If PostgreSQL reports a context, as at a locked row or in a trigger of the forge, a record may be to blame.
+"""
 RECORD_ERRORS = (pw.PeeweeException, ValueError)
-"""Exceptions for which a record may be to blame: PostgreSQL's, and those of values that Python cannot read or write."""
+"""Exceptions that a record may cause.
+
+These are PostgreSQL's, and errors of values that Python cannot read or write.
+"""
 
 Place = TypeVar("Place")
 Work = Callable[[Sequence[int] | None], Place]
@@ -51,10 +60,10 @@ log = structlog.get_logger(__name__)
 class Run(Generic[Outcome]):
     """A run of a batch, or of a child.
 
-    Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
-    *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
-    *audit* is where it says what it deletes, *brakes* say how much may go; *lease* is what a child alone works on.
-    A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
+    Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
+    *deadline* ends with the budget of its declaration.  *number* is the id of its row, or of the run that sent the
+    child.  *audit* records its deletions, *brakes* limit them, and *lease* is a child's exclusive claim.  A child sets
+    *more* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
     """
 
     def __init__(
@@ -83,23 +92,23 @@ class Run(Generic[Outcome]):
 
     @cached_property
     def now(self) -> datetime:
-        """PostgreSQL's time, asked once a run: what is due then is due throughout."""
+        """PostgreSQL's time, read once per run: the same records are due throughout."""
         return now()
 
     def add(self, field: str, number: int) -> None:
-        """Let a field of the outcome grow, if it has that."""
+        """Add *number* to a field of the outcome, if the outcome has the field."""
         if hasattr(self.outcome, field):
             setattr(self.outcome, field, getattr(self.outcome, field) + number)
 
     def note(self, fields: Mapping[str, Any]) -> None:
-        """Set fields of the outcome; raise `Mistake` for one that it has not."""
+        """Set fields of the outcome; raise `Mistake` for a field that it lacks."""
         for name, value in fields.items():
             if not hasattr(self.outcome, name):
                 raise Mistake(f"{self.batch} notes {name}, which is no field of {type(self.outcome).__name__}")
             setattr(self.outcome, name, value)
 
     def step(self, name: str) -> None:
-        """Say that the step *name* has been taken: there is a failpoint."""
+        """Execute the failpoint of the finished step *name*."""
         failpoint(f"{self.batch}.{name}")
 
     def bad_records(self, record: str, still: Still) -> BadRecords:
@@ -113,15 +122,15 @@ class Run(Generic[Outcome]):
 
 
 class TooManyBadRecords(Exception):
-    """So many records fail that something else must be wrong."""
+    """More failed records than a run or a kind may have: something else must be wrong."""
 
 
 class BadRecords:
-    """The bad records of a kind, as a run knows them: *keys* are those to leave out.
+    """The bad records of a kind in one run, which leaves out their *keys*.
 
-    *still* says which of some keys a run would still work on, or selects all that it would: the others are forgotten.
-    *failed* counts those that failed in this run, *error* is the last one's.
-    Only those of a record whose declaration names errors of the database are counted.
+    *still* returns the keys, among some keys, that a run would still process, or selects all such rows: other records
+    are forgotten.  *failed* counts records that failed in this run, *error* is the last error.  Metrics count them only
+    if the record's declaration names errors of the database.
     """
 
     def __init__(self, run: Run[Any], record: str, still: Still) -> None:
@@ -141,16 +150,17 @@ class BadRecords:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        """End it: forget what is done, or gone."""
+        """End the run: forget records that are no longer due, unless the run failed."""
         if error is None and self._known:
             gone = self._known - self._still(sorted(self._known))
             quarantine.forget(self._batch, self._record, map(str, gone))
 
     def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
-        """Do the *work* of a chunk in a transaction of its own; return the place that it returns: how far it came.
+        """Process the next chunk; return its last place, or None if *work* finds no record.
 
-        The work is done for the next records.  If a record raises, it is done for the record of each of *places* by
-        itself, and the last place is returned.  A place is a key, or ends with one.
+        *work* has a transaction of its own, and returns the last place that it has processed.  If a record raises,
+        *work* is repeated for the record of each of *places* alone, and the last of these places is returned.  A place
+        is a key, or ends with a key.
         """
         try:
             return work(None)
@@ -163,7 +173,7 @@ class BadRecords:
         return found[-1] if found else None
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
-        """Do the *work* for the records of these keys at once.  If a record raises, do it for each by itself."""
+        """Process the records of these keys at once; if a record raises, process each alone."""
         error = _try_work(work, keys)
         if error is not None and len(keys) == 1:
             self._pass_over(keys[0], error)
@@ -171,9 +181,10 @@ class BadRecords:
             self._work_one_by_one(work, keys)
 
     def _work_one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
-        """Do the *work* for each record by itself, and pass over the records that raise.
+        """Process each record alone, and pass over the records that raise.
 
-        Each record may wait for a lock as long as the whole chunk has, so this ends after a time.
+        Each record may wait for a lock as long as the whole chunk has.  If the budget is used up, the loop ends `ALONE`
+        seconds after its start.
         """
         ends = time.monotonic() + ALONE
         for key in keys:
@@ -183,9 +194,9 @@ class BadRecords:
                 return
 
     def set_aside(self, key: int, sentence: str) -> bool:
-        """Put a record into quarantine that a limit refuses; return False, and do nothing, if there are too many.
+        """Put a record that exceeds a limit into quarantine; return False if there are too many.
 
-        The run goes on behind it: such a record is not failing, so it does not count as one of too many bad records.
+        Then nothing is done.  The run continues behind the record: it is not failing, so it is not counted in *failed*.
         """
         self._refused += 1
         if self._refused > MOST_IN_RUN or len(self._known) >= MOST_KNOWN:
@@ -214,7 +225,7 @@ class BadRecords:
 
 
 def _try_work(work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> Exception | None:
-    """Do the *work*; return its error if a record may be to blame, and raise every other."""
+    """Do the *work*; return its error if a record may be to blame, and raise other errors."""
     try:
         work(keys)
     except RECORD_ERRORS as error:
@@ -225,13 +236,13 @@ def _try_work(work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> E
 
 
 def of_a_record(error: Exception) -> bool:
-    """Say whether a record may be to blame, and not the statement, the session or the server."""
+    """Return whether a record may be to blame, not the statement, the session or the server."""
     if isinstance(error, ValueError):
         return True
     state = sqlstate(error) if isinstance(error, pw.PeeweeException) else None
     if state is None or not reachable():
         return False
     if state[:2] in STATEMENT:
-        # Where PostgreSQL was: at which row, in which function.
+        # The context names the row or the function that PostgreSQL was at.
         return bool(getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None))
     return state == TOOK_TOO_LONG or state[:2] not in SERVER

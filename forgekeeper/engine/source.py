@@ -1,4 +1,4 @@
-"""Sources: where the list of due items is kept, how items are claimed, settled, retried and put back."""
+"""Sources: lists of due items, and how items are claimed, settled, retried and put back."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class Source(ABC, Generic[One]):
         return {}
 
     def end(self, stopped: str | None, error: Exception | None) -> tuple[Mapping[str, Any], Exception | None]:
-        """Release claims that the run still has; return fields of its result, and an error with which it fails now.
+        """Release claims that the run still has; return fields of its result, and an error.
 
-        *stopped* says why the loop ended, *error* is an exception that has ended it and is raised in any case.
+        The run fails with that error now.  *stopped* says why the loop ended, *error* is an exception that has ended it
+        and is raised in any case.
         """
         return {}, None
 
@@ -46,7 +47,7 @@ class Source(ABC, Generic[One]):
 
     @abstractmethod
     def excludable(self, one: One) -> tuple[int | None, str | None]:
-        """Return the project and the name by which people exclude the item; None if it has none."""
+        """Return the project and name that people exclude the item by; None if it has none."""
 
     @abstractmethod
     def claim(self, page: Page) -> Sequence[One]:
@@ -91,7 +92,7 @@ class Source(ABC, Generic[One]):
         return None
 
     def put_back(self, items: Sequence[One]) -> None:
-        """Release the claims of items to which nothing was done."""
+        """Release the claims of items that the run has not worked on."""
 
     def unanswered(self, scope: str | None) -> None:
         """Note that a claim expired before the target answered for any item of it."""
@@ -100,7 +101,7 @@ class Source(ABC, Generic[One]):
 class KeyedSource(Source[One]):
     """A source in a table: if a row cannot be read or settled, the run passes it over as a bad record.
 
-    If *fails_with_chunk*, a run fails in which no item of a chunk could be settled.
+    If *fails_with_chunk*, a run fails if no item of a chunk could be settled.
     """
 
     fails_with_chunk = False

@@ -16,8 +16,8 @@ Its common tables, in this order:
 subquery, finds other unlocked rows each time, and deletes them all.
 
 A row that changes between our snapshot and our lock is locked with its new values.  The deletion repeats the condition,
-so such a row stays if it is no longer due.  In a table rows are deleted by place (`Target`), which is unique.  A view
-has no places: its rows are deleted by key, and nothing is committed if these are more rows than keys.
+so such a row stays unless it is still due.  In a table rows are deleted by place (`Target`), which is unique.  A view
+lacks places: its rows are deleted by key, and nothing is committed if these are more rows than keys.
 
 Statistics may be outdated.  If few rows were due when the table was analyzed, PostgreSQL would read all due rows for
 each chunk; with a plan from a time when the table was tiny it would read the whole table.  So the claim reads the index
@@ -67,7 +67,10 @@ REACHED = CommonTable(
 COUNT_SO_FAR = """(
         select coalesce(sum(pg_stat_get_xact_tuples_deleted(oid)), 0)::bigint from unnest(%(tables)s::oid[]) as oid
     )"""
-"""Rows that this session has deleted from tables, since PostgreSQL has last added its figures to those of others."""
+"""Rows that this session has deleted from tables.
+
+PostgreSQL counts them until it adds its figures to those of other sessions.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,7 @@ class ChunkResult(NamedTuple):
     """The row that the statement of a chunk returns, if it has claimed a row.
 
     *instant* and *key* are the position of the last row, *held_up* the owners of the totals that others have locked.
-    *keys* are those of the deleted rows, None if nobody looks at them.  *followers* are places of ``cascades.models``,
+    *keys* belong to the deleted rows, None if nobody looks at them.  *followers* are places of ``cascades.models``,
     each with its number of rows.  *so_far* counts rows that the session had deleted before.
     """
 
@@ -174,7 +177,7 @@ class RowStatements:
         return write_statement(tables, self._select_result(chunk))
 
     def look_at_sizes(self, chunk: Chunk) -> str:
-        """Return the statement that returns each row's key, its bytes, and the number of rows that go with it."""
+        """Return the statement for each row's key, bytes, and number of deleted or changed rows."""
         size = self._size or "0"
         if not self.follows:
             return self._select_due(f"{self._key}, {size}, 1", chunk)
@@ -228,7 +231,7 @@ class RowStatements:
         return CommonTable("deleted", query)
 
     def _name_tables(self, claimed: str) -> Iterator[str]:
-        """Yield conditions by which the deletion finds the claimed rows in their partitions or heirs alone."""
+        """Yield conditions that let the deletion search only the claimed rows' partitions or heirs."""
         if self._has_heirs:
             # With "is true" PostgreSQL does not turn the subquery into a join: it hashes it once.
             place = f"({self.target.tableoid}, {self.target.ctid})"

@@ -1,4 +1,4 @@
-"""Targets: where items are, how they are looked at and deleted, and how a later run sees what a crash left."""
+"""Targets: places of items, how items are looked at and deleted, and found after a crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeptItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Deleted(Generic[One]):
-    """The result of a deletion: the *states* of the items for which the state is known.
+    """The result of a deletion: the *states* of the items, as far as they are known.
 
     *error* ended it early.  If it had not *begun*, nothing was deleted.
     """
@@ -45,12 +45,12 @@ class Deleted(Generic[One]):
 
 @dataclass(frozen=True)
 class Fence(Generic[One]):
-    """Prevents a worker that was suspended, and has lost its items to another worker since, from deleting.
+    """Protection against a suspended worker that has lost its items to another worker.
 
     The claim or the budget ends at *until*, an instant of the monotonic clock.  *announce* commits the audit's intent
-    for items that `Source.mark` returned without one.  *find_lost* is called as late as the target allows, right before
-    some items are deleted.  It returns the items that another worker has claimed or settled, and raises `LeaseLost` if
-    the lease is not ours any more.
+    for items that `Source.mark` returned without an entry.  *find_lost* is called as late as the target allows, right
+    before some items are deleted.  It returns the items that another worker has claimed or settled, and raises
+    `LeaseLost` if the lease is not ours any more.
     """
 
     until: float
@@ -61,15 +61,14 @@ class Fence(Generic[One]):
 class Target(ABC, Generic[One]):
     """The places that items are deleted from, for one run.
 
-    A scope is a store or a repository, and None a place without a name.  *name* is the detail by which the audit finds
-    an item.
+    A scope is a store or a repository, and None a place without a name.  The audit finds an item by the detail *name*.
     """
 
     name: str
 
     @abstractmethod
     def scopes(self) -> Sequence[str | None]:
-        """Return the scopes in which a dead attempt may have left intents open."""
+        """Return the scopes that may have open intents of a dead attempt."""
 
     @abstractmethod
     def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:

@@ -20,12 +20,15 @@ OWNERS = "array(select distinct owner from claimed)"
 
 
 def owner_of(total: Total) -> str:
-    """Return the column by which a row finds its total, in SQL."""
+    """Return the column, in SQL, that names a row's total."""
     return f"{column_name(total.of)}::bigint"
 
 
 def lock_free_totals(total: Total) -> list[CommonTable]:
-    """Return the tables that lock the claimed rows' totals, but those that others have locked: ``held_up``."""
+    """Return the tables that lock the claimed rows' totals.
+
+    ``held_up`` has the totals that others have locked, which are not locked.
+    """
     present = f"select {total.key} as owner from {total.table} where {total.key} = any({OWNERS})"
     held_up = """
         select owner from present

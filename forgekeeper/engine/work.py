@@ -1,4 +1,4 @@
-"""A run asks its batch what goes, and does it: it sends children, and calls the loop of each other answer."""
+"""Execution of answers: sends children, and calls the loop of each other answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from forgekeeper.platform.database.sessions import engine
 from forgekeeper.platform.settings import Settings
 
 PAGE = 100
-"""So many children are sent at a time."""
+"""Children sent per page."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
 _settings: ContextVar[Settings] = ContextVar("settings")
 
@@ -69,7 +69,7 @@ def using(chosen: Settings) -> Iterator[None]:
 
 
 def send(run: Run[Any], children: Children) -> str | None:
-    """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
+    """Send the children that are not on their way; return why that ended early, or None."""
     calls = iter(children.calls())
     while page := list(islice(calls, PAGE)):
         with engine():
@@ -92,9 +92,10 @@ def _not_excluded(run: Run[Any], page: Sequence[Keyed]) -> list[Keyed]:
 
 
 def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
-    """Ask the batch what goes now, and do it; the outcome says what came of it.
+    """Ask the batch for the records to delete now, and execute its answers.
 
-    A generator is asked step by step, and closed on every way out.  A child does nothing while another has its lease.
+    The outcome has the results.  A generator is asked step by step, and closed in any case.  A child does nothing while
+    another has its lease.
     """
     token = _run.set(run)
     try:
@@ -126,7 +127,7 @@ def _ask(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Iterable[object]:
 
 
 def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
-    """Hold the lease of what a child works on alone: the first of its ids says what that is."""
+    """Hold the lease that lets a child work alone; the first of its ids names the lease."""
     if not run.declared.lease:
         return nullcontext()
     return lease(
@@ -140,7 +141,10 @@ def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
 
 
 def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
-    """Do them one after another; what the generator returns is why it stopped."""
+    """Execute the answers one by one; return why the run stopped.
+
+    The return value of a generator is such a reason.
+    """
     begun = False
     while True:
         try:
@@ -155,7 +159,7 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
 
 
 def _one(run: Run[Any], answer: object) -> str | None:
-    """Do what one answer says; return why the run has to end, None where it may go on."""
+    """Execute one answer; return why the run has to end, None if it may continue."""
     match answer:
         case Changes():
             return rows.change(run, answer.bind(run.declared.batch.name, run.now))
@@ -193,7 +197,10 @@ def _send_per_repository(run: Run[Any], answer: ChildPerRepository) -> str | Non
 
 
 def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
-    """Return of a child's rows those that are due to all children together: no other was counted or previewed."""
+    """Return the child's rows that are also due to all children together.
+
+    Other rows were neither counted nor previewed.
+    """
     if run.declared.whole is None:
         return rows
     for whole in rows_of(run.declared.batch.name, run.declared.whole, run.now):

@@ -67,13 +67,14 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     @cached_property
     def period(self) -> timedelta:
         """The longest gap between two neighbouring times."""
-        # Gaps repeat within a day, and also from day to day unless days are restricted: a hundred neighbours and the
-        # nights of a year contain the longest.
-        gaps = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 101))]
-        for night in range(1 if self._every_day else 366):
-            midnight = EPOCH + timedelta(days=night + 1) - MICROSECOND
-            gaps.append(self.after(midnight) - self.newest(midnight))
-        return max(gaps)
+        # Every active minute has the same seconds, every active hour the same minutes, every active day the same hours.
+        first = self.after(EPOCH - MICROSECOND)
+        hour, day = first.replace(minute=0, second=0), first.replace(hour=0, minute=0, second=0)
+        ends = [hour + timedelta(minutes=number) for number in range(1, 61)]
+        ends += [day + timedelta(hours=number) for number in range(1, 25)]
+        ends += [EPOCH + timedelta(days=number) for number in range(1, 2 if self._every_day else 367)]
+        within = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 61))]
+        return max(*within, *(self.after(end - MICROSECOND) - self.newest(end - MICROSECOND) for end in ends))
 
 
 def parse(text: str) -> Cron | None:

@@ -22,7 +22,7 @@ from forgekeeper.cli.check_others import others
 from forgekeeper.cli.check_places import Finding, error, ok, repositories, sentinels, warning
 from forgekeeper.cli.connection import configured, recorded, require_redis, sentence
 from forgekeeper.cli.grants import DELETING, Process, needs_of
-from forgekeeper.cli.holding import FIRST, hold_new
+from forgekeeper.cli.holding import FIRST, hold_new, name_deleting
 from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.cli.terminal import FAILED, Json, emit, err, out, wrong_use
 from forgekeeper.delivery.queues import types
@@ -267,7 +267,7 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
                     acts.record(act, "the installation", reason=reason, before=before, after=after)
                     if copied:
                         # A release of the original does not release its copy.
-                        hold_new()
+                        hold_new(name_deleting())
                         forget_epochs()
         said = installation.objection()
     except pw.PeeweeException as refused:

@@ -414,14 +414,24 @@ def _let_go(name: str, expect: int, *, reason: str) -> bool:
     return bool(lifted)
 
 
-def hold_new() -> list[str]:
-    """Hold each deleting batch as `new`, as nobody has seen its preview yet; return the names."""
-    names = [batch.name for batch in BATCHES.values() if batch.deletes]
-    BatchRow.register(names)
+def name_deleting() -> list[str]:
+    """Return the names of the batches that delete."""
+    return [batch.name for batch in BATCHES.values() if batch.deletes]
+
+
+def find_added() -> list[str]:
+    """Return the deleting batches that were added to an installation which knows others: it has no row of them."""
+    known = {row.name for row in BatchRow.select(BatchRow.name)}
+    return [name for name in name_deleting() if known and name not in known]
+
+
+def hold_new(names: Sequence[str]) -> None:
+    """Hold each of the batches as `new`, as nobody has seen its preview yet."""
+    if names:
+        BatchRow.register(names)
     for name in names:
         sentence = (
             f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
             f" `forgekeeper release {name} --reason REASON` lets it go"
         )
         Hold.add(name, "new", reason=sentence, by=acts.who())
-    return names

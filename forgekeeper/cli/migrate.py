@@ -14,7 +14,7 @@ from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.holding import FIRST, hold_new
+from forgekeeper.cli.holding import FIRST, find_added, hold_new, name_deleting
 from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
@@ -50,7 +50,7 @@ PROCESSES = "0007_processes"
 """Migration that creates the table of processes."""
 POLL_SECONDS = 0.5
 NEW = (
-    "\nheld, as this is a new installation: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
+    "\nheld, as {}: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
     " `forgekeeper release BATCH --reason REASON` lets it go"
 )
 
@@ -65,8 +65,8 @@ def migrate(
     """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
 
     The first one makes the installation's id, and writes it to Redis if that answers.  In a new installation the
-    batches that delete begin held: `release` lets them go.  The setting FORGEKEEPER_AUDIT_KEEP of this command is
-    recorded: workers drop no part of the audit that is younger.
+    batches that delete begin held, later each batch that was added since: `release` lets them go.  The setting
+    FORGEKEEPER_AUDIT_KEEP of this command is recorded: workers drop no part of the audit that is younger.
 
     Nothing is changed while processes live whose version is too old for the new tables; they are named.
     """
@@ -77,8 +77,9 @@ def migrate(
         _require_none_too_old(wait=wait)
         applied, held = _migrate(settings)
         _record_installation(redis_needed=settings.redis_url is not None)
+    why = "this is a new installation" if FIRST in applied else "nobody has seen its preview"
     sentence = f"applied: {', '.join(applied)}" if applied else UP_TO_DATE
-    said = sentence + (NEW.format(", ".join(held)) if held else "")
+    said = sentence + (NEW.format(why, ", ".join(held)) if held else "")
     answer({"applied": applied, "pending": [], "held": held}, said, json=json)
 
 
@@ -98,7 +99,7 @@ def _migrate(settings: Settings) -> tuple[list[str], list[str]]:
     try:
         with database.atomic():
             applied = apply_pending()
-            held = hold_new() if FIRST in applied else []
+            hold_new(held := name_deleting() if FIRST in applied else find_added())
             if (before := upkeep.keep(days := settings.audit_keep)) != days:
                 after = {"days": days}
                 acts.record("migrate", "how long the audit is kept", before={"days": before}, after=after)

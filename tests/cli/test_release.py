@@ -173,15 +173,21 @@ def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
 
 
 @whole_only
-def test_the_first_migrate_holds_what_deletes_and_a_later_one_nothing(main, settings, new_database, query):
+def test_migrate_holds_each_deleting_batch_of_a_new_installation_and_later_each_added_one(
+    main, settings, new_database, query
+):
     url = new_database()
 
     said = main("migrate", DATABASE_URL=url).stdout
     held = {name for (name,) in query(url, "select batch from holds where kind = 'new'")}
     main("seed", "--scale", "0", DATABASE_URL=url)
     main("release", "--all", "--reason", "I looked", DATABASE_URL=url)
-    main("migrate", DATABASE_URL=url)
+    again = main("migrate", DATABASE_URL=url).stdout
+    query(url, "delete from batches where name = 'stale_imports' returning name")
+    added = main("migrate", DATABASE_URL=url).stdout
 
+    assert "held, as nobody has seen its preview: stale_imports;" in added
+    assert query(url, "select batch from holds") == [("stale_imports",)]
+    assert "held" not in again
     assert held == set(DELETING)
     assert "held, as this is a new installation: user_status_cleanup" in said
-    assert query(url, "select batch from holds") == []

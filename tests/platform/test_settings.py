@@ -304,7 +304,7 @@ def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(
     again = (
         "from datetime import timedelta\nfrom forgekeeper import batch\nTIME = timedelta(1)\n"
         "@batch(cron='off', budget=TIME, time_limit=TIME, outcome=dict)\n"
-        "def prune(now): return []\n"
+        "def prune(now):\n    'Remove.'\n    return []\n"
     )
     (tmp_path / "again.py").write_text(again)
     monkeypatch.syspath_prepend(tmp_path)

@@ -168,10 +168,16 @@ def test_the_audit_has_each_of_them_by_its_id(world):
     assert [(one["batch"], one["record"]) for one in answer["found"]] == [(NAME, "pipeline")]
 
 
+def pause(world):
+    """Pause the batch, and wait until the run that had started has ended: it would delete what is inserted now."""
+    run(world, "pause", NAME)
+    assert wait_until(lambda: world.rows("select count(*) from job_runs where state = 'started'") == 0, LIMIT)
+
+
 @pytest.fixture
 def locked_row(world):
     """A row that became due ten minutes ago, and that a session has locked: the batch runs and cannot delete it."""
-    run(world, "pause", NAME)
+    pause(world)
     row = world.rows("insert into pipelines (updated_at) values (now() - interval '365 days 10 minutes') returning id")
     with closing(psycopg2.connect(world.environment[PREFIX + "DATABASE_URL"])) as other, other.cursor() as cursor:
         cursor.execute("select from pipelines where id = %s for update", (row,))
@@ -225,8 +231,7 @@ def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
 @whole_only
 def test_a_mistake_is_held_by_the_breaker_and_a_release_lets_exactly_so_many_go(world):
     # A run is weighed as it begins.
-    run(world, "pause", NAME)
-    assert wait_until(lambda: world.rows("select count(*) from job_runs where state = 'started'") == 0, LIMIT)
+    pause(world)
     world.rows(f"with made as ({ADD.format(60_000)}) select count(*) from made")
     run(world, "resume", NAME)
     assert wait_until(lambda: told(world, "status")["batches"][NAME]["held"], LIMIT)

@@ -189,7 +189,7 @@ def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, k
 
 
 def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
-    holding.hold_new()
+    holding.hold_new(holding.name_deleting())
 
     page = said(text := seen("/").text)
 

@@ -1,3 +1,3 @@
-"""What tests of the tutorial share."""
+"""Fixtures for the tests of the tutorial."""
 
 from tests.harness.stores import folder  # noqa: F401

@@ -97,7 +97,7 @@ def stranger(database):
 
 
 def put_parcels(parcel, folder):
-    """Store an object for each parcel: two that are due, and one that is not."""
+    """Store an object for each parcel: two parcels are due, a third is not."""
     for project, age in ((1, 1), (2, 1), (2, -1)):
         at = now() - timedelta(minutes=age)
         parcel.create(due_at=at, created_at=at, project_id=project, path=f"{project}/{age}")

@@ -38,7 +38,7 @@ def forgotten():
 
 @pytest.fixture
 def packages(database, folder):
-    """Three uploads that are stale, and one that is not, with their objects."""
+    """Three stale uploads and a fresh one, with their objects."""
     client.delete(*KEYS)
     folder.put(*(f"p/{number}" for number in range(4)))
     for number in range(4):

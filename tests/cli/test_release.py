@@ -172,7 +172,6 @@ def test_the_release_of_a_new_installation_opens_no_breaker(main, database):
     assert main("run", NAME, "--json", **given).json["skipped"] == "held"
 
 
-@whole_only
 def test_migrate_holds_each_deleting_batch_of_a_new_installation_and_later_each_added_one(
     main, settings, new_database, query
 ):

@@ -15,8 +15,8 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.database import Base, BigIdentityField, database, default, exclusions
-from forgekeeper.platform.database.survey import missed, sample
+from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql, exclusions
+from forgekeeper.platform.database.survey import find_missed_rows, sample_rows
 
 
 class UserStatus(Base):
@@ -27,10 +27,10 @@ class UserStatus(Base):
     grants = "worker: select, update (user_id), delete; exporter: select"
 
     user_id = pw.BigIntegerField(primary_key=True)
-    emoji = pw.TextField(constraints=default("'speech_balloon'"))
+    emoji = pw.TextField(constraints=default_sql("'speech_balloon'"))
     message = pw.CharField(max_length=100, null=True)
     message_html = pw.TextField(null=True)
-    availability = pw.SmallIntegerField(constraints=default("0"))
+    availability = pw.SmallIntegerField(constraints=default_sql("0"))
     clear_status_at = DateTimeTZField(null=True)
 
     class Meta:
@@ -73,22 +73,22 @@ class GitRefDeletion(Base):
     project_id = pw.BigIntegerField()
     ref = pw.TextField()
     expected_oid = pw.TextField(null=True)
-    status = pw.SmallIntegerField(constraints=default("1"))
+    status = pw.SmallIntegerField(constraints=default_sql("1"))
     reason = pw.TextField(null=True)
-    created_at = DateTimeTZField(constraints=default("now()"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
     processed_at = DateTimeTZField(null=True)
 
     class Meta:
         table_name = "batched_git_ref_updates_deletions"
 
     @classmethod
-    def pending(cls) -> pw.ModelSelect[GitRefDeletion]:
+    def select_pending(cls) -> pw.ModelSelect[GitRefDeletion]:
         """Select the pending deletions."""
         return cls.select().where(cls.status == DeletionStatus.PENDING)
 
     @classmethod
-    def rejected(cls) -> pw.ModelSelect[GitRefDeletion]:
+    def select_rejected(cls) -> pw.ModelSelect[GitRefDeletion]:
         """Select the rejected deletions, with their reasons."""
         return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
 
@@ -128,7 +128,7 @@ class TrackerStatus(IntEnum):
     CANCELED = -3
 
 
-UNFINISHED = (ImportStatus.CREATED, ImportStatus.STARTED)
+UNFINISHED_STATES = (ImportStatus.CREATED, ImportStatus.STARTED)
 
 
 class BulkImport(Base):
@@ -140,11 +140,11 @@ class BulkImport(Base):
 
     id = BigIdentityField()
     user_id = pw.BigIntegerField()
-    source_type = pw.SmallIntegerField(constraints=default("0"))
-    status = pw.SmallIntegerField(constraints=default("0"))
-    has_failures = pw.BooleanField(null=True, constraints=default("false"))
-    created_at = DateTimeTZField(constraints=default("now()"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    source_type = pw.SmallIntegerField(constraints=default_sql("0"))
+    status = pw.SmallIntegerField(constraints=default_sql("0"))
+    has_failures = pw.BooleanField(null=True, constraints=default_sql("false"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "bulk_imports"
@@ -160,14 +160,14 @@ class BulkImportEntity(Base):
     id = BigIdentityField()
     bulk_import_id = pw.BigIntegerField()
     parent_id = pw.BigIntegerField(null=True)
-    source_type = pw.SmallIntegerField(constraints=default("0"))
+    source_type = pw.SmallIntegerField(constraints=default_sql("0"))
     source_full_path = pw.TextField()
     destination_name = pw.TextField()
     destination_namespace = pw.TextField()
-    status = pw.SmallIntegerField(constraints=default("0"))
-    has_failures = pw.BooleanField(null=True, constraints=default("false"))
-    created_at = DateTimeTZField(constraints=default("now()"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    status = pw.SmallIntegerField(constraints=default_sql("0"))
+    has_failures = pw.BooleanField(null=True, constraints=default_sql("false"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "bulk_import_entities"
@@ -175,7 +175,7 @@ class BulkImportEntity(Base):
 
 def is_unfinished(model: type[BulkImport | BulkImportEntity]) -> pw.Node:
     """Return the condition of imports or entities that have not ended."""
-    condition: pw.Node = model.status.in_(UNFINISHED)
+    condition: pw.Node = model.status.in_(UNFINISHED_STATES)
     return condition
 
 
@@ -189,10 +189,10 @@ class BulkImportTracker(Base):
     id = BigIdentityField()
     bulk_import_entity_id = pw.BigIntegerField(index=True)
     relation = pw.TextField()
-    stage = pw.SmallIntegerField(constraints=default("0"))
-    status = pw.SmallIntegerField(constraints=default("0"))
-    created_at = DateTimeTZField(constraints=default("now()"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    stage = pw.SmallIntegerField(constraints=default_sql("0"))
+    status = pw.SmallIntegerField(constraints=default_sql("0"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "bulk_import_trackers"
@@ -204,35 +204,35 @@ BulkImportEntity.indexed(
 )
 
 
-UNLOCKED, TRACE = 0, 3
+UNLOCKED_STATE, TRACE_FILE_TYPE = 0, 3
 
-NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
+HAS_NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
 """The artifact has an object whose path only the forge knows; without path and file it has no object."""
-MAY_GO = f"locked = {UNLOCKED} and file_type <> {TRACE} and not ({NO_PATH})"
+IS_DELETABLE = f"locked = {UNLOCKED_STATE} and file_type <> {TRACE_FILE_TYPE} and not ({HAS_NO_PATH})"
 """Condition under which an expired artifact may be deleted: it is known to be unlocked, it is not a trace, and the path
 of its object is known."""
-WAITS = {
-    "no_path": f"file_type <> {TRACE} and locked = {UNLOCKED} and {NO_PATH}",
-    "unknown": f"file_type <> {TRACE} and coalesce(locked, 2) not in (0, 1)",
+WAITING_CONDITIONS = {
+    "no_path": f"file_type <> {TRACE_FILE_TYPE} and locked = {UNLOCKED_STATE} and {HAS_NO_PATH}",
+    "unknown": f"file_type <> {TRACE_FILE_TYPE} and coalesce(locked, 2) not in (0, 1)",
 }
 """Conditions of artifacts that are kept because the forge does not say where their object is, or whether they are
 locked, by reason."""
 
-CLASSES = 10
+CLASS_COUNT = 10
 """Number of classes of artifacts.  Each of ten buckets has one class, each of five buckets two."""
-CLASS = f"mod(project_id + job_id, {CLASSES})"
+CLASS_EXPRESSION = f"mod(project_id + job_id, {CLASS_COUNT})"
 """The class of an artifact; the index for five and for ten buckets begins with it."""
 
-OWN_FOLDER = re.compile(r"\A(?![0-9]{4}_[0-9]{2}/[0-9]+/[0-9]+/[^/]+\Z).*/([0-9]{1,18})/[^/]+\Z", re.DOTALL)
-OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
+PATH_WITH_ARTIFACT_ID = re.compile(r"\A(?![0-9]{4}_[0-9]{2}/[0-9]+/[0-9]+/[^/]+\Z).*/([0-9]{1,18})/[^/]+\Z", re.DOTALL)
+PATH_WITH_JOB_ID = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 """Paths of files whose artifact lacks a path, as a forge's uploader chooses them: …/id/file, and in the oldest layout
 month/project/job/file."""
 
 # The paths are one value: building a statement with a list of a thousand took longer than the lookup.
-NAMED = "select file_final_path from ci_job_artifacts where file_final_path = any(%(paths)s::text[])"
+SELECT_NAMED_PATHS = "select file_final_path from ci_job_artifacts where file_final_path = any(%(paths)s::text[])"
 
-IS_TABLE = "select relkind in ('r', 'p') from pg_class where oid = to_regclass('ci_job_artifacts')"
-PATHLESS = "select {column} from {source} and {column} = any(%(numbers)s)"
+SELECT_IS_TABLE = "select relkind in ('r', 'p') from pg_class where oid = to_regclass('ci_job_artifacts')"
+SELECT_PATHLESS_NUMBERS = "select {column} from {source} and {column} = any(%(numbers)s)"
 
 
 FILE_STORES = {"artifacts": 2, "artifacts_local": 1}
@@ -249,22 +249,22 @@ class JobArtifact(Base):
     found_by = ("id", "project_id", "job_id", "partition_id")
     partition = "partition_id"
     # All artifacts that were destroyed before the audit had this column were unlocked.
-    unaudited: ClassVar[Mapping[str, int]] = {"locked": UNLOCKED}
+    unaudited: ClassVar[Mapping[str, int]] = {"locked": UNLOCKED_STATE}
     grants = "worker: select, update (id), delete; exporter: select"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField()
     job_id = pw.BigIntegerField()
-    partition_id = pw.BigIntegerField(constraints=default("100"))
+    partition_id = pw.BigIntegerField(constraints=default_sql("100"))
     file_type = pw.IntegerField()
-    file_store = pw.IntegerField(constraints=default("2"))
+    file_store = pw.IntegerField(constraints=default_sql("2"))
     file = pw.TextField(null=True)
     file_final_path = pw.TextField(index=True, null=True)
     size = pw.BigIntegerField(null=True)
     expire_at = DateTimeTZField(null=True)
-    locked = pw.SmallIntegerField(null=True, constraints=default("2"))
-    created_at = DateTimeTZField(constraints=default("now()"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    locked = pw.SmallIntegerField(null=True, constraints=default_sql("2"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "ci_job_artifacts"
@@ -276,20 +276,20 @@ class JobArtifact(Base):
         An artifact is kept if its lock is unknown.  It is also kept if its object's path is unknown: without the row
         nobody could find the object.
         """
-        condition: pw.Node = (cls.expire_at < now) & pw.SQL(MAY_GO)
+        condition: pw.Node = (cls.expire_at < now) & pw.SQL(IS_DELETABLE)
         return condition
 
     @classmethod
     def is_expired_by_rule(cls, now: datetime) -> pw.Node:
         """Return the condition of expired artifacts with an unknown lock that their jobs unlock."""
-        unknown = pw.SQL(f"{WAITS['unknown']} and not ({NO_PATH})")
-        condition: pw.Node = (cls.expire_at < now) & unknown & JobLock.unlocks(cls.job_id)
+        unknown = pw.SQL(f"{WAITING_CONDITIONS['unknown']} and not ({HAS_NO_PATH})")
+        condition: pw.Node = (cls.expire_at < now) & unknown & JobLock.is_unlocked(cls.job_id)
         return condition
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return the *paths* that live artifacts name, or that artifacts without a path may have."""
-        named = {path for (path,) in database.execute_sql(NAMED, {"paths": list(paths)}).fetchall()}
+        named = {path for (path,) in database.execute_sql(SELECT_NAMED_PATHS, {"paths": list(paths)}).fetchall()}
         return named | PathlessArtifact.named(paths)
 
     @classmethod
@@ -298,12 +298,12 @@ class JobArtifact(Base):
         if location not in FILE_STORES:
             return []
         path = f"case file_store when {FILE_STORES[location]} then file_final_path end"
-        return sample("ci_job_artifacts", "id", path)
+        return sample_rows("ci_job_artifacts", "id", path)
 
     @classmethod
     def overlooked(cls) -> set[str]:
         """Return the paths of some live artifacts that `named` misses."""
-        return missed("ci_job_artifacts", "id", "file_final_path", cls.named)
+        return find_missed_rows("ci_job_artifacts", "id", "file_final_path", cls.named)
 
 
 class PathlessArtifact(Base):
@@ -329,10 +329,10 @@ class PathlessArtifact(Base):
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return the *paths* that are in the folder of an artifact without a path."""
         named: set[str] = set()
-        for layout, column in ((OWN_FOLDER, "id"), (OLDEST_FOLDER, "job_id")):
+        for layout, column in ((PATH_WITH_ARTIFACT_ID, "id"), (PATH_WITH_JOB_ID, "job_id")):
             folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
             if folders and (source := cls._find_source()):
-                statement = PATHLESS.format(column=column, source=source)
+                statement = SELECT_PATHLESS_NUMBERS.format(column=column, source=source)
                 rows = database.execute_sql(statement, {"numbers": list(set(folders.values()))}).fetchall()
                 numbers = {number for (number,) in rows}
                 named |= {path for path, number in folders.items() if number in numbers}
@@ -341,10 +341,10 @@ class PathlessArtifact(Base):
     @classmethod
     def _find_source(cls) -> str | None:
         """Return SQL that selects the artifacts without a path; None if the forge has none."""
-        if exclusions.visible(cls):
+        if exclusions.is_visible(cls):
             return "ci_pathless_artifacts where true"
-        (is_table,) = database.execute_sql(IS_TABLE).fetchone()
-        return f"ci_job_artifacts where {NO_PATH}" if is_table else None
+        (is_table,) = database.execute_sql(SELECT_IS_TABLE).fetchone()
+        return f"ci_job_artifacts where {HAS_NO_PATH}" if is_table else None
 
 
 def _leaves_objects_to_the_forge() -> bool:
@@ -376,7 +376,7 @@ class ProjectStatistics(Base):
     grants = "worker: select, update (build_artifacts_size)"
 
     project_id = pw.BigIntegerField(primary_key=True)
-    build_artifacts_size = pw.BigIntegerField(constraints=default("0"))
+    build_artifacts_size = pw.BigIntegerField(constraints=default_sql("0"))
 
     class Meta:
         table_name = "project_statistics"
@@ -423,12 +423,14 @@ class JobLock(Base):
     @classmethod
     def is_known(cls) -> bool:
         """Return whether the forge has the relation."""
-        return exclusions.visible(cls)
+        return exclusions.is_visible(cls)
 
     @classmethod
-    def unlocks(cls, job: pw.Field[int]) -> pw.Node:
+    def is_unlocked(cls, job: pw.Field[int]) -> pw.Node:
         """Return the condition that the artifacts of the *job* are unlocked."""
-        condition: pw.Node = pw.fn.EXISTS(cls.select(pw.SQL("1")).where(cls.job_id == job, cls.locked == UNLOCKED))
+        condition: pw.Node = pw.fn.EXISTS(
+            cls.select(pw.SQL("1")).where(cls.job_id == job, cls.locked == UNLOCKED_STATE)
+        )
         return condition
 
 
@@ -475,7 +477,7 @@ class TraceMetadata(Base):
         primary_key = pw.CompositeKey("build_id", "partition_id")
 
 
-FOLLOWERS: tuple[type[Base], ...] = (ArtifactState, ArtifactReport, TraceMetadata)
+FOLLOWER_MODELS: tuple[type[Base], ...] = (ArtifactState, ArtifactReport, TraceMetadata)
 """Relations that a forge may have, whose rows it deletes with an artifact."""
 
 
@@ -496,19 +498,19 @@ class ProjectGroup(Base):
         primary_key = pw.CompositeKey("project_id", "group_id")
 
 
-exclusions.groups(ProjectGroup.project_id, ProjectGroup.group_id)
+exclusions.declare_groups(ProjectGroup.project_id, ProjectGroup.group_id)
 
 JobArtifact.indexed(
     "ci_job_artifacts_expired on ci_job_artifacts"
-    f" ({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}"
+    f" ({CLASS_EXPRESSION}, expire_at, id) where locked = {UNLOCKED_STATE} and file_type <> {TRACE_FILE_TYPE}"
 )
 JobArtifact.indexed(
     "ci_job_artifacts_waiting on ci_job_artifacts (expire_at)"
-    f" where {' or '.join(f'({condition})' for condition in WAITS.values())}"
+    f" where {' or '.join(f'({condition})' for condition in WAITING_CONDITIONS.values())}"
 )
 
 
-APPLICATION: tuple[type[Base], ...] = (
+FORGE_MODELS: tuple[type[Base], ...] = (
     UserStatus,
     Project,
     GitRefDeletion,
@@ -520,5 +522,5 @@ APPLICATION: tuple[type[Base], ...] = (
 )
 """Tables that the forge owns; only the example forge's migrations create them."""
 
-OPTIONAL: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup, PathlessArtifact)
+OPTIONAL_MODELS: tuple[type[Base], ...] = (StatisticsRefresh, JobLock, ProjectGroup, PathlessArtifact)
 """Relations that a forge may lack; batches only read them."""

@@ -22,30 +22,30 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
 from forgekeeper.api.batches import BATCHES, BatchSpec, all_declared
-from forgekeeper.delivery.messages import deliver
-from forgekeeper.ledger.processes import Heartbeat
-from forgekeeper.ledger.reconcile import COUNT, reconcile
-from forgekeeper.platform.connections import identity
-from forgekeeper.platform.database import database, release
-from forgekeeper.platform.failpoints import arm
-from forgekeeper.platform.lifetime import tell_supervisor
+from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.ledger.heartbeats import Heartbeat
+from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS, reconcile_batch
+from forgekeeper.platform.connections import process_identity
+from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.failpoints import arm_failpoints
 from forgekeeper.platform.settings import Settings
-from metrics.catalogue import table
-from metrics.logs import describe
-from metrics.threads import Vital, ended_itself
+from forgekeeper.platform.worker_shutdown import tell_supervisor
+from metrics.catalogue import build_metrics
+from metrics.logs import describe_error
+from metrics.threads import CriticalThread, ended_itself
 
-HEARTBEAT = timedelta(seconds=15)
-AGAIN = 1.0
+HEARTBEAT_INTERVAL = timedelta(seconds=15)
+RETRY_PAUSE_SECONDS = 1.0
 """Pause in seconds after a turn that failed although no server was down."""
-TURN_CUT = timedelta(seconds=3)
+SHUTDOWN_TURN_LIMIT = timedelta(seconds=3)
 """Time limit for all loops to finish their current turn during shutdown.  Interrupting a turn is harmless."""
-NONSENSE = (ValueError, ArithmeticError, RecursionError)
+UNREADABLE_ROW_ERRORS = (ValueError, ArithmeticError, RecursionError)
 """Errors of reading a row with a timestamp or a document that no process of ours has written."""
 
 log = structlog.get_logger(__name__)
 
 
-class Loop(Vital):
+class BatchLoop(CriticalThread):
     """Reconciles one batch when it is woken, and every few seconds.
 
     The monotonic clock measures the pause between two turns: if the wall clock is set back by an hour, APScheduler is
@@ -53,27 +53,27 @@ class Loop(Vital):
     """
 
     def __init__(
-        self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]
+        self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, stop_requests: SimpleQueue[None]
     ) -> None:
         super().__init__(batch.name)
         self._woken = threading.Event()
         self._due_hint: datetime | None = None
         self._settings = settings
         self._broken = broken
-        self._asked = asked
+        self._stop_requests = stop_requests
         self._unanswered: float | None = None
 
     @property
-    def stands_still(self) -> float:
+    def unanswered_seconds(self) -> float:
         """The seconds since the first of a series of failed turns began, 0 after a success."""
         since = self._unanswered
         return 0.0 if since is None else monotonic() - since
 
     def wake(self) -> None:
         """Start a turn now; APScheduler calls this when a tick is due by this machine's clock."""
-        schedule = self._settings.cron(self.name)
+        schedule = self._settings.schedule_of(self.name)
         if schedule is not None:
-            self._due_hint = schedule.newest(datetime.fromtimestamp(current_millis() / 1000, UTC))
+            self._due_hint = schedule.latest_until(datetime.fromtimestamp(current_millis() / 1000, UTC))
         self._woken.set()
 
     def stop(self) -> None:
@@ -81,65 +81,65 @@ class Loop(Vital):
         self.stopped.set()
         self._woken.set()
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Reconcile until stopped."""
         pause = self._settings.poll_interval.total_seconds()
         try:
             while not self.stopped.is_set():
-                self._woken.wait(pause if self.take_turn(self.turn) else min(AGAIN, pause))
+                self._woken.wait(pause if self.take_turn(self.reconcile_once) else min(RETRY_PAUSE_SECONDS, pause))
                 self._woken.clear()
         finally:
-            release()
+            release_connection()
 
-    def broken(self, error: BaseException | None) -> None:
+    def handle_early_end(self, error: BaseException | None) -> None:
         """End the process: a scheduler without this loop is worse than none."""
         self._broken.set()
-        self._asked.put(None)
+        self._stop_requests.put(None)
         log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
 
-    def turn(self) -> None:
+    def reconcile_once(self) -> None:
         """Reconcile once; if a server is down or a row unreadable, only this turn fails."""
         if self._unanswered is None:
             self._unanswered = monotonic()
         try:
             database.connect(reuse_if_open=True)
             due_hint, self._due_hint = self._due_hint, None
-            reconcile(self.name, self._settings, deliver, by=identity(), due_hint=due_hint)
+            reconcile_batch(self.name, self._settings, enqueue_run, by=process_identity(), due_hint=due_hint)
             self._unanswered = None
         except BaseException as error:
-            COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
-            release()
-            if not isinstance(error, (pw.PeeweeException, redis.RedisError, *NONSENSE)):
+            SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
+            release_connection()
+            if not isinstance(error, (pw.PeeweeException, redis.RedisError, *UNREADABLE_ROW_ERRORS)):
                 raise
-            log.warning("reconcile failed", batch=self.name, error=describe(error))
+            log.warning("reconcile failed", batch=self.name, error=describe_error(error))
 
 
-class Stopper(Vital):
+class Stopper(CriticalThread):
     """Shuts the clock down on a request in *asked*; without it no signal ends the process."""
 
-    def __init__(self, asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
+    def __init__(self, stop_requests: SimpleQueue[None], clock: BlockingScheduler) -> None:
         super().__init__("stopper")
         self.running = threading.Event()
-        self._asked = asked
+        self._stop_requests = stop_requests
         self._clock = clock
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Wait for a request, and until the clock runs: it cannot be shut down earlier."""
-        self._asked.get()
+        self._stop_requests.get()
         self.running.wait()
         while not self.take_turn(partial(self._clock.shutdown, wait=False)):
             pass
         self.stopped.set()
 
 
-def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], None]) -> int:
+def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_ready: Callable[[], None]) -> int:
     """Keep the timetable until a signal arrives in *asked*; return the exit status.
 
     *ready* is called when the timetable is kept.  If a loop breaks, the process ends with status 1, and its supervisor
     restarts it: a scheduler that continues without one of its batches would be worse.
     """
-    COUNT.know(table(all_declared())).zero()
-    arm(settings.failpoints)
+    SCHEDULER_COUNTERS.declare_metrics(build_metrics(all_declared())).create_all_series()
+    arm_failpoints(settings.failpoints)
     # A job only sets an event or a few gauges: it needs no thread of its own.
     clock = BlockingScheduler(
         timezone="UTC",
@@ -147,34 +147,34 @@ def serve(settings: Settings, *, asked: SimpleQueue[None], ready: Callable[[], N
         job_defaults={"misfire_grace_time": None, "coalesce": True},
     )
     broken = threading.Event()
-    loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
+    loops = [BatchLoop(batch, settings, broken=broken, stop_requests=stop_requests) for batch in BATCHES.values()]
     for loop in loops:
-        schedule = settings.cron(loop.name)
+        schedule = settings.schedule_of(loop.name)
         if schedule is not None:
             clock.add_job(loop.wake, schedule, id=loop.name)
         loop.start()
     _keep_heartbeat(clock, loops)
-    stopper = Stopper(asked, clock)
+    stopper = Stopper(stop_requests, clock)
     stopper.start()
 
-    def started(_event: object) -> None:
+    def report_start(_event: object) -> None:
         stopper.running.set()
-        ready()
+        on_ready()
         tell_supervisor("READY=1", "STATUS=keeps the timetable")
-        log.info("scheduler ready", scheduler=identity())
+        log.info("scheduler ready", scheduler=process_identity())
 
-    timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
+    timetable = {name: str(settings.schedule_of(name) or "off") for name in BATCHES}
     heartbeat = Heartbeat("scheduler", dead_after=settings.dead_after, facts=lambda: {"timetable": timetable})
     heartbeat.start()
-    log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
-    clock.add_listener(started, EVENT_SCHEDULER_STARTED)
+    log.info("scheduler started", scheduler=process_identity(), batches=sorted(BATCHES))
+    clock.add_listener(report_start, EVENT_SCHEDULER_STARTED)
     clock.start()
-    _end(loops, heartbeat, within=min(TURN_CUT, settings.shutdown_timeout).total_seconds())
-    log.info("scheduler stopped", scheduler=identity())
+    _stop_loops(loops, heartbeat, within=min(SHUTDOWN_TURN_LIMIT, settings.shutdown_timeout).total_seconds())
+    log.info("scheduler stopped", scheduler=process_identity())
     return 1 if broken.is_set() or ended_itself() else 0
 
 
-def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:
+def _stop_loops(loops: list[BatchLoop], heartbeat: Heartbeat, *, within: float) -> None:
     """Wait for the current turns to end, for *within* seconds in all."""
     ends = monotonic() + within
     for loop in loops:
@@ -186,20 +186,20 @@ def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:
         log.warning("turns cut off, the next scheduler goes on from there", batches=cut)
 
 
-def _keep_heartbeat(clock: BlockingScheduler, loops: list[Loop]) -> None:
+def _keep_heartbeat(clock: BlockingScheduler, loops: list[BatchLoop]) -> None:
     """Let the clock set the gauges of its heartbeat and of each batch's next tick.
 
     If a loop gets no answer, the timetable is not kept although the clock runs: then the heartbeat is as old as the
     loop's first unanswered turn.
     """
 
-    def heartbeat() -> None:
+    def set_gauges() -> None:
         for batch in BATCHES:
             job = clock.get_job(batch)
             due = job.next_run_time.timestamp() if job and job.next_run_time else 0
-            COUNT.set("forgekeeper_scheduler_next_run_timestamp_seconds", batch, to=due)
-        last = current_millis() / 1000 - max(loop.stands_still for loop in loops)
-        COUNT.set("forgekeeper_scheduler_heartbeat_timestamp_seconds", to=last)
+            SCHEDULER_COUNTERS.set("forgekeeper_scheduler_next_run_timestamp_seconds", batch, to=due)
+        last = current_millis() / 1000 - max(loop.unanswered_seconds for loop in loops)
+        SCHEDULER_COUNTERS.set("forgekeeper_scheduler_heartbeat_timestamp_seconds", to=last)
 
-    clock.add_job(heartbeat, "interval", seconds=HEARTBEAT.total_seconds(), id="heartbeat")
-    clock.add_listener(lambda _event: heartbeat(), EVENT_SCHEDULER_STARTED)
+    clock.add_job(set_gauges, "interval", seconds=HEARTBEAT_INTERVAL.total_seconds(), id="heartbeat")
+    clock.add_listener(lambda _event: set_gauges(), EVENT_SCHEDULER_STARTED)

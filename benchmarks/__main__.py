@@ -18,7 +18,7 @@ import typer
 from benchmarks import machine, page, pictures
 from benchmarks.contest import Benchmark, Missing, compare
 from benchmarks.reporting import Facts, facts, lines
-from demo.servers import Servers, servers
+from demo.servers import Servers, run_servers
 from metrics import logs
 
 FOLDER = Path(__file__).parent
@@ -58,7 +58,7 @@ def main(
         for name, one in _chosen(known, names).items():
             typer.echo(f"{name:<28}  {one.about}")
         return
-    with servers() as running:
+    with run_servers() as running:
         found = {
             "date": machine.date(running),
             "machine": machine.described(running),

@@ -21,9 +21,9 @@ from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
-from forges.adoption import fit
-from forges.gitlab.adoption import KIND
-from models import CLASS, TRACE, UNLOCKED
+from forges.adoption import plan_adoption
+from forges.gitlab.adoption import ADOPTION_CLASS
+from models import CLASS_EXPRESSION, TRACE_FILE_TYPE, UNLOCKED_STATE
 from workers.expired_job_artifacts import FLAG
 
 TABLES, VIEWS, DIRECT = "gitlab", "forgekeeper_gitlab", "direct"
@@ -35,8 +35,8 @@ PARTED = f"""
         partition by list (partition_id);
     create table {DIRECT}.first partition of {DIRECT}.ci_job_artifacts for values in (100, 101);
     create table {DIRECT}.second partition of {DIRECT}.ci_job_artifacts for values in (102);
-    create index on {DIRECT}.ci_job_artifacts ({CLASS}, expire_at, id)
-        where locked = {UNLOCKED} and file_type <> {TRACE};
+    create index on {DIRECT}.ci_job_artifacts ({CLASS_EXPRESSION}, expire_at, id)
+        where locked = {UNLOCKED_STATE} and file_type <> {TRACE_FILE_TYPE};
     create table {DIRECT}.project_statistics (like {TABLES}.project_statistics including all);
     create table {DIRECT}.project_build_artifacts_size_refreshes
         (like {TABLES}.project_build_artifacts_size_refreshes including all);
@@ -110,7 +110,7 @@ def _make(forge: str, _database: object) -> None:
         FeatureFlag.turn(FLAG, on=True)
     else:
         database.execute_sql(FLAGS)
-        found = fit(KIND, TABLES, VIEWS, None)
-        database.execute_sql("\n".join(found.statements()).replace("%", "%%"))
+        found = plan_adoption(ADOPTION_CLASS, TABLES, VIEWS, None)
+        database.execute_sql("\n".join(found.write_statements()).replace("%", "%%"))
         for statement in found.find_missing_indexes():
             database.execute_sql(statement)

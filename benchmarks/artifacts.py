@@ -225,7 +225,7 @@ def _artifacts(servers: Servers, artifacts: int, buckets: int) -> Iterator[tuple
 
 
 def _quiet() -> bool:
-    return not client.hlen(queues.bodies(QUEUE)) and not BucketSet(BUCKETS.name).held(client)
+    return not client.hlen(queues.bodies_key(QUEUE)) and not BucketSet(BUCKETS.name).list_occupied(client)
 
 
 def _check(artifacts: int, destroyed: int, due: int) -> None:

@@ -11,7 +11,7 @@ from time import monotonic, process_time
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
-from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.platform.connections import client
@@ -84,16 +84,18 @@ def _add(artifacts: int) -> None:
 
 def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS) -> int:
     """Work on all buckets in turn, as workers do; return the number of destroyed artifacts."""
-    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    runner = Runner(settings, lambda *_sent: EnqueueCounts(0))
     BucketSet(BUCKETS.name).tidy(client, number_of_buckets, silent_for=settings.bucket_silent_after)
     destroyed, more = 0, True
     while more:
         more = False
         for number in range(number_of_buckets):
-            with runner.child(delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=run) as attempt:
-                attempt.work()
+            with runner.create_child_attempt(
+                delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=run
+            ) as attempt:
+                attempt.work_if_allowed()
             assert attempt.error is None, attempt.error
-            destroyed += attempt.result()["destroyed"]
+            destroyed += attempt.result_fields()["destroyed"]
             more = more or attempt.wants_successor
     runner.stop()
     return destroyed

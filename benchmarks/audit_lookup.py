@@ -12,7 +12,7 @@ from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.api.answers import Subject
 from forgekeeper.audit import lookup
-from forgekeeper.audit.lookup import PATH
+from forgekeeper.audit.lookup import PATH_SUBJECT
 from forgekeeper.platform.database import database
 
 RECORDS = 10_000_000
@@ -64,9 +64,9 @@ def _questions(rows: int, size: int) -> Iterator[Callable[[], None]]:
     for chunk in range(step, rows, step):
         number = chunk * size
         yield partial(_found, ARTIFACT, str(number), number)
-        yield partial(_found, PATH, f"a/{number}", number)
+        yield partial(_found, PATH_SUBJECT, f"a/{number}", number)
     yield partial(_found, ARTIFACT, str(records + 1), None)
-    yield partial(_found, PATH, "b/1", None)
+    yield partial(_found, PATH_SUBJECT, "b/1", None)
     yield partial(_of_run, rows // 2000, min(1000, rows) * size)
 
 
@@ -77,13 +77,13 @@ def _seconds(question: Callable[[], None]) -> float:
 
 
 def _found(subject: Subject, asked: str, number: int | None) -> None:
-    found = lookup.find(subject, asked, None, limit=20)
+    found = lookup.find_records(subject, asked, None, limit=20)
     assert [one.facts["id"] for one in found] == ([] if number is None else [number]), found
 
 
 def _of_run(run: int, records: int) -> None:
-    lookup.newest(None, limit=20, run=run)
-    assert sum(one.records for one in lookup.totals(run)) <= records
+    lookup.list_newest(None, limit=20, run=run)
+    assert sum(one.records for one in lookup.sum_by_state(run)) <= records
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from demo.sample_data import add_statuses as sample
 from demo.servers import Servers
 from demo.tables import make_tables
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.delivery.boot import model
+from forgekeeper.delivery.boot import settings_class
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.guards import breaker
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, client, connect, identity
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients, process_identity
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.settings import Settings
 from models import UserStatus
@@ -60,24 +60,24 @@ class World:
     def _settings(self) -> Settings:
         """Connect and create the tables, once."""
         load_batches()
-        settings = model()(
+        settings = settings_class()(
             database_url=SecretStr(self._servers.database_url), redis_url=SecretStr(self._servers.redis_url)
         )
-        connect(settings, Limits.of_worker(settings), name="benchmark", connections=3)
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="benchmark", connections=3)
         return settings
 
     def _measured(self) -> dict[str, float]:
         settings = self._settings
         with database.connection_context():
             client.flushdb()
-            migrations.migrate(database.obj)
+            migrations.apply_pending(database.obj)
             make_tables(database.obj)
             sample(round(self._due * SAMPLE))
             self._due = UserStatus.select().where(UserStatus.clear_status_at <= now()).count()
             self._live()
             instant = now()  # the run also needs this
             began = monotonic()
-            breaker.ask(BATCHES[BATCH], settings, 0, instant)
+            breaker.check_run(BATCHES[BATCH], settings, 0, instant)
             asked = monotonic() - began
             began = monotonic()
             self._run(settings)
@@ -89,16 +89,16 @@ class World:
         ago = [now() - (RUNS - number) * timedelta(minutes=1) for number in range(RUNS)]
         facts = {"batch": BATCH, "state": "succeeded", "ordinary": True}
         JobRun.insert_many([facts | {"started_at": at, "finished_at": at} for at in ago]).execute()
-        runs = list(JobRun.of(BATCH).limit(RUNS))
+        runs = list(JobRun.select_newest_first(BATCH).limit(RUNS))
         RunTotal.insert_many(
             {"batch": BATCH, "run": run.id, "day": run.started_at.date(), "records": self._due} for run in runs
         ).execute()
 
     def _run(self, settings: Settings) -> None:
-        started = JobRun.start_here(BATCH, by=identity())
+        started = JobRun.start_here(BATCH, by=process_identity())
         assert started is not None
         runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children
-        with runner.attempt(BATCHES[BATCH], started) as attempt:
-            attempt.work()
+        with runner.create_attempt(BATCHES[BATCH], started) as attempt:
+            attempt.work_if_allowed()
         runner.stop()
-        assert attempt.result()["deleted"] == self._due, attempt.result()
+        assert attempt.result_fields()["deleted"] == self._due, attempt.result_fields()

@@ -24,8 +24,8 @@ from benchmarks.forge import database_of
 from benchmarks.processes import ROOT, environment, until
 from benchmarks.serving import Shared
 from demo.servers import Servers
-from forgekeeper.cli.console.pages import PAGES, load_pages
-from forgekeeper.cli.console.reading import FRESH
+from forgekeeper.cli.console.pages import DECLARED_PAGES, load_pages
+from forgekeeper.cli.console.reading import ANSWER_VALID_SECONDS
 from forgekeeper.platform.database import database
 
 RUNS, LETTERS, ROWS, ACTS = 10_000, 100_000, 10_000_000, 100_000
@@ -92,7 +92,7 @@ def _pages(servers: Servers, scale: float) -> Measured:
                 _get(url + page)
                 found.setdefault(page, []).append(time.monotonic() - began)
             if turn < ASKED - 1:
-                time.sleep(FRESH)  # an answer is shared for `FRESH` seconds
+                time.sleep(ANSWER_VALID_SECONDS)  # an answer is shared for `FRESH` seconds
         for page, seconds in found.items():
             sys.stderr.write(f"{page}: {1000 * median(seconds):.0f} ms, {1000 * max(seconds):.0f} at most\n")
         page, seconds = max(found.items(), key=lambda one: median(one[1]))
@@ -106,7 +106,7 @@ def _addresses() -> list[str]:
     load_pages()
     found = [
         re.sub(r"{(\w+)(?::\w+)?}", lambda found: parts[found[1]], page.address)
-        for page in PAGES
+        for page in DECLARED_PAGES
         if page.template != "preview.html" and set(re.findall(r"{(\w+)", page.address)) <= parts.keys()
     ]
     return [*found, f"/audit?run={run}", "/audit?project=7", "/audit?who=alice"]

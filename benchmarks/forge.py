@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from demo.servers import Servers
 from demo.tables import make_tables
-from forgekeeper.delivery.boot import model
+from forgekeeper.delivery.boot import settings_class
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
 from metrics import logs
@@ -43,7 +43,7 @@ def database_of(
     try:
         with database.connection_context():
             if not made:
-                migrations.migrate(database.obj)
+                migrations.apply_pending(database.obj)
                 make(database.obj)
             yield settings
     finally:
@@ -54,6 +54,6 @@ def database_of(
 def _connect(url: str, redis_url: str, **options: Any) -> Settings:
     # Autovacuum may still work on the previous round's rows, and blocks TRUNCATE for over a second.
     patient = {"database_lock_timeout": timedelta(minutes=1)} | options
-    settings = model()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **patient)
-    connect(settings, Limits.of_worker(settings), name="benchmark", connections=8)
+    settings = settings_class()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **patient)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="benchmark", connections=8)
     return settings

@@ -145,7 +145,7 @@ class Rounds:
             for place in ("repositories", "store"):
                 shutil.rmtree(folder / place, ignore_errors=True)
                 (folder / place).mkdir(parents=True)
-                Folder(folder / place).create_sentinel(Installation.ensure())
+                Folder(folder / place).create_sentinel(Installation.ensure_id())
             stores = json.dumps({LOCATION: f"file://{folder / 'store'}"})
             options = {"object_stores": stores, "repositories_root": folder / "repositories"}
             with workers(environment(settings, **options)):

@@ -19,12 +19,12 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper.delivery.boot import load
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.engine import attempt as attempts
 from forgekeeper.engine.attempt import Attempt
-from forgekeeper.platform.connections import Limits, connect
-from metrics.counting import WORKER
-from metrics.endpoint import begin, listen
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
+from metrics.counting import WORKER_METRICS
+from metrics.endpoint import create_metrics_folder, open_listening_socket
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}
@@ -42,7 +42,7 @@ class Silent(Attempt):
     def close(self, error: BaseException | None) -> None:
         """Count the result."""
         self.error = error
-        self._count()
+        self._count_end()
 
 
 def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
@@ -67,7 +67,7 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
     load_batches()
     if kind not in COUNTED:
         for name in ("inc", "dec", "observe"):
-            setattr(WORKER, name, lambda *_labels, **_amount: None)
+            setattr(WORKER_METRICS, name, lambda *_labels, **_amount: None)
     if kind not in LOGGED:
         attempts.Attempt = Silent  # type: ignore[misc]
     # The catalogue's own actor, because other actors are not counted.
@@ -91,9 +91,9 @@ def work(kind: str, arguments: list[str]) -> int:
     """Run a worker's master with Dramatiq's *arguments*; return its exit status."""
     if kind in COUNTED and MULTIPROCESS not in os.environ:
         # As in `forgekeeper worker`: the client reads this variable once, at its import.
-        with listen("127.0.0.1", 0) as listening:
+        with open_listening_socket("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
-        os.environ[MULTIPROCESS] = str(begin())
+        os.environ[MULTIPROCESS] = str(create_metrics_folder())
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
     # The broker is set, but Dramatiq requires a module to import.
@@ -102,9 +102,9 @@ def work(kind: str, arguments: list[str]) -> int:
 
 
 def _connected(kind: str) -> dramatiq.Actor[[], None]:
-    settings = load()
+    settings = load_settings()
     declared = actor(kind, settings.require_redis())
-    connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="benchmark", connections=1)
     return declared
 
 

@@ -7,7 +7,7 @@ from benchmarks.moto_server import path
 from benchmarks.stores import World
 from demo.servers import Servers
 from forgekeeper.platform.database import database
-from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.sources.outbox import DeletedObject, split_path
 
 OBJECTS = 20_000
 ADD = """
@@ -31,7 +31,7 @@ class Outbox(World):
 
     def fill(self) -> None:
         """Insert the objects into the outbox."""
-        folders, files = zip(*(parted(path(number)) for number in range(self.delete)), strict=True)
+        folders, files = zip(*(split_path(path(number)) for number in range(self.delete)), strict=True)
         database.execute_sql(ADD, {"folders": list(folders), "files": list(files)})
 
     def check(self) -> None:

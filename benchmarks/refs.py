@@ -15,9 +15,9 @@ from time import monotonic
 from benchmarks import processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
-from demo.sample_data import create_repository, refs_of
+from demo.sample_data import create_repository, list_refs
 from demo.servers import Servers
-from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
@@ -57,7 +57,7 @@ class World:
         with self._repository() as (root, names, oid), self._forge(root) as settings:
             _ask_for(names, oid if self.expected else None)
             seconds = _sent(settings, root) if worker else _called(settings)
-            assert not GitRefDeletion.pending().exists(), "rows are pending"
+            assert not GitRefDeletion.select_pending().exists(), "rows are pending"
             self._check(root, len(names))
         return len(names) / seconds
 
@@ -97,14 +97,14 @@ class World:
     @contextmanager
     def _forge(self, root: Path) -> Iterator[Settings]:
         with database_of(self.servers, "refs", repositories_root=root, breaker_share=1) as settings:
-            sentinel.Folder(root).create_sentinel(Installation.ensure())
+            sentinel.Folder(root).create_sentinel(Installation.ensure_id())
             client.flushdb()
             database.execute_sql(FORGET)
             database.execute_sql("insert into projects values (%s, %s)", (PROJECT, DISK_PATH))
             yield settings
 
     def _check(self, root: Path, deleted: int) -> None:
-        left = len(refs_of(root / DISK_PATH))
+        left = len(list_refs(root / DISK_PATH))
         assert left == self.refs + 1 - deleted, f"{left} refs of {self.refs} are left after {deleted} were deleted"
 
 
@@ -139,10 +139,10 @@ def _ask_for(names: list[str], oid: str | None) -> None:
 
 
 def _called(settings: Settings) -> float:
-    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    runner = Runner(settings, lambda *_sent: EnqueueCounts(0))
     began = monotonic()
-    with runner.child(clean_project_refs, f"clean_project_refs:{PROJECT}", run=1) as attempt:
-        attempt.work(PROJECT)
+    with runner.create_child_attempt(clean_project_refs, f"clean_project_refs:{PROJECT}", run=1) as attempt:
+        attempt.work_if_allowed(PROJECT)
     seconds = monotonic() - began
     runner.stop()
     assert attempt.error is None, attempt.error
@@ -155,7 +155,7 @@ def _sent(settings: Settings, root: Path) -> float:
     with processes.workers(options):
         began = monotonic()
         processes.run("git_ref_cleanup")
-        processes.until(lambda: not GitRefDeletion.pending().exists())
+        processes.until(lambda: not GitRefDeletion.select_pending().exists())
         return monotonic() - began
 
 

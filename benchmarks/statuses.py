@@ -15,11 +15,11 @@ from benchmarks import processes
 from benchmarks.contest import Benchmark, Missing, Peer
 from benchmarks.forge import database_of
 from demo.servers import EmbeddedError, Servers
-from demo.servers.machine import postgres_folder
+from demo.servers.machine import find_postgres_folder
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
 from workers.user_status_cleanup import BATCH_SIZE
@@ -96,15 +96,15 @@ class World:
 
     def run(self, settings: Settings) -> float:
         """Execute a run in this process."""
-        started = JobRun.start_here(BATCH, by=identity())
+        started = JobRun.start_here(BATCH, by=process_identity())
         assert started is not None
         runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children
         began = monotonic()
-        with runner.attempt(BATCHES[BATCH], started) as attempt:
-            attempt.work()
+        with runner.create_attempt(BATCHES[BATCH], started) as attempt:
+            attempt.work_if_allowed()
         seconds = monotonic() - began
         runner.stop()
-        self._check(attempt.result())
+        self._check(attempt.result_fields())
         return seconds
 
     def worker(self, settings: Settings) -> float:
@@ -157,7 +157,7 @@ class World:
 
 def _program(name: str) -> str:
     try:
-        program = postgres_folder() / name
+        program = find_postgres_folder() / name
     except EmbeddedError as error:
         raise Missing(str(error)) from error
     if not program.exists():

@@ -111,7 +111,7 @@ class World:
         stores = json.dumps({DeletedObject.location: endpoint().store})
         with database_of(self._servers, self._name, breaker_share=1, object_stores=stores) as settings:
             endpoint().fill(self.delete, STAY)
-            Store(DeletedObject.location, endpoint().store).create_sentinel(Installation.ensure())
+            Store(DeletedObject.location, endpoint().store).create_sentinel(Installation.ensure_id())
             client.flushdb()
             forget_epochs()
             database.execute_sql("truncate ci_job_artifacts, deleted_objects, settled_uploads")

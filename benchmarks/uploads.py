@@ -12,9 +12,9 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.register.keys import RegisterKeys
-from workers.stale_direct_uploads import CHUNK, UPLOADS
+from workers.stale_direct_uploads import ENTRIES_PER_CHUNK, UPLOADS_REGISTER
 
-UPLOAD_KEYS = RegisterKeys.of(UPLOADS.name)
+UPLOAD_KEYS = RegisterKeys.for_register(UPLOADS_REGISTER.name)
 STALE = 20_000
 REGISTERED = 200_000
 OLD = 4 * 3600
@@ -51,8 +51,8 @@ class Uploads(World):
         now = time()
         ages = [(f"{DeletedObject.location}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
         ages += [(f"{DeletedObject.location}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
-        for start in range(0, len(ages), CHUNK):
-            client.zadd(UPLOAD_KEYS.pending, dict(ages[start : start + CHUNK]))
+        for start in range(0, len(ages), ENTRIES_PER_CHUNK):
+            client.zadd(UPLOAD_KEYS.pending, dict(ages[start : start + ENTRIES_PER_CHUNK]))
 
     def check(self) -> None:
         """Raise unless fresh uploads are registered and the others are recorded as settled."""

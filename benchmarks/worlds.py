@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import SecretStr
 
 from benchmarks.uploads import UPLOAD_KEYS
-from forgekeeper.api.answers import Enqueued
+from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
@@ -92,16 +92,16 @@ class World:
 
 def run(batch: str, settings: Settings) -> tuple[dict[str, Any], float]:
     """Execute a run of *batch* in this process; return its result and its seconds."""
-    started = JobRun.start_here(batch, by=identity())
+    started = JobRun.start_here(batch, by=process_identity())
     assert started is not None, f"a run of {batch} is open"
-    runner = Runner(settings, lambda _run, _child, keyed: Enqueued(len(keyed)))
+    runner = Runner(settings, lambda _run, _child, keyed: EnqueueCounts(len(keyed)))
     began = monotonic()
-    with runner.attempt(BATCHES[batch], started) as attempt:
-        attempt.work()
+    with runner.create_attempt(BATCHES[batch], started) as attempt:
+        attempt.work_if_allowed()
     seconds = monotonic() - began
     runner.stop()
     assert attempt.state == "succeeded", attempt.error or attempt.held or attempt.blocked
-    return attempt.result(), seconds
+    return attempt.result_fields(), seconds
 
 
 def _work_statuses(settings: Settings) -> tuple[int, float]:
@@ -119,16 +119,18 @@ def _work_artifacts(settings: Settings) -> tuple[int, float]:
     buckets = BucketSet(BUCKETS.name)
     client.delete(*buckets.keys)
     FeatureFlag.turn(FLAG, on=True)
-    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    runner = Runner(settings, lambda *_sent: EnqueueCounts(0))
     buckets.tidy(client, MAX_BUCKETS, silent_for=settings.bucket_silent_after)
     destroyed, began = 0, monotonic()
     for number in range(MAX_BUCKETS):
         more = True
         while more:
-            with runner.child(delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=1) as attempt:
-                attempt.work()
+            with runner.create_child_attempt(
+                delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=1
+            ) as attempt:
+                attempt.work_if_allowed()
             assert attempt.error is None, attempt.error
-            destroyed, more = destroyed + attempt.result()["destroyed"], attempt.wants_successor
+            destroyed, more = destroyed + attempt.result_fields()["destroyed"], attempt.wants_successor
     seconds = monotonic() - began
     runner.stop()
     return destroyed, seconds
@@ -164,7 +166,7 @@ def _store(folder: Path) -> dict[str, Any]:
 def _adopted(folder: Path) -> Path:
     if not folder.exists():
         folder.mkdir(parents=True)
-        Folder(folder).create_sentinel(Installation.ensure())
+        Folder(folder).create_sentinel(Installation.ensure_id())
     return folder
 
 

@@ -11,7 +11,7 @@ from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import PREFIX, Settings
 from forgekeeper.sources.outbox import DeletedObject
-from forgekeeper.targets.sentinel import NAME, Folder
+from forgekeeper.targets.sentinel import SENTINEL_NAME, Folder
 from models import UserStatus
 
 SAMPLE_PLACES = ("repositories", "objects")
@@ -33,8 +33,8 @@ def prepare_places(folder: Path) -> None:
     """Create places below *folder* with sentinels, and turn each batch on; existing ones stay."""
     for place in SAMPLE_PLACES:
         (folder / place).mkdir(parents=True, exist_ok=True)
-        if not (folder / place / NAME).exists():
-            Folder(folder / place).create_sentinel(Installation.ensure())
+        if not (folder / place / SENTINEL_NAME).exists():
+            Folder(folder / place).create_sentinel(Installation.ensure_id())
     for batch in BATCHES.values():
         if batch.flag is not None:
             FeatureFlag.turn(batch.flag, on=True)

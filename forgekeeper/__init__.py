@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Changes as Changes
     from forgekeeper.api.answers import Children as Children
     from forgekeeper.api.answers import Classes as Classes
+    from forgekeeper.api.answers import Kept as Kept
     from forgekeeper.api.answers import Note as Note
     from forgekeeper.api.answers import Rows as Rows
     from forgekeeper.api.answers import Skip as Skip
-    from forgekeeper.api.answers import Spared as Spared
     from forgekeeper.api.answers import Subject as Subject
     from forgekeeper.api.answers import Total as Total
     from forgekeeper.api.batches import Record as Record
@@ -53,7 +53,7 @@ _NAMES = {
         "Note",
         "Rows",
         "Skip",
-        "Spared",
+        "Kept",
         "Subject",
         "Total",
     ],

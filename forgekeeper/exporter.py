@@ -20,30 +20,40 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
 from pydantic import SecretStr
 
-from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_declared, queues, spec
-from forgekeeper.api.shown import Collector
-from forgekeeper.delivery.queues import depth, due_since
+from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_declared, find_declaration, list_queues
+from forgekeeper.api.inspection import Collector
+from forgekeeper.delivery.queues import count_messages, due_since
 from forgekeeper.guards import preconditions
 from forgekeeper.ledger import holds, quarantine, reconcile
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.off import switched_off
-from forgekeeper.platform.connections import Limits, client
+from forgekeeper.ledger.switched_off import find_switched_off
+from forgekeeper.platform.connections import ServerTimeouts, client
 from forgekeeper.platform.coordination import leases as locks
-from forgekeeper.platform.database import database, release
-from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.database.read_only import read_only_snapshot
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.targets import sentinel
-from metrics.catalogue import NO_BATCH, UNREADABLE, Reading, at, of, series, table
-from metrics.threads import Probe, asked
+from metrics.catalogue import (
+    NO_BATCH,
+    UNREADABLE_LABELS,
+    Reading,
+    build_metrics,
+    collect_label_sets,
+    read_instant,
+    select_metrics,
+)
+from metrics.threads import Probe, ask_probes
 
-BRIEF = timedelta(seconds=2)
-LIMITS = Limits(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF, BRIEF)
+REQUEST_TIMEOUT = timedelta(seconds=2)
+EXPORTER_LIMITS = ServerTimeouts(
+    REQUEST_TIMEOUT, REQUEST_TIMEOUT, REQUEST_TIMEOUT, REQUEST_TIMEOUT, REQUEST_TIMEOUT, REQUEST_TIMEOUT
+)
 """How long an exporter waits for an answer; it does not repeat a request."""
-PATIENCE = 1.7
+SCRAPE_TIMEOUT_SECONDS = 1.7
 """Time limit in seconds for all collectors together, so that a scrape is answered within two."""
-ROOT_PATIENCE = 1.2
+ROOTS_TIMEOUT_SECONDS = 1.2
 """Time limit in seconds for all roots together."""
 
 
@@ -51,18 +61,20 @@ class Exporter(Collecting):
     """The readings of all collectors, and the success and duration of each."""
 
     def __init__(self, settings: Settings) -> None:
-        self._metrics = of("exporter", table(all_declared()))
-        self._constants = list(_constants())
+        self._metrics = select_metrics("exporter", build_metrics(all_declared()))
+        self._constants = list(_read_declarations())
         found = all_collectors(settings)
-        batches = {name: BATCHES[one.parent or one.name] for one in all_declared() for name in one.collectors}
-        self._probes = [Probe(name, partial(_ask, one, settings, batches.get(name))) for name, one in found.items()]
+        batches = {name: BATCHES[one.parent_name or one.name] for one in all_declared() for name in one.collectors}
+        self._probes = [
+            Probe(name, partial(_run_collector, one, settings, batches.get(name))) for name, one in found.items()
+        ]
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:
         """Run all collectors, one scrape at a time."""
         found: dict[str, list[Reading]] = defaultdict(list)
         with self._lock:
-            for reading in (*self._constants, *self._readings()):
+            for reading in (*self._constants, *self._collect_readings()):
                 found[f"forgekeeper_{reading.metric}"].append(reading)
         for metric in self._metrics:
             family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -70,61 +82,61 @@ class Exporter(Collecting):
                 family.add_metric(reading.labels, reading.value)
             yield family
 
-    def _readings(self) -> Iterator[Reading]:
-        for probe, answer in zip(self._probes, asked(self._probes, PATIENCE), strict=True):
+    def _collect_readings(self) -> Iterator[Reading]:
+        for probe, answer in zip(self._probes, ask_probes(self._probes, SCRAPE_TIMEOUT_SECONDS), strict=True):
             yield Reading("exporter_collector_success", float(answer is not None), (probe.name,))
             yield Reading("exporter_collector_duration_seconds", probe.seconds, (probe.name,))
             yield from answer or ()
 
 
-def registry(settings: Settings) -> CollectorRegistry:
+def create_registry(settings: Settings) -> CollectorRegistry:
     """Return the metrics that the endpoint of this process shows."""
     shown = CollectorRegistry()
     shown.register(Exporter(settings))
     return shown
 
 
-def _ask(collector: Collector, settings: Settings, batch: BatchSpec | None) -> list[Reading]:
+def _run_collector(collector: Collector, settings: Settings, batch: BatchSpec | None) -> list[Reading]:
     """Return the readings of a collector; none if the forge lacks tables of its *batch*.
 
     Such a batch is off, or blocked, which another alert reports.
     """
-    with _connected() if collector.database else nullcontext():
+    with _connect_thread() if collector.database else nullcontext():
         try:
-            with looking():
-                return list(collector.look(settings))
+            with read_only_snapshot():
+                return list(collector.read(settings))
         except pw.ProgrammingError:
-            if batch is None or not preconditions.missing(batch):
+            if batch is None or not preconditions.find_missing_needs(batch):
                 raise
             return []
 
 
 @contextmanager
-def _connected() -> Iterator[None]:
+def _connect_thread() -> Iterator[None]:
     """Connect this thread to the database; no connection is kept idle between two scrapes."""
     try:
         database.connect()
         yield
     finally:
-        release()
+        release_connection()
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:
     """Return the collectors of the engine and of the batches, by label."""
     return {
-        "batches": Collector(_batches),
-        "runs": Collector(_runs),
-        "flags": Collector(_flags),
-        "queues": Collector(_queues, database=False),
-        "dead_letters": Collector(_dead_letters),
-        "leases": Collector(_leases, database=False),
-        "roots": Collector(_roots(settings), database=False),
-        "quarantine": Collector(_quarantine),
-        "clocks": Collector(_clocks),
+        "batches": Collector(_read_batches),
+        "runs": Collector(_read_runs),
+        "flags": Collector(_read_flags),
+        "queues": Collector(_read_queues, database=False),
+        "dead_letters": Collector(_count_dead_letters),
+        "leases": Collector(_read_leases, database=False),
+        "roots": Collector(_create_roots_collector(settings), database=False),
+        "quarantine": Collector(_count_quarantined),
+        "clocks": Collector(_read_clocks),
     } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
 
 
-def _constants() -> Iterator[Reading]:
+def _read_declarations() -> Iterator[Reading]:
     """Read the declarations."""
     for one in all_declared():
         yield Reading("info", 1, (one.name, str(one.document or "none"), one.queue, one.team))
@@ -133,86 +145,88 @@ def _constants() -> Iterator[Reading]:
             yield Reading("threshold_limit", limit.above, (one.name, limit.name))
 
 
-def _batches(settings: Settings) -> Iterator[Reading]:
+def _read_batches(settings: Settings) -> Iterator[Reading]:
     """Yield the expectations of each batch; none for a batch with a hold."""
-    registered = {row.name: row.registered_at for row in Batch.select() if spec(row.name)}
+    registered = {row.name: row.registered_at for row in Batch.select() if find_declaration(row.name)}
     for name, instant in registered.items():
-        yield from at("registered_timestamp_seconds", instant, name)
-    yield from _holds()
-    idle = holds.idle(settings)
-    blocked = {row.name: row for row in Batch.blocked() if spec(row.name) and row.name not in idle}
+        yield from read_instant("registered_timestamp_seconds", instant, name)
+    yield from _read_holds()
+    idle = holds.find_idle_batches(settings)
+    blocked = {row.name: row for row in Batch.list_blocked() if find_declaration(row.name) and row.name not in idle}
     for name, row in blocked.items():
-        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
-    schedules = {name: settings.cron(name) for name in BATCHES}
+        yield from read_instant(
+            "batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason)
+        )
+    schedules = {name: settings.schedule_of(name) for name in BATCHES}
     for name, schedule in schedules.items():
         if schedule is not None and name not in idle:
-            yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
-    off = list(switched_off(registered, schedules))
+            yield Reading("schedule_interval_seconds", schedule.longest_interval.total_seconds(), (name,))
+    off = list(find_switched_off(registered, schedules))
     for switch in off:
-        yield from at("batch_off_since_timestamp_seconds", switch.since, switch.batch, switch.by)
+        yield from read_instant("batch_off_since_timestamp_seconds", switch.since, switch.batch, switch.by)
     excused = idle | blocked.keys() | {switch.batch for switch in off if switch.by == "flag_off"}
     for one in all_declared():
-        for record in one.records if (one.parent or one.name) not in excused else ():
+        for record in one.records if (one.parent_name or one.name) not in excused else ():
             if record.objective is not None:
                 seconds = record.objective.total_seconds()
                 yield Reading("backlog_age_objective_seconds", seconds, (one.name, record.name))
 
 
-def _holds() -> Iterator[Reading]:
+def _read_holds() -> Iterator[Reading]:
     first: dict[tuple[str, ...], datetime] = {}
-    for hold in sorted(Hold.standing(), key=lambda hold: hold.since, reverse=True):
+    for hold in sorted(Hold.list_active(), key=lambda hold: hold.since, reverse=True):
         word = {"pause": "paused", "stop": "stopped"}.get(hold.kind)
-        if spec(hold.batch):
+        if find_declaration(hold.batch):
             first[(word, hold.batch) if word else ("held", hold.batch, hold.kind)] = hold.since
     for (how, *labels), since in first.items():
-        yield from at(f"batch_{how}_since_timestamp_seconds", since, *labels)
+        yield from read_instant(f"batch_{how}_since_timestamp_seconds", since, *labels)
 
 
-def _runs(_settings: Settings) -> Iterator[Reading]:
+def _read_runs(_settings: Settings) -> Iterator[Reading]:
     for batch in BATCHES:
-        health = JobRun.health(batch)
+        health = JobRun.read_health(batch)
         yield Reading("consecutive_failures", health.failures, (batch,))
-        yield from at("last_run_timestamp_seconds", health.last_run, batch)
-        yield from at("last_success_timestamp_seconds", health.last_success, batch)
-        yield from at("running_since_timestamp_seconds", health.running_since, batch)
+        yield from read_instant("last_run_timestamp_seconds", health.last_run, batch)
+        yield from read_instant("last_success_timestamp_seconds", health.last_success, batch)
+        yield from read_instant("running_since_timestamp_seconds", health.running_since, batch)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
-        yield Reading("ticks_ahead", reconcile.ahead(batch), (batch,))
+        yield Reading("ticks_ahead", reconcile.count_ticks_ahead(batch), (batch,))
 
 
-def _clocks(_settings: Settings) -> Iterator[Reading]:
-    for difference in preconditions.differences():
+def _read_clocks(_settings: Settings) -> Iterator[Reading]:
+    for difference in preconditions.compare_clocks():
         yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
 
 
-def _flags(_settings: Settings) -> Iterator[Reading]:
+def _read_flags(_settings: Settings) -> Iterator[Reading]:
     for flag in FLAGS:
         yield Reading("feature_flag_enabled", float(FeatureFlag.is_on(flag)), (flag,))
 
 
-def _queues(_settings: Settings) -> Iterator[Reading]:
-    for queue in queues():
-        counts = depth(client, queue)
+def _read_queues(_settings: Settings) -> Iterator[Reading]:
+    for queue in list_queues():
+        counts = count_messages(client, queue)
         for state, count in (("ready", "ready"), ("unacked", "in_flight"), ("delayed", "delayed")):
             yield Reading("queue_messages", counts[count], (queue, state))
-        yield from at("queue_oldest_message_timestamp_seconds", due_since(client, queue), queue)
+        yield from read_instant("queue_oldest_message_timestamp_seconds", due_since(client, queue), queue)
 
 
-def _dead_letters(_settings: Settings) -> Iterator[Reading]:
+def _count_dead_letters(_settings: Settings) -> Iterator[Reading]:
     """Count children that wait for a person, and unreadable messages.
 
     Redis keeps these messages longer.
     """
-    found = quarantine.dead_letters()
+    found = quarantine.count_dead_letters()
     for one in all_declared():
         yield Reading("dead_letter_messages", found.get(("child", one.name), 0), (one.queue, one.name))
-    for queue in queues():
+    for queue in list_queues():
         yield Reading("dead_letter_messages", found.get(("message", queue), 0), (queue, NO_BATCH))
 
 
-def _leases(_settings: Settings) -> Iterator[Reading]:
+def _read_leases(_settings: Settings) -> Iterator[Reading]:
     seconds, microseconds = client.time()
-    held = locks.leases(client)
+    held = locks.list_leases(client)
     for family in (one.name for one in all_declared() if one.lease):
         left = [one.left.total_seconds() for one in held if one.name.partition(":")[0] == family]
         yield Reading("lease_held", float(bool(left)), (family,))
@@ -220,39 +234,39 @@ def _leases(_settings: Settings) -> Iterator[Reading]:
             yield Reading("lease_expiry_timestamp_seconds", seconds + microseconds / 1e6 + max(left), (family,))
 
 
-def _quarantine(_settings: Settings) -> Iterator[Reading]:
+def _count_quarantined(_settings: Settings) -> Iterator[Reading]:
     """Count quarantined records, except records that documents keep and count themselves."""
-    found: dict[tuple[str, ...], int] = dict(quarantine.counts().items())
+    found: dict[tuple[str, ...], int] = dict(quarantine.count_repeated().items())
     kept = {(one.name, refused.record) for one in all_declared() for refused in one.refused}
-    for labels in {*(series(all_declared())["quarantined"] or ())} - kept - {UNREADABLE}:
+    for labels in {*(collect_label_sets(all_declared())["quarantined"] or ())} - kept - {UNREADABLE_LABELS}:
         yield Reading("quarantine_records", found.pop(labels, 0), labels)
-    yield Reading("quarantine_records", sum(found.values()), UNREADABLE)
+    yield Reading("quarantine_records", sum(found.values()), UNREADABLE_LABELS)
 
 
-def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
+def _create_roots_collector(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
     """Return a collector that reads all roots in parallel: a hanging root hides no other.
 
     The roots are the folder of repositories and the stores.  A root of another installation, or without an owner, is
     not readable; while the database is down, the owner is not checked.
     """
-    probes = [Probe(name, partial(_of_store, name, url)) for name, url in settings.object_stores.items()]
+    probes = [Probe(name, partial(_read_store_sentinel, name, url)) for name, url in settings.object_stores.items()]
     if settings.repositories_root is not None:
-        probes.append(Probe("repositories", sentinel.Folder(settings.repositories_root).sentinel))
-    whose = Probe("installation", _installation)
+        probes.append(Probe("repositories", sentinel.Folder(settings.repositories_root).read_owner))
+    whose = Probe("installation", _read_installation)
 
-    def look(_settings: Settings) -> Iterator[Reading]:
-        ours, *answers = asked((whose, *probes), ROOT_PATIENCE)
+    def read_roots(_settings: Settings) -> Iterator[Reading]:
+        ours, *answers = ask_probes((whose, *probes), ROOTS_TIMEOUT_SECONDS)
         for probe, found in zip(probes, answers, strict=True):
             readable = found is not None and ours in (None, found)
             yield Reading("root_readable", float(readable), (probe.name,))
 
-    return look
+    return read_roots
 
 
-def _of_store(location: str, url: SecretStr) -> str | None:
-    return sentinel.Store(location, url.get_secret_value()).sentinel()
+def _read_store_sentinel(location: str, url: SecretStr) -> str | None:
+    return sentinel.Store(location, url.get_secret_value()).read_owner()
 
 
-def _installation() -> str:
-    with _connected():
-        return Installation.ensure()
+def _read_installation() -> str:
+    with _connect_thread():
+        return Installation.ensure_id()

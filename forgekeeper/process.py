@@ -19,42 +19,42 @@ from select import select
 import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
-from forgekeeper.delivery.boot import load
-from forgekeeper.platform.lifetime import TIME_UP, reserve
+from forgekeeper.delivery.boot import load_settings
+from forgekeeper.platform.worker_shutdown import TIMED_OUT_STATUS, reserved_seconds
 from metrics import logs
-from metrics.counting import WORKER
-from metrics.endpoint import Watch
-from metrics.threads import Thread
+from metrics.counting import WORKER_METRICS
+from metrics.endpoint import EndpointWatch
+from metrics.threads import DaemonThread
 
-READY_TIMEOUT = "5000"
+READY_TIMEOUT_MILLISECONDS = "5000"
 """Milliseconds that the master waits for a process to be ready; meanwhile it does not notice that process's death."""
-LOOK = 0.5
-GONE = 0.7
+CHILD_POLL_SECONDS = 0.5
+KILL_WAIT_SECONDS = 0.7
 """Seconds for the kernel to end a killed process; a later one is held by the kernel, perhaps for a disk."""
-LAST_STEPS = 10.0
+EXIT_GRACE_SECONDS = 10.0
 """Seconds for a master without processes to end or reload; else it waits for a lock that a dead process held."""
 
 log = structlog.get_logger("forgekeeper.process")
 
 
-def run(arguments: list[str]) -> int:
+def run_master(arguments: list[str]) -> int:
     """Run dramatiq's master process with *arguments*; return its exit status."""
     # Dramatiq blocks these signals in its own thread only: a thread of ours would get them before its handlers exist.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-    settings = load()
+    settings = load_settings()
     logs.configure(settings.log_format, settings.log_level)
-    if settings.metrics_port_worker and not WORKER.in_files:
+    if settings.metrics_port_worker and not WORKER_METRICS.uses_files:
         # Counters would stay in memory, and the metrics page would be empty.
         sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
         return 2
     if settings.metrics_port_worker:
-        Watch(settings.metrics_host, settings.metrics_port_worker).start()
+        EndpointWatch(settings.metrics_host, settings.metrics_port_worker).start()
     kill_late_processes(settings.shutdown_timeout)
     # On SIGHUP dramatiq executes this command in the same process: with a new program, and the same metrics page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
     # No --path: dramatiq would search the current folder before all installed packages.
     ours = ["forgekeeper.delivery.broker:load_batches", "--path", "--skip-logging"]
-    ours += ["--worker-fork-timeout", READY_TIMEOUT]
+    ours += ["--worker-fork-timeout", READY_TIMEOUT_MILLISECONDS]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 
@@ -70,29 +70,29 @@ def kill_late_processes(allowed: timedelta) -> None:
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     # A forked process would write its own signals into the pipe, too.
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))
-    until_killed = allowed.total_seconds() - reserve(allowed) / 2
-    Thread(partial(_watch, signals, until_killed), "master").start()
+    until_killed = allowed.total_seconds() - reserved_seconds(allowed) / 2
+    DaemonThread(partial(_kill_late_children, signals, until_killed), "master").start()
 
 
-def _watch(signals: int, allowed: float) -> None:
+def _kill_late_children(signals: int, allowed: float) -> None:
     most = 0
     while True:
         alive = len(multiprocessing.active_children())
         most = max(most, alive)
-        if alive < most or select([signals], [], [], LOOK)[0]:
+        if alive < most or select([signals], [], [], CHILD_POLL_SECONDS)[0]:
             break
     time.sleep(allowed)
     if late := multiprocessing.active_children():
         log.critical("worker killed processes that did not end", pids=[process.pid for process in late])
     for process in late:
         process.kill()
-    time.sleep(GONE)
+    time.sleep(KILL_WAIT_SECONDS)
     held = [process.pid for process in multiprocessing.active_children()]
     if not held:
-        time.sleep(LAST_STEPS)
+        time.sleep(EXIT_GRACE_SECONDS)
     log.critical("worker does not wait any longer", pids=held)
-    os._exit(TIME_UP)
+    os._exit(TIMED_OUT_STATUS)
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_master(sys.argv[1:]))

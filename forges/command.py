@@ -27,9 +27,9 @@ def adopt(
     The views go into the schema that FORGEKEEPER_FORGE_SCHEMA names; run this as the role that owns the forge's tables.
     Running it again, as after an upgrade of the forge, makes them as they should be; no row is touched.
     """
-    from forges.adopting import make_views
+    from forges.adopt_command import create_views
 
-    make_views(forge, print_=print_, role=role, tables=tables, json=json)
+    create_views(forge, print_=print_, role=role, tables=tables, json=json)
 
 
 def peek(
@@ -51,6 +51,6 @@ def peek(
     It only reads: nothing is created or locked, and Redis is not asked. A role that may select from the forge's tables
     is enough, and a standby will do.
     """
-    from forges.peeking import peek as look
+    from forges.peek_command import print_due_records
 
-    look(url, forge=forge, tables=tables, seconds=seconds, json=json)
+    print_due_records(url, forge=forge, tables=tables, seconds=seconds, json=json)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from forges.adoption import Adoption
 
-VIEW = re.compile(r"create or replace view VIEWS\.(\w+) as\n(.*?);\n", re.DOTALL)
-TABLE = re.compile(r"create table if not exists VIEWS\.(\w+) \((.*?)\);\n", re.DOTALL)
-FUNCTION = re.compile(
+VIEW_STATEMENT = re.compile(r"create or replace view VIEWS\.(\w+) as\n(.*?);\n", re.DOTALL)
+TABLE_STATEMENT = re.compile(r"create table if not exists VIEWS\.(\w+) \((.*?)\);\n", re.DOTALL)
+FUNCTION_STATEMENT = re.compile(
     r"create or replace function VIEWS\.(\w+)\(([^)]*)\) returns \w+\n    language sql [^\n]*\n    return (.*?);\n",
     re.DOTALL,
 )
-CALL = re.compile(r"VIEWS\.(\w+)\(")
-COLUMN = re.compile(r"\s*(\w+) (\w+)")
+FUNCTION_CALL = re.compile(r"VIEWS\.(\w+)\(")
+COLUMN_DEFINITION = re.compile(r"\s*(\w+) (\w+)")
 
 
 def write_common_tables(found: Adoption) -> dict[str, str]:
@@ -23,11 +23,13 @@ def write_common_tables(found: Adoption) -> dict[str, str]:
     Functions are replaced by their expressions, and tables that the adoption would create are empty.
     """
     # The placeholder VIEWS stays in the text, so that the schema of the views can be removed.
-    parts = [*found.before, *(part.name for part in found.parts)]
+    parts = [*found.templates_before, *(part.name for part in found.adopted_parts)]
     text = "\n".join(found.write_part(part, VIEWS="VIEWS") for part in parts)
-    functions = {name: (_names(arguments), body) for name, arguments, body in FUNCTION.findall(text)}
-    tables = {name: _write_empty(columns) for name, columns in TABLE.findall(text)}
-    views = {name: _write_inline(query, functions) for name, query in VIEW.findall(text)}
+    functions = {
+        name: (_list_argument_names(arguments), body) for name, arguments, body in FUNCTION_STATEMENT.findall(text)
+    }
+    tables = {name: _write_empty(columns) for name, columns in TABLE_STATEMENT.findall(text)}
+    views = {name: _write_inline(query, functions) for name, query in VIEW_STATEMENT.findall(text)}
     return {name: query.replace("VIEWS.", "") for name, query in (tables | views).items()}
 
 
@@ -47,17 +49,17 @@ def prefix_statement(statement: str, common_tables: Mapping[str, str]) -> str:
 
 
 def _write_empty(columns: str) -> str:
-    typed = (COLUMN.match(column) for column in columns.split(","))
+    typed = (COLUMN_DEFINITION.match(column) for column in columns.split(","))
     return f"select {', '.join(f'null::{one[2]} as {one[1]}' for one in typed if one)} where false"
 
 
-def _names(arguments: str) -> list[str]:
+def _list_argument_names(arguments: str) -> list[str]:
     return [argument.split()[0] for argument in arguments.split(",")]
 
 
 def _write_inline(text: str, functions: Mapping[str, tuple[list[str], str]]) -> str:
     """Replace calls of functions by their expressions, also inside these expressions."""
-    while call := CALL.search(text):
+    while call := FUNCTION_CALL.search(text):
         names, body = functions[call[1]]
         arguments, end = _read_arguments(text, call.end())
         expression = _replace_words(body, dict(zip(names, arguments, strict=True)))

@@ -19,7 +19,7 @@ class ForgeFacts(NamedTuple):
     not_adopted: str
 
 
-ROWS = ForgeFacts(
+FACT_LABELS = ForgeFacts(
     artifacts="artifacts",
     locks="locks of artifacts",
     sizes="sizes of projects",

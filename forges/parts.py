@@ -16,5 +16,5 @@ class AdoptedPart(NamedTuple):
     name: str
     views: Sequence[str]
     needs: Mapping[str, str]
-    beside: Sequence[str] = ()
-    instead: str | None = None
+    also_changes: Sequence[str] = ()
+    unless_table: str | None = None

@@ -17,14 +17,14 @@ from forges.forge_tables import ForgeTables
 
 SAMPLED_ROWS = 10_000
 """Due rows that are sampled to estimate the size of all."""
-DUE = "select count(*), {total}, min({since}) from {table} where {due}"
-AVERAGE_OF_OLDEST = """
+SELECT_DUE_TOTALS = "select count(*), {total}, min({since}) from {table} where {due}"
+SELECT_AVERAGE_SIZE = """
     select avg(size), min(since) from (
         select {size} as size, {since} as since from {table} where {due} order by {since} limit {rows}
     ) as sampled
 """
-EXPECTED = "explain (format json) {statement}"
-KEPT = "select {counts} from {table} where {since} < %s and ({due}) is not true"
+EXPLAIN_STATEMENT = "explain (format json) {statement}"
+SELECT_KEPT_COUNTS = "select {counts} from {table} where {since} < %s and ({due}) is not true"
 
 Condition = tuple[str, list[Any]]
 """SQL and its values."""
@@ -53,7 +53,7 @@ def count_rows(rows: Rows[Any], tables: ForgeTables, instant: datetime, until: f
 
     *until* is an instant of the monotonic clock; counts that are not finished by then are estimated.
     """
-    counting = _Counting(rows, tables, instant)
+    counting = _RowCounter(rows, tables, instant)
     made = RowCount(rows.record, rows.verb)
     left = until - time.monotonic()
     if not counting.count_due(made, until - left / 2):
@@ -63,77 +63,83 @@ def count_rows(rows: Rows[Any], tables: ForgeTables, instant: datetime, until: f
 
 
 @dataclass
-class _Counting:
+class _RowCounter:
     rows: Rows[Any]
     tables: ForgeTables
     instant: datetime
 
     def count_due(self, made: RowCount, until: float) -> bool:
         """Count the rows that would be deleted; return False if the time is up."""
-        total = "null" if self._size is None else f"coalesce(sum({self._size}), 0)::bigint"
-        row = survey.within(until, lambda: self._ask(DUE, self._due[1], total=total))
+        total = "null" if self._size_expression is None else f"coalesce(sum({self._size_expression}), 0)::bigint"
+        row = survey.answer_within(
+            until, lambda: self._fetch_row(SELECT_DUE_TOTALS, self._due_condition[1], total=total)
+        )
         if row is None:
             return False
         made.records, made.bytes, oldest = row
-        made.oldest = oldest and oldest + self.rows.after
+        made.oldest = oldest and oldest + self.rows.due_delay
         return True
 
     def estimate_due(self, made: RowCount, until: float) -> None:
         """Estimate the number by PostgreSQL's planner, and size and age by the oldest rows."""
         made.estimate = True
-        statement = self.tables.write(self._fill("select from {table} where {due}"))
-        ((plans,),) = database.execute_sql(EXPECTED.format(statement=statement), self._due[1]).fetchall()
+        statement = self.tables.write_statement(self._fill_statement("select from {table} where {due}"))
+        ((plans,),) = database.execute_sql(
+            EXPLAIN_STATEMENT.format(statement=statement), self._due_condition[1]
+        ).fetchall()
         made.records = int(plans[0]["Plan"]["Plan Rows"])
-        size = self._size or "null::bigint"
-        row = survey.within(until, lambda: self._ask(AVERAGE_OF_OLDEST, self._due[1], size=size, rows=SAMPLED_ROWS))
+        size = self._size_expression or "null::bigint"
+        row = survey.answer_within(
+            until, lambda: self._fetch_row(SELECT_AVERAGE_SIZE, self._due_condition[1], size=size, rows=SAMPLED_ROWS)
+        )
         if row is not None:
             average, oldest = row
             made.bytes = None if average is None else round(made.records * average)
-            made.oldest = oldest and oldest + self.rows.after
+            made.oldest = oldest and oldest + self.rows.due_delay
 
     def count_kept(self, until: float) -> dict[str, int | None]:
         """Count rows that look due and stay, by reason; None for each if the time is up."""
         reasons: dict[str, Condition] = {reason: (text, []) for reason, text in self.rows.stay_reasons.items()}
-        due, values = self._write(self.rows.condition)
-        for reason, (spared, more) in self._spared.items():
+        due, values = self._write_condition(self.rows.condition_of_all_shares)
+        for reason, (spared, more) in self._spared_conditions.items():
             reasons[reason] = f"({due}) and ({spared})", [*values, *more]
         if not reasons:
             return {}
         counts = ", ".join(f"count(*) filter (where {text})" for text, _values in reasons.values())
         given = [value for _text, values in reasons.values() for value in values]
-        given += [self.instant - self.rows.after, *self._due[1]]
-        row = survey.within(until, lambda: self._ask(KEPT, given, counts=counts))
+        given += [self.instant - self.rows.due_delay, *self._due_condition[1]]
+        row = survey.answer_within(until, lambda: self._fetch_row(SELECT_KEPT_COUNTS, given, counts=counts))
         each = [None] * len(reasons) if row is None else row
         return {reason: count for reason, count in zip(reasons, each, strict=True) if count != 0}
 
     @cached_property
-    def _spared(self) -> dict[str, Condition]:
-        every = self.rows.spared
-        return {one.reason: self._write(one.where) for one in every if self.tables.has(one.model)}
+    def _spared_conditions(self) -> dict[str, Condition]:
+        every = self.rows.kept
+        return {one.reason: self._write_condition(one.where) for one in every if self.tables.has_relation(one.model)}
 
     @cached_property
-    def _due(self) -> Condition:
+    def _due_condition(self) -> Condition:
         """Condition of the rows that would be deleted."""
-        text, values = self._write(self.rows.condition)
+        text, values = self._write_condition(self.rows.condition_of_all_shares)
         text = f"({text}) and {column_name(self.rows.since)} is not null"
-        for spared, more in self._spared.values():
+        for spared, more in self._spared_conditions.values():
             text, values = f"{text} and ({spared}) is not true", [*values, *more]
         return text, values
 
     @property
-    def _size(self) -> str | None:
+    def _size_expression(self) -> str | None:
         return None if self.rows.size is None else write_bytes(self.rows.size)
 
-    def _write(self, expression: Any) -> Condition:
+    def _write_condition(self, expression: Any) -> Condition:
         return write_expression(self.rows.model, expression)
 
-    def _fill(self, statement: str, **words: Any) -> str:
+    def _fill_statement(self, statement: str, **words: Any) -> str:
         known = {
             "table": relation_name(self.rows.model),
             "since": column_name(self.rows.since),
-            "due": self._due[0],
+            "due": self._due_condition[0],
         }
         return statement.format(**known, **words)
 
-    def _ask(self, statement: str, values: Sequence[Any], **words: Any) -> Any:
-        return self.tables.ask(self._fill(statement, **words), values)
+    def _fetch_row(self, statement: str, values: Sequence[Any], **words: Any) -> Any:
+        return self.tables.fetch_row(self._fill_statement(statement, **words), values)

@@ -18,20 +18,20 @@ from prometheus_client import CollectorRegistry, values
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
-from metrics.catalogue import LEVELS, NO_BATCH, Metric, Process, of, table
+from metrics.catalogue import LOG_LEVELS, NO_BATCH, Metric, ProcessKind, build_metrics, select_metrics
 
-ROOM = 1 << 18
+METRICS_FILE_BYTES = 1 << 18
 """Bytes of a file: more than all series of a process need, as growth would not allocate."""
-BREACHES = "forgekeeper_threshold_breaches_total"
-DEAD_LETTERS = "forgekeeper_run_dead_letters_total"
+BREACHES_METRIC = "forgekeeper_threshold_breaches_total"
+DEAD_LETTERS_METRIC = "forgekeeper_run_dead_letters_total"
 
-lacking: list[str] = []
+files_without_space: list[str] = []
 """Names of files without space on the disk."""
 
 log = structlog.get_logger(__name__)
 
 
-class RoomyFile(MmapedDict):
+class AllocatedFile(MmapedDict):
     """Patch of `prometheus_client.values.MmapedDict`: a file with allocated disk space.
 
     Files of prometheus_client 0.26.0 are sparse: if the disk is full, the kernel kills a process that writes to a
@@ -44,85 +44,85 @@ class RoomyFile(MmapedDict):
         try:
             with Path(filename).open("ab") as file:
                 try:
-                    os.posix_fallocate(file.fileno(), 0, ROOM)
+                    os.posix_fallocate(file.fileno(), 0, METRICS_FILE_BYTES)
                 except OSError:
                     file.truncate(0)
                     raise
             super().__init__(filename)  # type: ignore[no-untyped-call]
         except OSError:
-            lacking.append(Path(filename).name)
+            files_without_space.append(Path(filename).name)
             memory = os.memfd_create("metrics")
-            os.truncate(memory, ROOM)
+            os.truncate(memory, METRICS_FILE_BYTES)
             super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]
             os.close(memory)
 
 
 # The creation time of each counter would be an additional series, which no rule uses.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-values.MmapedDict = RoomyFile  # type: ignore[assignment,attr-defined]
+values.MmapedDict = AllocatedFile  # type: ignore[assignment,attr-defined]
 
 
 class Instruments:
     """Metrics of one kind of process, by full name; before `know`, only the engine's own."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ProcessKind) -> None:
         self.registry = CollectorRegistry()
         self._process = process
         self._metrics: dict[str, Metric] = {}
         self._instruments: dict[str, Any] = {}
-        self.know(table(()))
+        self.declare_metrics(build_metrics(()))
 
-    def know(self, metrics: Mapping[str, Metric]) -> Instruments:
+    def declare_metrics(self, metrics: Mapping[str, Metric]) -> Instruments:
         """Replace the metrics; call it once the batches are declared, before anything is counted."""
-        self._metrics = {metric.name: metric for metric in of(self._process, metrics)}
+        self._metrics = {metric.name: metric for metric in select_metrics(self._process, metrics)}
         for metric in self._metrics.values():
             # A gauge without labels exports 0 at once, which is not a valid time: it is created when it is set.
             if metric.labels or not metric.is_instant:
-                self._made(metric)
+                self._ensure_instrument(metric)
         return self
 
     @property
-    def in_files(self) -> bool:
+    def uses_files(self) -> bool:
         """Return True if the endpoint of all processes sees this process's values."""
         return values.ValueClass is not MutexValue
 
-    def has(self, name: str, *labels: str) -> bool:
+    def has_series(self, name: str, *labels: str) -> bool:
         """Check whether the catalogue has this series."""
         return labels in (self._metrics[name].children or ())
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
         """Increase a counter or gauge by *by*, which may be negative for a gauge."""
-        self._of(name, labels).inc(by)
+        self._find_child(name, labels).inc(by)
 
     def set(self, name: str, *labels: str, to: float) -> None:
         """Set a gauge."""
-        self._of(name, labels).set(to)
+        self._find_child(name, labels).set(to)
 
-    def mark(self, name: str, *labels: str) -> None:
+    def set_to_now(self, name: str, *labels: str) -> None:
         """Set a gauge to the current time."""
-        self._of(name, labels).set_to_current_time()
+        self._find_child(name, labels).set_to_current_time()
 
     def observe(self, name: str, *labels: str, seconds: float) -> None:
         """Observe a duration in a histogram."""
-        self._of(name, labels).observe(seconds)
+        self._find_child(name, labels).observe(seconds)
 
-    def zero(self) -> Instruments:
+    def create_all_series(self) -> Instruments:
         """Create every series with value 0: Prometheus sees no increase if a series starts at 1.
 
         Gauges of times are not created, because 0 is not a valid time.
         """
         for name, metric in self._metrics.items():
             for labels in (metric.children or ()) if not metric.is_instant else ():
-                self._of(name, labels)
-        for file in lacking:
+                self._find_child(name, labels)
+        for file in files_without_space:
             log.warning("counting in memory", file=file, error="no room on the disk of the metrics")
         return self
 
-    def _of(self, name: str, labels: tuple[str, ...]) -> Any:
-        instrument = self._made(self._metrics[name])
+    def _find_child(self, name: str, labels: tuple[str, ...]) -> Any:
+        instrument = self._ensure_instrument(self._metrics[name])
         return instrument.labels(*labels) if labels else instrument
 
-    def _made(self, metric: Metric) -> Any:
+    def _ensure_instrument(self, metric: Metric) -> Any:
         if metric.name not in self._instruments:
             kinds = {"counter": prometheus.Counter, "histogram": prometheus.Histogram, "gauge": prometheus.Gauge}
             options: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
@@ -134,19 +134,19 @@ class Instruments:
         return self._instruments[metric.name]
 
 
-WORKER = Instruments("worker")
+WORKER_METRICS = Instruments("worker")
 """Metrics of this process as a worker; the endpoint shows a worker's processes together."""
 
 
-def dead_lettered(actor: str) -> None:
+def count_dead_letter(actor: str) -> None:
     """Count a dead letter of *actor*, which may be unknown."""
-    known = WORKER.has(DEAD_LETTERS, actor)
-    WORKER.inc(DEAD_LETTERS, actor if known else NO_BATCH)
-    if WORKER.has(BREACHES, actor, "dead_letter"):
-        WORKER.inc(BREACHES, actor, "dead_letter")
+    known = WORKER_METRICS.has_series(DEAD_LETTERS_METRIC, actor)
+    WORKER_METRICS.inc(DEAD_LETTERS_METRIC, actor if known else NO_BATCH)
+    if WORKER_METRICS.has_series(BREACHES_METRIC, actor, "dead_letter"):
+        WORKER_METRICS.inc(BREACHES_METRIC, actor, "dead_letter")
 
 
-def line_written(level: str) -> None:
+def count_log_line(level: str) -> None:
     """Count a log line; a failure is not logged, as that would be another line."""
     with suppress(Exception):
-        WORKER.inc("forgekeeper_log_messages_total", level if level in LEVELS else "info")
+        WORKER_METRICS.inc("forgekeeper_log_messages_total", level if level in LOG_LEVELS else "info")

@@ -33,24 +33,24 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from metrics import logs
-from metrics.threads import STALLED_AFTER_SECONDS, START, Vital, find_stalled
+from metrics.threads import STALLED_AFTER_SECONDS, THREAD_START_SECONDS, CriticalThread, find_stalled
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+MULTIPROC_DIR_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that the client reads once, at its import: a later change would lose counts."""
-READY = ".ready"
+READY_SUFFIX = ".ready"
 """Suffix of the file, named by process id, that a process writes when it takes messages.
 
 It holds the time of the last sign of life by the monotonic clock, which all processes of a machine share.
 """
-OLD_READYZ = "/ready"
-RENAMED = "ready; /ready is called /readyz now, and is removed with the next release"
+OLD_READYZ_PATH = "/ready"
+READY_RENAMED_ANSWER = "ready; /ready is called /readyz now, and is removed with the next release"
 WAITS_FOR_SERVERS = "it waits for its servers, its log says for which"
-PAUSE = 5.0
+RESTART_PAUSE_SECONDS = 5.0
 """Seconds before an endpoint that ended is started again."""
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SHUTDOWN_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class PortTaken(Exception):
     """The endpoint cannot listen at an address; the message has the address and the reason."""
 
 
-class Endpoint(ThreadingWSGIServer):
+class MetricsEndpoint(ThreadingWSGIServer):
     """Serves `/metrics`, `/livez` and `/readyz`, each request in a thread of its own.
 
     `/metrics` collects *registry*. `/livez` answers 503 if *stalled* returns a reason, and `/readyz` if *unready* does;
@@ -73,18 +73,18 @@ class Endpoint(ThreadingWSGIServer):
         listening: socket.socket,
         registry: CollectorRegistry,
         *,
-        unready: Callable[[], str | None] = lambda: None,
-        stalled: Callable[[], str | None] = find_stalled,
+        find_unready_reason: Callable[[], str | None] = lambda: None,
+        find_stalled_reason: Callable[[], str | None] = find_stalled,
         is_open: bool = True,
     ) -> None:
-        super().__init__(listening.getsockname()[:2], _Request, bind_and_activate=False)
+        super().__init__(listening.getsockname()[:2], _RequestHandler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
         self.server_name, self.server_port = listening.getsockname()[:2]
         self.setup_environ()
-        self.set_app(self._answer)
+        self.set_app(self._handle_request)
         self._metrics = make_wsgi_app(registry)
-        self._unready, self._stalled = unready, stalled
+        self._unready, self._stalled = find_unready_reason, find_stalled_reason
         self.is_open = is_open
 
     @property
@@ -95,23 +95,25 @@ class Endpoint(ThreadingWSGIServer):
 
     def start(self) -> None:
         """Serve in a thread of its own until the process ends."""
-        Server(self).start()
+        EndpointThread(self).start()
 
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:  # noqa: ARG002, the library's
         """Log one line about a request whose client disconnected."""
         error = sys.exception()
         log.info("scrape broken off", client=client_address[0], error=f"{type(error).__name__}: {error}")
 
-    def _answer(self, asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+    def _handle_request(self, asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path, closed = asked["PATH_INFO"], None if self.is_open else WAITS_FOR_SERVERS
         if path == "/livez":
-            return _say(respond, self._stalled(), "alive")
-        if path in {"/readyz", OLD_READYZ}:
-            return _say(respond, closed or self._unready(), "ready" if path == "/readyz" else RENAMED)
+            return _answer_health(respond, self._stalled(), "alive")
+        if path in {"/readyz", OLD_READYZ_PATH}:
+            return _answer_health(
+                respond, closed or self._unready(), "ready" if path == "/readyz" else READY_RENAMED_ANSWER
+            )
         if path != "/metrics":
             return _answer_text(respond, "404 Not Found", "there are /metrics, /livez and /readyz")
         if closed is not None:
-            return _say(respond, closed, "")
+            return _answer_health(respond, closed, "")
         try:
             answer: Iterable[bytes] = self._metrics(asked, respond)
         except Exception:
@@ -122,7 +124,7 @@ class Endpoint(ThreadingWSGIServer):
         return answer
 
 
-def _say(respond: StartResponse, why_not: str | None, fine: str) -> list[bytes]:
+def _answer_health(respond: StartResponse, why_not: str | None, fine: str) -> list[bytes]:
     """Answer 200, or 503 with the reason."""
     if why_not is None:
         return _answer_text(respond, "200 OK", fine)
@@ -135,20 +137,20 @@ def _answer_text(respond: StartResponse, status: str, text: str) -> list[bytes]:
     return [f"{text}\n".encode()]
 
 
-class Server(Vital):
+class EndpointThread(CriticalThread):
     """Serves an endpoint beside the main work of its process."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: MetricsEndpoint) -> None:
         super().__init__("metrics")
         self._endpoint = endpoint
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Serve until the process ends."""
         self._endpoint.serve_forever()
         self.stopped.set()
 
 
-class _Request(WSGIRequestHandler):
+class _RequestHandler(WSGIRequestHandler):
     timeout = 10
     """Seconds to wait for a client that connects and sends nothing."""
 
@@ -160,7 +162,7 @@ class _Request(WSGIRequestHandler):
         return StringIO()
 
 
-def listen(host: str, port: int, what: str = "metrics") -> socket.socket:
+def open_listening_socket(host: str, port: int, what: str = "metrics") -> socket.socket:
     """Listen at an address; raise `PortTaken` if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -171,7 +173,7 @@ def listen(host: str, port: int, what: str = "metrics") -> socket.socket:
         raise PortTaken(f"cannot serve {what} at {host}:{port}: {reason}") from None
 
 
-class Multiprocess(Collector):
+class WorkerMetricsCollector(Collector):
     """Values of all processes together; gauges of ended processes are left out."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,16 +190,16 @@ def _is_dead(process: str) -> bool:
     return process.isdigit() and not Path("/proc", process).exists()
 
 
-def unready(folder: Path) -> str | None:
+def why_not_ready(folder: Path) -> str | None:
     """Return why this worker is not ready; None if one of its processes takes messages."""
-    if any(file.stem.isdigit() and not _is_dead(file.stem) for file in folder.glob(f"*{READY}")):
+    if any(file.stem.isdigit() and not _is_dead(file.stem) for file in folder.glob(f"*{READY_SUFFIX}")):
         return None
     return "no process of this worker takes messages"
 
 
 def find_stalled_process(folder: Path) -> str | None:
     """Return which process of this worker has stalled; None if none has or none is ready."""
-    for file in folder.glob(f"*{READY}"):
+    for file in folder.glob(f"*{READY_SUFFIX}"):
         with suppress(OSError, ValueError):
             silent_for = time.monotonic() - float(file.read_text())
             if not _is_dead(file.stem) and silent_for > STALLED_AFTER_SECONDS:
@@ -205,7 +207,7 @@ def find_stalled_process(folder: Path) -> str | None:
     return None
 
 
-def begin() -> Path:
+def create_metrics_folder() -> Path:
     """Create the folder for the metrics of this process, its successor by exec, and its forks.
 
     Folders of workers that ended without cleanup are removed. In a restarted container, such a worker may have had the
@@ -218,16 +220,16 @@ def begin() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{own}-"))
 
 
-class Watch(Vital):
+class EndpointWatch(CriticalThread):
     """Keeps the endpoint running as a child that ends with this process."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__("endpoint")
-        self._folder = os.environ[FOLDER]
+        self._folder = os.environ[MULTIPROC_DIR_VARIABLE]
         self._command = [sys.executable, "-P", "-m", "metrics.endpoint", host, str(port), self._folder]
         self._endpoint: subprocess.Popen[bytes] | None = None
-        self._made = threading.Event()
-        atexit.register(self._end)
+        self._has_started = threading.Event()
+        atexit.register(self._stop_endpoint)
 
     def start(self) -> None:
         """Start with signals blocked, as Dramatiq installs its handlers in the main thread later.
@@ -236,18 +238,18 @@ class Watch(Vital):
         process that Dramatiq forked at this moment would keep that pipe open as long as it lives: the endpoint would
         serve, but nothing would restart it after its end.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SHUTDOWN_SIGNALS)
         super().start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._made.wait(START)
+        self._has_started.wait(THREAD_START_SECONDS)
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Start the endpoint again whenever it ends."""
         while not self.stopped.is_set():
-            self.take_turn(self._run)
-            self.stopped.wait(PAUSE)
+            self.take_turn(self._run_endpoint)
+            self.stopped.wait(RESTART_PAUSE_SECONDS)
 
-    def _run(self) -> None:
+    def _run_endpoint(self) -> None:
         try:
             self._endpoint = subprocess.Popen(
                 [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
@@ -256,12 +258,12 @@ class Watch(Vital):
             # The worker continues without metrics: its task is to delete.
             log.warning("metrics endpoint not started", error=str(error))
             return
-        self._made.set()
+        self._has_started.set()
         status = self._endpoint.wait()
         if not self.stopped.is_set():
             log.error("metrics endpoint has ended", status=status)
 
-    def _end(self) -> None:
+    def _stop_endpoint(self) -> None:
         """Remove the folder after the endpoint's end: an empty page would show falling counters."""
         self.stopped.set()
         if self._endpoint is not None:
@@ -272,19 +274,19 @@ class Watch(Vital):
 def main(host: str, port: str, folder: str, master: str) -> int:
     """Serve the metrics as long as the thread of the master that started this process lives."""
     logs.configure()
-    for number in SIGNALS:
+    for number in SHUTDOWN_SIGNALS:
         # These signals are for the workers; the endpoint serves until they have drained.
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     registry = CollectorRegistry()
-    registry.register(Multiprocess(Path(folder)))
+    registry.register(WorkerMetricsCollector(Path(folder)))
     try:
         counted_in = Path(folder)
-        endpoint = Endpoint(
-            listen(host, int(port)),
+        endpoint = MetricsEndpoint(
+            open_listening_socket(host, int(port)),
             registry,
-            unready=lambda: unready(counted_in),
-            stalled=lambda: find_stalled_process(counted_in),
+            find_unready_reason=lambda: why_not_ready(counted_in),
+            find_stalled_reason=lambda: find_stalled_process(counted_in),
         )
     except PortTaken as error:
         log.warning("metrics endpoint not started", error=str(error))

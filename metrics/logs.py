@@ -21,35 +21,35 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from metrics.unread import LineWriter
+from metrics.line_writer import LineWriter
 
-MASK = "********"
-LONGEST = 4_000
+SECRET_MASK = "********"  # noqa: S105, it hides secrets
+MAX_FACT_CHARACTERS = 4_000
 """Maximum characters of a fact: a traceback fits, a dumped payload does not."""
-SEEN = 32_000
+MAX_EXAMINED_CHARACTERS = 32_000
 """Maximum characters of a text that are examined; of a longer text the end is not shown."""
-MOST, DEEPEST = 50, 4
+MAX_SHOWN_ITEMS, MAX_SHOWN_LEVELS = 50, 4
 """Maximum items of a collection, and maximum levels of nesting, that are shown."""
-MORE = "…"
-PLAIN = {str, int, float, bool, type(None)}
+CUT_MARK = "…"
+PLAIN_TYPES = {str, int, float, bool, type(None)}
 """Types of facts without items and without text of their own."""
 
-WORDS = (
+SECRET_WORDS = (
     *("password", "passwd", "secret", "signature", "token", "authorization"),
     *(f"{kind}{between}key" for kind in ("access", "account", "api", "private", "sas") for between in ("", "_")),
 )
 """Words in the names of secrets."""
-NAME = rf"(?<!\w)(?:sig(?!\w)|(?=\w*?(?:{'|'.join(WORDS)}))\w++)"
-SECRET = re.compile(f"(?i){NAME}")
-URL = re.compile(r"(?<!\w)\w++://[^\s:/@]*+:(?P<value>\S*+)")
-CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
+SECRET_NAME_REGEX = rf"(?<!\w)(?:sig(?!\w)|(?=\w*?(?:{'|'.join(SECRET_WORDS)}))\w++)"
+SECRET_NAME = re.compile(f"(?i){SECRET_NAME_REGEX}")
+URL_WITH_PASSWORD = re.compile(r"(?<!\w)\w++://[^\s:/@]*+:(?P<value>\S*+)")
+CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     # Characters that break a line or change its reading direction.
     code: f"\\u{code:04x}"
     for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 
 
-class Output(logging.StreamHandler[TextIO]):
+class LogOutput(logging.StreamHandler[TextIO]):
     """Writes our lines and the libraries' records, each with one call.
 
     No line waits for a blocked reader: the line is lost, and the next line that can be written follows ``notice(number
@@ -64,16 +64,16 @@ class Output(logging.StreamHandler[TextIO]):
         with suppress(OSError, ValueError):  # a stream in memory has no file
             self._writer = LineWriter(stream.fileno())
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line of ours, without a log record, whose creation would take most of the time."""
         assert self.lock is not None
         with self.lock:
-            if self._lost and not self._write(self._notice(self._lost)):
+            if self._lost and not self._try_write(self._notice(self._lost)):
                 self._lost += 1
             else:
-                self._lost = int(not self._write(text))
+                self._lost = int(not self._try_write(text))
 
-    def _write(self, text: str) -> bool:
+    def _try_write(self, text: str) -> bool:
         line = f"{text}\n"
         try:
             if self._writer:
@@ -84,11 +84,11 @@ class Output(logging.StreamHandler[TextIO]):
             return False
         return True
 
-    debug = info = warning = error = critical = line
+    debug = info = warning = error = critical = write_line
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record of a library."""
-        self.line(self.format(record))
+        self.write_line(self.format(record))
 
     def close(self) -> None:
         """Stop writing."""
@@ -112,30 +112,30 @@ def configure(
     stream = stream or sys.stderr
     as_json = style == "json" or (style is None and not stream.isatty())
 
-    def count(_logger: WrappedLogger, method: str, facts: EventDict) -> EventDict:
+    def count_line(_logger: WrappedLogger, method: str, facts: EventDict) -> EventDict:
         if on_line:
             on_line(method)
         return facts
 
     gathering: list[Processor] = [
-        count,
+        count_line,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
     ]
     console = structlog.dev.ConsoleRenderer(timestamp_key="at", colors=stream.isatty())
     writing: list[Processor] = [
-        structlog.processors.ExceptionRenderer(trace),
-        *([_json] if as_json else [lambda _logger, _method, facts: redact(facts), console]),
+        structlog.processors.ExceptionRenderer(format_traceback),
+        *([_render_json] if as_json else [lambda _logger, _method, facts: redact(facts), console]),
     ]
 
-    def notice(lost: int) -> str:
+    def report_lost_lines(lost: int) -> str:
         facts: Any = {"event": "log lines were lost, as nobody read them", "lost": lost}
         for processor in (*gathering, *writing):
             facts = processor(None, "warning", facts)
         return str(facts)
 
-    output = Output(stream, notice)
+    output = LogOutput(stream, report_lost_lines)
     output.setFormatter(
         ProcessorFormatter(
             processors=[ProcessorFormatter.remove_processors_meta, *writing],
@@ -160,10 +160,10 @@ def configure(
     )
 
 
-def _json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
+def _render_json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
     line = {"at": facts.pop("at"), "level": facts.pop("level"), "message": facts.pop("event"), **facts}
     # Almost no line has anything to redact: one check of the whole line is faster than one per fact.
-    if len(line) <= MOST and PLAIN.issuperset(map(type, line.values())):
+    if len(line) <= MAX_SHOWN_ITEMS and PLAIN_TYPES.issuperset(map(type, line.values())):
         with suppress(TypeError):
             text = orjson.dumps(line, option=orjson.OPT_STRICT_INTEGER).decode()
             if _is_harmless(text):
@@ -174,24 +174,28 @@ def _json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
 def _is_harmless(line: str) -> bool:
     """Check whether `redact` would leave a line of plain facts unchanged; False if in doubt."""
     parts = ("\\", "://", "sig", "passw", "secret", "token", "authoriz", "key")  # each of `WORDS` contains one of these
-    plain = len(line) <= LONGEST and line.isascii() and line.isprintable()
+    plain = len(line) <= MAX_FACT_CHARACTERS and line.isascii() and line.isprintable()
     return plain and not any(map(line.lower().__contains__, parts))
 
 
-def trace(exc_info: ExcInfo) -> str:
+def format_traceback(exc_info: ExcInfo) -> str:
     """Format an exception's traceback; only its beginning and end are kept if it is too long.
 
     Frames and messages are masked and cut separately, so that a secret does not extend into the next part.
     """
     try:
         parts = TracebackException(*exc_info, compact=True).format()
-        said = "\n".join(clean(part).removesuffix("\n") for part in parts)
+        text = "\n".join(clean_text(part).removesuffix("\n") for part in parts)
     except Exception as error:  # noqa: BLE001, to say something must not fail
         return f"{exc_info[0].__name__}; its trace cannot be written: {type(error).__name__}"
-    return said if len(said) <= 2 * LONGEST else f"{said[:LONGEST]}{MORE}{said[-LONGEST:]}"
+    return (
+        text
+        if len(text) <= 2 * MAX_FACT_CHARACTERS
+        else f"{text[:MAX_FACT_CHARACTERS]}{CUT_MARK}{text[-MAX_FACT_CHARACTERS:]}"
+    )
 
 
-def _named(unless: str) -> re.Pattern[str]:
+def _compile_secret_pattern(unless: str) -> re.Pattern[str]:
     """Return a pattern for named secrets; a quote closes a value *unless* this precedes it.
 
     Only single characters have possessive quantifiers: CPython before 3.11.5 reports a possessive group as matched at
@@ -199,7 +203,7 @@ def _named(unless: str) -> re.Pattern[str]:
     fail.
     """
 
-    def word(quote: str) -> str:
+    def match_value(quote: str) -> str:
         # A quote may be escaped, in JSON inside a JSON string. An unclosed quote extends to the end.
         quoted = rf"(?P<{quote}>\\{{0,7}}+[\"'])(?:.*?{unless}(?P={quote})|.*+)"
         return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*"
@@ -207,53 +211,53 @@ def _named(unless: str) -> re.Pattern[str]:
     # If the apparent value is only another name, such as a scheme, the value follows it.
     scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token)|(?<=[=:]))\s++"
     return re.compile(
-        rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*)"
+        rf"(?is){SECRET_NAME_REGEX}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{match_value('first')}(?:{scheme}{match_value('second')})*)"
     )
 
 
-NAMED = _named(r"(?<!\\)"), _named("")
+NAMED_SECRETS = _compile_secret_pattern(r"(?<!\\)"), _compile_secret_pattern("")
 """Patterns for both readings of a backslash before a quote; a secret in either is masked."""
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Escape control characters, and Python's surrogates for undecodable bytes."""
-    return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
+    return text.translate(CONTROL_ESCAPES).encode("utf-8", "backslashreplace").decode()
 
 
-def escaped(text: str) -> str:
+def mask_and_escape(text: str) -> str:
     """Mask secrets, escape control characters."""
-    return printable(_masked(text))
+    return escape_controls(_mask_secrets(text))
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Mask secrets, escape control characters, and cut the middle of a long text.
 
     A text longer than `SEEN` loses its end, and the word at the cut, which may be half of a secret.
     """
-    if len(text) > SEEN:
-        rest = f"{MORE} ({len(text):,} characters)"
-        words = text[: text.rfind(" ", 0, SEEN) + 1]
-        return escaped(words)[: LONGEST - len(rest)] + rest
-    text = escaped(text)
-    half = (LONGEST - 1) // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}{MORE}{text[-half:]}"
+    if len(text) > MAX_EXAMINED_CHARACTERS:
+        rest = f"{CUT_MARK} ({len(text):,} characters)"
+        words = text[: text.rfind(" ", 0, MAX_EXAMINED_CHARACTERS) + 1]
+        return mask_and_escape(words)[: MAX_FACT_CHARACTERS - len(rest)] + rest
+    text = mask_and_escape(text)
+    half = (MAX_FACT_CHARACTERS - 1) // 2
+    return text if len(text) <= MAX_FACT_CHARACTERS else f"{text[:half]}{CUT_MARK}{text[-half:]}"
 
 
-def one_line(text: str) -> str:
+def clean_input(text: str) -> str:
     """Clean a person's input for a row: PostgreSQL refuses NUL and undecodable bytes."""
-    return clean(text).replace("\n", "\\n").replace("\t", "\\t")
+    return clean_text(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Format an exception as one line that every server can store."""
     # Masking precedes cutting, because half a secret is not recognized.
-    return clean(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
+    return clean_text(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
 
 
 def text_of(value: object) -> str:
     """Convert any *value* to text without raising: logging must not fail."""
     if isinstance(value, bytes | bytearray):
-        value = value[: SEEN + 1]
+        value = value[: MAX_EXAMINED_CHARACTERS + 1]
     try:
         return str(value)
     except Exception:  # noqa: BLE001, such as a number of more digits than Python writes
@@ -266,39 +270,39 @@ def redact(value: Any, name: str = "", depth: int = 0) -> Any:
     It never fails: values without text, and endless or deeply nested values, are shown as far as possible.
     """
     # A name of this length cannot be checked, so its value is not shown.
-    if len(name) > LONGEST or SECRET.search(name):
-        return MASK
+    if len(name) > MAX_FACT_CHARACTERS or SECRET_NAME.search(name):
+        return SECRET_MASK
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
         return value
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
-        return clean(text_of(value))
+        return clean_text(text_of(value))
     try:
-        rest = f"{MORE} {len(value):,} in all"
-        most = MOST if depth < DEEPEST else 0
+        rest = f"{CUT_MARK} {len(value):,} in all"
+        most = MAX_SHOWN_ITEMS if depth < MAX_SHOWN_LEVELS else 0
         if isinstance(value, Mapping):
             parts = ((text_of(key), part) for key, part in islice(value.items(), most))
-            found = {clean(key): redact(part, key, depth + 1) for key, part in parts}
-            return found | ({MORE: rest} if len(value) > most else {})
+            found = {clean_text(key): redact(part, key, depth + 1) for key, part in parts}
+            return found | ({CUT_MARK: rest} if len(value) > most else {})
         return [redact(part, "", depth + 1) for part in islice(value, most)] + ([rest] if len(value) > most else [])
     except Exception:  # noqa: BLE001, such as one that another thread is changing
         return f"<{type(value).__name__}>"
 
 
-def _masked(text: str) -> str:
-    named = [match.span("value") for pattern in NAMED for match in pattern.finditer(text)]
+def _mask_secrets(text: str) -> str:
+    named = [match.span("value") for pattern in NAMED_SECRETS for match in pattern.finditer(text)]
     shown, parts = 0, list[str]()
-    for begin, end in sorted((*named, *_passwords(text))):
+    for begin, end in sorted((*named, *_find_passwords(text))):
         if end > max(begin, shown):
-            parts += [text[shown:begin], MASK] if begin >= shown else []
+            parts += [text[shown:begin], SECRET_MASK] if begin >= shown else []
             shown = end
     return "".join((*parts, text[shown:]))
 
 
-def _passwords(text: str) -> Iterator[tuple[int, int]]:
+def _find_passwords(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of passwords in URLs: up to the last @ before a space.
 
     A password may contain @.
     """
-    for match in URL.finditer(text):
+    for match in URL_WITH_PASSWORD.finditer(text):
         begin, end = match.span("value")
         yield begin, text.rfind("@", begin, end)

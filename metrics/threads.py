@@ -21,13 +21,13 @@ from typing import Any
 
 import structlog
 
-from metrics.logs import describe
+from metrics.logs import describe_error
 
-FAILURES = 3
+MAX_FAILED_TURNS = 3
 """Consecutive failed turns that end the thread; fewer may be a coincidence."""
-START = 10.0
+THREAD_START_SECONDS = 10.0
 """Seconds within which a started thread must run, also on a very busy machine."""
-LAST_RESORT = 60
+FORCED_EXIT_SECONDS = 60
 """Seconds for an orderly shutdown without a vital thread, before the kernel kills us."""
 
 STALLED_AFTER_SECONDS = 60.0
@@ -36,26 +36,26 @@ SERVER_CLIENTS = {"peewee", "psycopg2", "redis"}
 """Packages that wait for servers. A loop inside them is blocked by its server."""
 
 log = structlog.get_logger(__name__)
-_why: list[str] = []
+_end_reasons: list[str] = []
 
 
 def end_process(reason: str, **facts: object) -> None:
     """Send SIGTERM to this process and log the reason; a timer kills the process if it hangs."""
-    _why.append(reason)
+    _end_reasons.append(reason)
     try:
         log.critical("process ends itself", reason=reason, **facts)
     finally:
         # Neither needs memory or a thread, which may be exhausted. None of our code uses SIGALRM.
-        signal.alarm(LAST_RESORT)
+        signal.alarm(FORCED_EXIT_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def ended_itself() -> bool:
     """Check whether this process has ended itself."""
-    return bool(_why)
+    return bool(_end_reasons)
 
 
-class Thread(threading.Thread):
+class DaemonThread(threading.Thread):
     """A daemon thread whose `start` raises `RuntimeError` if it does not run in time.
 
     *timeout* is in seconds. Without memory a thread may die before it reports that it runs; `threading` would wait for
@@ -63,20 +63,24 @@ class Thread(threading.Thread):
     """
 
     def __init__(
-        self, target: Callable[[], object] | None = None, name: str | None = None, *, timeout: float = START
+        self,
+        target: Callable[[], object] | None = None,
+        name: str | None = None,
+        *,
+        timeout: float = THREAD_START_SECONDS,
     ) -> None:
         super().__init__(target=target, name=name, daemon=True)
-        self._said: threading.Event = self._started  # type: ignore[attr-defined]
-        self._said.wait = partial(self._said.wait, timeout)
+        self._started_event: threading.Event = self._started  # type: ignore[attr-defined]
+        self._started_event.wait = partial(self._started_event.wait, timeout)
 
     def start(self) -> None:
         """Start the thread."""
         super().start()
-        if not self._said.is_set():
+        if not self._started_event.is_set():
             raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
 
 
-class Vital(Thread):
+class CriticalThread(DaemonThread):
     """A thread that its process needs; it is at `work` until `stopped` is set."""
 
     def __init__(self, name: str) -> None:
@@ -90,13 +94,13 @@ class Vital(Thread):
         """Work; if that ends before `stopped` is set, end the process."""
         error: BaseException | None = None
         try:
-            self.work()
+            self.run_until_stopped()
         except BaseException as raised:  # noqa: BLE001, there is nobody behind us who would hear of it
             error = raised
         if not self.stopped.is_set():
-            self.broken(error)
+            self.handle_early_end(error)
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Do the work of the thread until `stopped` is set."""
         raise NotImplementedError
 
@@ -107,7 +111,7 @@ class Vital(Thread):
             turn()
         except Exception as error:
             self._failures += 1
-            if self._failures >= FAILURES:
+            if self._failures >= MAX_FAILED_TURNS:
                 raise
             log.warning("turn failed", thread=self.name, exc_info=error)
             return False
@@ -116,7 +120,7 @@ class Vital(Thread):
         self._failures = 0
         return True
 
-    def broken(self, error: BaseException | None) -> None:
+    def handle_early_end(self, error: BaseException | None) -> None:
         """End the process."""
         end_process(f"its thread {self.name!r} has ended", exc_info=error)
 
@@ -129,7 +133,7 @@ def find_stalled() -> str | None:
     """
     frames = sys._current_frames()  # noqa: SLF001, the only way to see what another thread waits for
     for thread in threading.enumerate():
-        began = thread.turn_began if isinstance(thread, Vital) else None
+        began = thread.turn_began if isinstance(thread, CriticalThread) else None
         if began is None or monotonic() - began < STALLED_AFTER_SECONDS:
             continue
         if not _waits_for_server(frames.get(thread.ident or 0)):
@@ -145,7 +149,7 @@ def _waits_for_server(frame: FrameType | None) -> bool:
     return False
 
 
-class Rounds(Vital):
+class PeriodicThread(CriticalThread):
     """Runs *turn* every *interval* seconds in its own thread, independent of other loops."""
 
     def __init__(self, name: str, turn: Callable[[], None], *, interval: float) -> None:
@@ -153,7 +157,7 @@ class Rounds(Vital):
         self._turn = turn
         self._interval = interval
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Run turns until stopped."""
         while not self.stopped.wait(self._interval):
             self.take_turn(self._turn)
@@ -169,14 +173,14 @@ class Probe:
         self._ask = ask
         self._thread = threading.Thread()
 
-    def begin(self) -> None:
+    def start_call(self) -> None:
         """Start a call, unless an earlier call still hangs."""
         if not self._thread.is_alive():
             self._answer, self._began = None, monotonic()
-            self._thread = Thread(self._run, self.name)
+            self._thread = DaemonThread(self._run_call, self.name)
             self._thread.start()
 
-    def wait(self, until: float) -> Any:
+    def wait_for_answer(self, until: float) -> Any:
         """Return the answer, or None after *until*, an instant of the monotonic clock."""
         self._thread.join(max(0.0, until - monotonic()))
         if self._thread.is_alive():
@@ -184,17 +188,17 @@ class Probe:
             log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
         return self._answer
 
-    def _run(self) -> None:
+    def _run_call(self) -> None:
         try:
             self._answer = self._ask()
         except Exception as error:  # noqa: BLE001, the other probes still answer
-            log.warning("collector failed", collector=self.name, error=describe(error))
+            log.warning("collector failed", collector=self.name, error=describe_error(error))
         self.seconds = monotonic() - self._began
 
 
-def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
+def ask_probes(probes: Sequence[Probe], seconds: float) -> list[Any]:
     """Call all probes at once; return each answer, or None if it fails or exceeds *seconds*."""
     until = monotonic() + seconds
     for probe in probes:
-        probe.begin()
-    return [probe.wait(until) for probe in probes]
+        probe.start_call()
+    return [probe.wait_for_answer(until) for probe in probes]

@@ -22,13 +22,13 @@ import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from demo.servers import servers
-from demo.servers.machine import bundled_redis
+from demo.servers import run_servers
+from demo.servers.machine import find_bundled_redis
 from demo.tables import make_tables
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.platform import database as db
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import PREFIX, Settings
 from tests.harness import logs
@@ -77,7 +77,7 @@ def urls() -> Iterator[Urls]:
         yield Urls(os.environ["TEST_DATABASE_URL"], os.environ["TEST_REDIS_URL"])
         return
     # The oldest Redis that is supported; CI has a stage with a newer one.
-    with servers(postgres_options=OPTIONS, redis=bundled_redis()) as running:
+    with run_servers(postgres_options=OPTIONS, redis=find_bundled_redis()) as running:
         yield Urls(running.database_url, running.redis_url)
 
 
@@ -125,12 +125,12 @@ def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
 @pytest.fixture(scope="session")
 def _migrated(urls: Urls) -> None:
     settings = settings_with(database_url=urls.database, redis_url=urls.redis)
-    connect(settings, Limits.of_worker(settings), name="tests", connections=1)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=1)
     with db.database.connection_context():
         db.database.execute_sql(
             "drop schema public cascade; create schema public; drop schema if exists forgekeeper cascade"
         )
-        migrations.migrate(db.database.obj)
+        migrations.apply_pending(db.database.obj)
         make_tables(db.database.obj)
         Installation.update(id=INSTALLATION).execute()
 
@@ -141,7 +141,7 @@ def database(_migrated: None, settings: Settings) -> Iterator[db.database.__clas
     # Limits are a day's, and the audit says the day: none ends in the middle of a test.
     while time.time() % DAY > DAY - 10:
         time.sleep(0.1)
-    connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=20)
     with db.database.connection_context():
         empty()
         client.flushdb()
@@ -151,7 +151,7 @@ def database(_migrated: None, settings: Settings) -> Iterator[db.database.__clas
 
 
 @pytest.fixture
-def ahead(database: db.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
+def url_with_clock_ahead(database: db.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
     """Make the URL of the test database as sessions see it whose clock is ahead by so much."""
 
     def make(by: timedelta) -> str:

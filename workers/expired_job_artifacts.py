@@ -15,9 +15,9 @@ from forgekeeper import (
     Buckets,
     Children,
     Classes,
+    Kept,
     Outbox,
     Rows,
-    Spared,
     Subject,
     Threshold,
     Total,
@@ -26,10 +26,10 @@ from forgekeeper import (
     settings,
 )
 from models import (
-    CLASS,
-    CLASSES,
-    FOLLOWERS,
-    WAITS,
+    CLASS_COUNT,
+    CLASS_EXPRESSION,
+    FOLLOWER_MODELS,
+    WAITING_CONDITIONS,
     ForgeOutbox,
     JobArtifact,
     JobLock,
@@ -51,7 +51,7 @@ BUCKETS = Buckets(
     prefix="",
     called="artifact",
 )
-NO_RULE = (
+NO_LOCK_RULE_ERROR = (
     "FORGEKEEPER_UNKNOWN_LOCKS is resolve, and the forge has no relation ci_job_locks (job_id, locked) that says"
     " whether the artifacts of a job are locked: make one, or set it to keep"
 )
@@ -75,7 +75,7 @@ NO_RULE = (
 def expired_job_artifacts(now: datetime) -> Children:
     """Destroy expired CI artifacts in parallel buckets."""
     if settings().unknown_locks == "resolve" and not JobLock.is_known():
-        raise Blocked("schema", NO_RULE)
+        raise Blocked("schema", NO_LOCK_RULE_ERROR)
     return Children(delete_artifact_bucket, BUCKETS)
 
 
@@ -95,7 +95,7 @@ def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
         or_where=JobArtifact.is_expired_by_rule(now) if resolves_locks else None,
         or_needs=JobLock,
         since=JobArtifact.expire_at,
-        classes=Classes(CLASS, CLASSES),
+        classes=Classes(CLASS_EXPRESSION, CLASS_COUNT),
         chunk=BATCH_SIZE,
         objective=timedelta(hours=24),
         record="expired_artifact",
@@ -116,11 +116,9 @@ def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
         restorable=True,
         audit={"path": "file_final_path", "bytes": "size"},
         # A part of the artifact, which the forge deletes with the artifact.
-        cascades_to=FOLLOWERS,
+        cascades_to=FOLLOWER_MODELS,
         shows_followers=False,
-        spared=[
-            Spared("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))
-        ],
+        kept=[Kept("statistics_recounted", StatisticsRefresh, StatisticsRefresh.is_under_way(JobArtifact.project_id))],
         stays={"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1"},
-        waits=WAITS,
+        waits=WAITING_CONDITIONS,
     )

@@ -14,8 +14,8 @@ from models import JobArtifact, PathlessArtifact
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)
-CHUNK = 1_000
-UPLOADS = Register(
+ENTRIES_PER_CHUNK = 1_000
+UPLOADS_REGISTER = Register(
     "pending_direct_uploads",
     older_than=MAX_UPLOAD_DURATION,
     # The first pause ends with the next run.
@@ -24,7 +24,7 @@ UPLOADS = Register(
 
 
 @dataclass
-class Outcome:
+class StaleUploadsResult:
     """The result of a run, in the document's words; it grows with each chunk."""
 
     total_pending_entries: int = 0
@@ -38,7 +38,7 @@ class Outcome:
     cron="*/6 * * * *",
     budget=MAX_EXEC_DURATION,
     time_limit=timedelta(minutes=6),
-    outcome=Outcome,
+    outcome=StaleUploadsResult,
     # The lookup of an object's artifacts includes artifacts without a path.
     reads=[PathlessArtifact],
     thresholds=[
@@ -54,9 +54,9 @@ def stale_direct_uploads(now: datetime) -> Objects[Register]:
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
     return Objects(
-        UPLOADS,
+        UPLOADS_REGISTER,
         unless=NamedBy(JobArtifact),
-        chunk=CHUNK,
+        chunk=ENTRIES_PER_CHUNK,
         counted={
             "pending": "total_pending_entries",
             "deleted": "total_deleted_stale_entries",

@@ -21,10 +21,10 @@ from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker,
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
-UNTOUCHED = "nothing had touched it for a day"
-UNDONE = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
+UNTOUCHED_REASON = "nothing had touched it for a day"
+UNDO_HINT = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
 
-UNFINISHED = "status in (0, 1, 3)"
+TRACKER_IS_UNFINISHED = "status in (0, 1, 3)"
 """Condition of the trackers that are given up with their entity."""
 
 # An import has failures if one of its entities has failures, as in the forge.  One query reads them for a whole page.
@@ -54,12 +54,12 @@ TIME_OUT_ENTITIES = f"""
         for update skip locked
     ), unfinished as materialized (
         select id from bulk_import_trackers
-        where bulk_import_entity_id = any(array(select id from claimed)) and {UNFINISHED}
+        where bulk_import_entity_id = any(array(select id from claimed)) and {TRACKER_IS_UNFINISHED}
         order by id
         for update
     ), timed_out as (
         update bulk_import_trackers set status = 4, updated_at = %(now)s
-        where id = any(array(select id from unfinished)) and {UNFINISHED}
+        where id = any(array(select id from unfinished)) and {TRACKER_IS_UNFINISHED}
         returning bulk_import_entity_id
     ), counted as materialized (
         select bulk_import_entity_id, count(*) as trackers from timed_out group by bulk_import_entity_id
@@ -73,7 +73,7 @@ TIME_OUT_ENTITIES = f"""
     ){{recorded}}
     select * from changed
 """
-COMMON: dict[str, Any] = {
+COMMON_OPTIONS: dict[str, Any] = {
     "older_than": STALE_AFTER,
     "chunk": PAGE_SIZE,
     "objective": timedelta(hours=8),
@@ -86,7 +86,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class Outcome:
+class StaleImportsResult:
     """The result of a run; it grows with each page."""
 
     imports: int = 0
@@ -100,12 +100,12 @@ class Outcome:
 # The two log lines of the document, with its level, written after the commit.
 
 
-def _import_stale(row: tuple[Any, ...]) -> dict[str, int]:
+def _log_stale_import(row: tuple[Any, ...]) -> dict[str, int]:
     log.error("BulkImport stale", bulk_import_id=row[0])
     return {}
 
 
-def _entity_stale(row: tuple[Any, ...]) -> dict[str, int]:
+def _log_stale_entity(row: tuple[Any, ...]) -> dict[str, int]:
     log.error(
         "BulkImports::Entity stale",
         bulk_import_entity_id=row[0],
@@ -118,7 +118,7 @@ def _entity_stale(row: tuple[Any, ...]) -> dict[str, int]:
     return {"trackers": row[6]}
 
 
-def imports() -> Changes[BulkImport]:
+def find_stale_imports() -> Changes[BulkImport]:
     """Return the stale imports."""
     return Changes(
         BulkImport,
@@ -126,17 +126,23 @@ def imports() -> Changes[BulkImport]:
         since=BulkImport.updated_at,
         counted="imports",
         statement=TIME_OUT_IMPORTS,
-        each=_import_stale,
+        each=_log_stale_import,
         # The forge mails the user of an import when it ends: its mailer reads the notices.
         notice={"user_id": "user_id"},
         called=Subject(
-            "import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED, undone=UNDONE
+            "import",
+            "ID",
+            "bulk_import",
+            gone="was given up",
+            done="given up",
+            because=UNTOUCHED_REASON,
+            undone=UNDO_HINT,
         ),
-        **COMMON,
+        **COMMON_OPTIONS,
     )
 
 
-def entities() -> Changes[BulkImportEntity]:
+def find_stale_entities() -> Changes[BulkImportEntity]:
     """Return the stale entities, which are given up with their trackers."""
     gone = "was given up with its trackers"
     return Changes(
@@ -146,11 +152,13 @@ def entities() -> Changes[BulkImportEntity]:
         record="entity",
         counted="entities",
         statement=TIME_OUT_ENTITIES,
-        each=_entity_stale,
+        each=_log_stale_entity,
         name=BulkImportEntity.source_full_path,
         audit={name: name for name in ("bulk_import_id", "source_full_path", "trackers")},
-        called=Subject("entity", "ID", "entity", gone=gone, done="given up", because=UNTOUCHED, undone=UNDONE),
-        **COMMON,
+        called=Subject(
+            "entity", "ID", "entity", gone=gone, done="given up", because=UNTOUCHED_REASON, undone=UNDO_HINT
+        ),
+        **COMMON_OPTIONS,
     )
 
 
@@ -160,7 +168,7 @@ def entities() -> Changes[BulkImportEntity]:
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=12),
     team="log-monitoring",
-    outcome=Outcome,
+    outcome=StaleImportsResult,
     tables=[BulkImportTracker],
     more_records=[
         Record(
@@ -175,4 +183,4 @@ def entities() -> Changes[BulkImportEntity]:
 )
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
-    return [imports(), entities()]
+    return [find_stale_imports(), find_stale_entities()]

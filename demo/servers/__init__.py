@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from demo.servers.machine import BUNDLED, EmbeddedError, Programs, bundled_redis, programs
-from demo.servers.server import Server, Site, not_started, opened, spawn
+from demo.servers.machine import BUNDLED_REDIS_WARNING, EmbeddedError, Programs, find_bundled_redis, find_programs
+from demo.servers.server import EmbeddedServer, ServerFolders, create_start_error, open_folders, start_program
 
-__all__ = ["EmbeddedError", "Servers", "servers"]
+__all__ = ["EmbeddedError", "Servers", "run_servers"]
 
-PORT = "5432"  # a part of the socket's name
+POSTGRES_PORT = "5432"  # a part of the socket's name
 # UTF-8 text in code point order: the order is equal on every machine, whatever locales it has.
 INITDB_OPTIONS = (
     "--username=forgekeeper",
@@ -31,7 +31,7 @@ INITDB_OPTIONS = (
     "--builtin-locale=C.UTF-8",
     "--no-instructions",
 )
-SETTINGS = {
+POSTGRES_SETTINGS = {
     "max_connections": "100",
     "shared_buffers": "128MB",
     "timezone": "UTC",
@@ -58,7 +58,7 @@ class Servers:
 
 
 @contextmanager
-def servers(
+def run_servers(
     folder: Path | None = None, *, postgres_options: Mapping[str, str] | None = None, redis: str | None = None
 ) -> Iterator[Servers]:
     """Run PostgreSQL, with an empty database `forgekeeper`, and Redis inside the context.
@@ -68,13 +68,13 @@ def servers(
     settings such as `fsync`. *redis* is the server's program; by default a server on the PATH, else the bundled one.
     """
     with ExitStack() as stack:
-        yield _started(stack, folder, postgres_options or {}, redis)
+        yield _start_servers(stack, folder, postgres_options or {}, redis)
 
 
-def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str], program: str | None) -> Servers:
-    found = programs(program)
+def _start_servers(stack: ExitStack, folder: Path | None, options: Mapping[str, str], program: str | None) -> Servers:
+    found = find_programs(program)
     try:
-        site = stack.enter_context(opened(folder))
+        site = stack.enter_context(open_folders(folder))
         redis = _start_redis(site, found.redis)
         stack.callback(redis.stop)
         postgres = start_postgres(site, found, options)
@@ -86,21 +86,21 @@ def _started(stack: ExitStack, folder: Path | None, options: Mapping[str, str], 
     # The servers hold the lock; forks of this process must not.
     site.lock.close()
     urls = database_url(site), redis_url(site)
-    warning = BUNDLED if found.redis == bundled_redis() else None
+    warning = BUNDLED_REDIS_WARNING if found.redis == find_bundled_redis() else None
     return Servers(site.folder, *urls, postgres.process.pid, redis.process.pid, warning)
 
 
-def database_url(site: Site) -> str:
+def database_url(site: ServerFolders) -> str:
     """Return the URI for libpq; with the port, because libpq would otherwise use PGPORT."""
-    return f"postgresql://forgekeeper@/forgekeeper?host={quote(os.fsencode(site.sockets))}&port={PORT}"
+    return f"postgresql://forgekeeper@/forgekeeper?host={quote(os.fsencode(site.sockets))}&port={POSTGRES_PORT}"
 
 
-def redis_url(site: Site) -> str:
+def redis_url(site: ServerFolders) -> str:
     """Return the URL for `redis.Redis.from_url`."""
     return f"unix://{quote(os.fsencode(site.sockets / 'redis.sock'))}?db=0"
 
 
-def _start_redis(site: Site, binary: str) -> Server:
+def _start_redis(site: ServerFolders, binary: str) -> EmbeddedServer:
     """Start Redis without waiting for it; if killed, a permanent one loses at most a second."""
     data, log = site.folder / "redis", site.folder / "redis.log"
     data.mkdir(mode=0o700, exist_ok=True)
@@ -113,32 +113,34 @@ def _start_redis(site: Site, binary: str) -> Server:
         "appendonly": "no" if site.temporary else "yes",
     }
     arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    process = spawn([binary, *arguments], site, log=log, dies_by=signal.SIGTERM)
-    return Server("Redis", process, log, signal.SIGTERM)
+    process = start_program([binary, *arguments], site, log=log, death_signal=signal.SIGTERM)
+    return EmbeddedServer("Redis", process, log, signal.SIGTERM)
 
 
-def start_postgres(site: Site, programs: Programs, options: Mapping[str, str]) -> Server:
+def start_postgres(site: ServerFolders, programs: Programs, options: Mapping[str, str]) -> EmbeddedServer:
     """Start PostgreSQL without waiting for it; create the database if it does not exist."""
     data, log = site.folder / "postgres", site.folder / "postgres.log"
-    settings = SETTINGS | (TEMPORARY_SETTINGS if site.temporary else {})
+    settings = POSTGRES_SETTINGS | (TEMPORARY_SETTINGS if site.temporary else {})
     if not data.exists():
-        _create(data, settings, site, programs, log)
+        _create_data_folder(data, settings, site, programs, log)
     # We hold the folder's lock, so no server runs here: this file is left by a killed server, and would prevent the
     # start if another process has its id now.
     (data / "postmaster.pid").unlink(missing_ok=True)
     quoted = str(site.sockets).replace('"', '""')
     listening = {
         "listen_addresses": "",
-        "port": PORT,
+        "port": POSTGRES_PORT,
         "unix_socket_directories": f'"{quoted}"',
         "unix_socket_permissions": "0700",
     }
-    command = [f"{programs.postgres}/postgres", "-D", str(data), *_flags({**settings, **options, **listening})]
-    process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGINT)
-    return Server("PostgreSQL", process, log, signal.SIGINT)
+    command = [f"{programs.postgres}/postgres", "-D", str(data), *_write_options({**settings, **options, **listening})]
+    process = start_program(command, site, log=log, prefix=programs.prefix, death_signal=signal.SIGINT)
+    return EmbeddedServer("PostgreSQL", process, log, signal.SIGINT)
 
 
-def _create(data: Path, settings: Mapping[str, str], site: Site, programs: Programs, log: Path) -> None:
+def _create_data_folder(
+    data: Path, settings: Mapping[str, str], site: ServerFolders, programs: Programs, log: Path
+) -> None:
     """Create the data folder under a temporary name, so that the final name means complete."""
     unfinished = data.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -147,18 +149,20 @@ def _create(data: Path, settings: Mapping[str, str], site: Site, programs: Progr
         os.chown(unfinished, programs.owner, -1)
     where = ["-D", str(unfinished)]
     unsynced = ["--no-sync"] if site.temporary else []
-    flags = _flags({**settings, "exit_on_error": "on"})
+    flags = _write_options({**settings, "exit_on_error": "on"})
     for (program, *arguments), given in (
         (["initdb", *where, *INITDB_OPTIONS, *unsynced], b""),
         (["postgres", "--single", *where, *flags, "postgres"], b"CREATE DATABASE forgekeeper\n"),
     ):
         command = [f"{programs.postgres}/{program}", *arguments]
-        process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGKILL, stdin=subprocess.PIPE)
+        process = start_program(
+            command, site, log=log, prefix=programs.prefix, death_signal=signal.SIGKILL, stdin=subprocess.PIPE
+        )
         process.communicate(given)
         if process.returncode != 0:
-            raise not_started("PostgreSQL", log)
+            raise create_start_error("PostgreSQL", log)
     unfinished.rename(data)
 
 
-def _flags(settings: Mapping[str, str]) -> list[str]:
+def _write_options(settings: Mapping[str, str]) -> list[str]:
     return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]

@@ -17,20 +17,20 @@ from typing import BinaryIO
 
 from demo.servers.machine import EmbeddedError
 
-LOCK_TIMEOUT = 5.0
+FOLDER_LOCK_SECONDS = 5.0
 """Seconds that the servers of a killed process may take to end."""
-LONGEST_SOCKET_PATH = 107
-LONGEST_SOCKET_NAME = ".s.PGSQL.5432"
-START_TIMEOUT = 90.0
-STOP_TIMEOUT = 20.0
+MAX_SOCKET_PATH_BYTES = 107
+SOCKET_NAME = ".s.PGSQL.5432"
+SERVER_START_SECONDS = 90.0
+SERVER_STOP_SECONDS = 20.0
 """Seconds until a server is killed; PostgreSQL writes everything to disk first."""
-READY = b"eady to accept connections"
+READY_LOG_TEXT = b"eady to accept connections"
 """Log text of both servers when they have loaded their data and accept commands."""
-LOG_LINES = 15
+MAX_SHOWN_LOG_LINES = 15
 
 
 @dataclass(frozen=True)
-class Site:
+class ServerFolders:
     """Folders of a pair of servers, which inherit *lock*: it lasts until both have ended."""
 
     folder: Path
@@ -40,32 +40,32 @@ class Site:
 
 
 @contextmanager
-def opened(given: Path | None) -> Iterator[Site]:
+def open_folders(given: Path | None) -> Iterator[ServerFolders]:
     """Create and lock the folder, or a temporary one, which is removed at the end."""
     with ExitStack() as stack:
-        folder = given.absolute() if given else _temporary(stack)
+        folder = given.absolute() if given else _create_temporary_folder(stack)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = stack.enter_context((folder / "lock").open("ab"))
-        _lock(folder, lock)
+        _lock_folder(folder, lock)
         sockets = folder / "sockets"
-        longest = os.fsencode(sockets / LONGEST_SOCKET_NAME)
+        longest = os.fsencode(sockets / SOCKET_NAME)
         # libpq separates hosts by commas, which cannot be quoted.
-        if len(longest) <= LONGEST_SOCKET_PATH and b"," not in longest:
+        if len(longest) <= MAX_SOCKET_PATH_BYTES and b"," not in longest:
             shutil.rmtree(sockets, ignore_errors=True)
             sockets.mkdir(mode=0o700)
         else:
-            sockets = _temporary(stack, "/tmp")  # noqa: S108, as short as can be
-        yield Site(folder, sockets, given is None, lock)
+            sockets = _create_temporary_folder(stack, "/tmp")  # noqa: S108, as short as can be
+        yield ServerFolders(folder, sockets, given is None, lock)
 
 
-def _temporary(stack: ExitStack, parent: str | None = None) -> Path:
+def _create_temporary_folder(stack: ExitStack, parent: str | None = None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="forgekeeper-", dir=parent))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _lock(folder: Path, lock: BinaryIO) -> None:
-    ends = time.monotonic() + LOCK_TIMEOUT
+def _lock_folder(folder: Path, lock: BinaryIO) -> None:
+    ends = time.monotonic() + FOLDER_LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +79,7 @@ def _lock(folder: Path, lock: BinaryIO) -> None:
 
 
 @dataclass(frozen=True)
-class Server:
+class EmbeddedServer:
     """A started server; *stop_signal* requests an orderly shutdown."""
 
     name: str
@@ -89,10 +89,10 @@ class Server:
 
     def wait_until_ready(self) -> None:
         """Wait for connections; raise `EmbeddedError` if the server ends first or takes too long."""
-        ends = time.monotonic() + START_TIMEOUT
-        while READY not in self.log.read_bytes():
+        ends = time.monotonic() + SERVER_START_SECONDS
+        while READY_LOG_TEXT not in self.log.read_bytes():
             if self.process.poll() is not None or time.monotonic() > ends:
-                raise not_started(self.name, self.log)
+                raise create_start_error(self.name, self.log)
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -101,24 +101,24 @@ class Server:
         # A suspended process does not act on other signals.
         self.process.send_signal(signal.SIGCONT)
         try:
-            self.process.wait(STOP_TIMEOUT)
+            self.process.wait(SERVER_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
-def spawn(
+def start_program(
     command: Sequence[str],
-    site: Site,
+    site: ServerFolders,
     *,
     log: Path,
     prefix: Sequence[str] = (),
-    dies_by: signal.Signals,
+    death_signal: signal.Signals,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start *command* with a new *log*; the kernel sends it *dies_by* if this thread ends."""
     # After the prefix: the kernel resets this when a process enters a user namespace.
-    setpriv = ["setpriv", f"--pdeathsig={dies_by.name.removeprefix('SIG')}", "--"]
+    setpriv = ["setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--"]
     # We may have died before the signal was set.
     if_we_live = ["sh", "-c", 'test "$PPID" = "$0" && exec "$@"', str(os.getpid())]
     # The servers must not use a person's settings for PostgreSQL clients, or language.
@@ -138,7 +138,7 @@ def spawn(
         )
 
 
-def not_started(name: str, log: Path) -> EmbeddedError:
+def create_start_error(name: str, log: Path) -> EmbeddedError:
     """Return the error with the end of *log*, which may be removed soon."""
-    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    tail = log.read_text(errors="replace").splitlines()[-MAX_SHOWN_LOG_LINES:]
     return EmbeddedError("\n".join([f"The embedded {name} did not start; the end of its log:", *tail]))

@@ -5,9 +5,9 @@ from pathlib import Path
 from forgekeeper.platform import migrations
 from forgekeeper.platform.database.sessions import Database
 
-TABLES = migrations.Set(Path(__file__).parent, "example_migrations", ours=False)
+EXAMPLE_MIGRATIONS = migrations.MigrationSet(Path(__file__).parent, "example_migrations", is_ours=False)
 
 
 def make_tables(database: Database) -> None:
     """Create missing tables; raise `TableExists` if a table is a forge's own."""
-    migrations.migrate(database, TABLES)
+    migrations.apply_pending(database, EXAMPLE_MIGRATIONS)

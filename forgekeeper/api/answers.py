@@ -19,15 +19,15 @@ from forgekeeper.api.row_objects import RowObject
 from forgekeeper.platform.database import Base, database, exclusions, queries
 from forgekeeper.platform.database.cascades import Cascades
 from forgekeeper.platform.database.naming import column_name, quote_name, relation_name
-from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.database.targets import TargetRelation
 from forgekeeper.platform.settings import Settings
 
 Row = TypeVar("Row", bound=Base)
-WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
-AT_ONCE = timedelta(0)
-AN_HOUR = timedelta(hours=1)
-WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
-Keyed = tuple[str, tuple[Any, ...]]
+WHOLE_NUMBER_FIELDS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
+NO_DELAY = timedelta(0)
+DEFAULT_OBJECTIVE = timedelta(hours=1)
+WORD_BOUNDARY = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+KeyedArguments = tuple[str, tuple[Any, ...]]
 """A message's key and the child's arguments: ids, as JSON has them."""
 
 
@@ -35,7 +35,7 @@ class Answer:
     """Base class of the values that a batch may return or yield."""
 
 
-Due = Callable[[datetime], "Answer | Iterable[Answer]"]
+DueFunction = Callable[[datetime], "Answer | Iterable[Answer]"]
 
 
 class Total(NamedTuple):
@@ -55,12 +55,12 @@ class Total(NamedTuple):
     of: pw.Field[Any]
 
     @property
-    def table(self) -> str:
+    def table_sql(self) -> str:
         """The other table, in SQL."""
         return relation_name(self.kept.model)
 
     @property
-    def key(self) -> str:
+    def key_sql(self) -> str:
         """The column of its key, in SQL."""
         return quote_name(self.kept.model._meta.primary_key.column_name)
 
@@ -77,23 +77,23 @@ class Classes:
     number: str
     count: int
 
-    def only(self, number: int) -> pw.SQL:
+    def class_condition(self, number: int) -> pw.SQL:
         """Return the condition of the rows of a class."""
         return pw.SQL(f"{self.number} = %s", [number])
 
-    def every(self) -> pw.SQL:
+    def all_classes_condition(self) -> pw.SQL:
         """Return a condition that all rows meet, so that PostgreSQL uses the index by class."""
         return pw.SQL(f"{self.number} = any(%s)", [list(range(self.count))])
 
 
-class Spared(NamedTuple):
+class Kept(NamedTuple):
     """Rows that stay for now because they meet the condition *where*, which reads *model*.
 
-    The preview shows the *reason*.  If the forge lacks the relation of *model*, nothing is spared.
+    The preview shows the *reason*.  If the forge lacks the relation of *model*, no row is kept by it.
 
     >>> its_project = Project.select().where(Project.id == Pipeline.project_id, Project.locked)
-    >>> locked = Spared("project_locked", Project, fn.EXISTS(its_project))
-    >>> pipelines = Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), spared=[locked])
+    >>> locked = Kept("project_locked", Project, fn.EXISTS(its_project))
+    >>> pipelines = Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365), kept=[locked])
     """
 
     reason: str
@@ -176,7 +176,7 @@ class Rows(Answer, Generic[Row]):
     are *restorable*, the audit also keeps each other column of the relation.  *project* and *size* (bytes) let the
     preview group and add up; with *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
 
-    Rows are *spared* while a condition declared there holds.  People exclude projects and groups by *project*, and
+    Rows are *kept* while a condition declared there holds.  People exclude projects and groups by *project*, and
     patterns by *name*; the engine sets the *batch* of the exclusions.  *stays* has conditions in SQL, by the reasons,
     of rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows
     that stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
@@ -199,7 +199,7 @@ class Rows(Answer, Generic[Row]):
     since: pw.Field[Any]
     older_than: timedelta | None = None
     chunk: int = 100
-    objective: timedelta | None = AN_HOUR
+    objective: timedelta | None = DEFAULT_OBJECTIVE
     record: str = ""
     counted: str = "deleted"
     name: pw.Field[Any] | None = None
@@ -220,7 +220,7 @@ class Rows(Answer, Generic[Row]):
     total: Total | None = None
     until: Callable[[], str | None] | None = None
     verb: str = "deleted"
-    spared: Sequence[Spared] = ()
+    kept: Sequence[Kept] = ()
     stays: Mapping[str, str] = field(default_factory=dict)
     waits: Mapping[str, str] = field(default_factory=dict)
     batch: str | None = None
@@ -229,7 +229,7 @@ class Rows(Answer, Generic[Row]):
     def __post_init__(self) -> None:
         """Refuse rows that cannot be deleted in chunks."""
         name, key = require_table(self.model, "Rows"), self.model._meta.primary_key
-        if not isinstance(key, WHOLE_NUMBERS):
+        if not isinstance(key, WHOLE_NUMBER_FIELDS):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
         if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
             raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, as {name}.created_at may be")
@@ -243,9 +243,9 @@ class Rows(Answer, Generic[Row]):
         if self.total is not None and self.size is None:
             raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
         if not self.record:
-            object.__setattr__(self, "record", record_of(self.model))
+            object.__setattr__(self, "record", default_record_name(self.model))
         if self.classes is not None and self.share is None:
-            object.__setattr__(self, "share", self.classes.every())
+            object.__setattr__(self, "share", self.classes.all_classes_condition())
 
     def _check_parts(self, name: str) -> None:
         """Refuse a second condition without a first, an outbox of another table, and a table without a class."""
@@ -259,23 +259,23 @@ class Rows(Answer, Generic[Row]):
     def in_class(self, number: int) -> Self:
         """Return the rows of a class."""
         assert self.classes is not None, "rows without classes"
-        return replace(self, share=self.classes.only(number))
+        return replace(self, share=self.classes.class_condition(number))
 
-    def by_index(self) -> list[Self]:
+    def split_by_index(self) -> list[Self]:
         """Return the rows of *where* and of *or_where* apart, as each condition has an index.
 
         Asks the database for `or_needs`.
         """
         if self.or_where is None:
             return [self]
-        if self.or_needs is not None and not exclusions.visible(self.or_needs):
+        if self.or_needs is not None and not exclusions.is_visible(self.or_needs):
             return [replace(self, or_where=None)]
         return [replace(self, where=where, or_where=None) for where in (self.where, self.or_where)]
 
-    def within(self, whole: Rows[Any]) -> Self:
+    def restrict_to(self, whole: Rows[Any]) -> Self:
         """Return the rows that are also among the *whole*: a share of it."""
-        spared = (*whole.spared, *self.spared)
-        return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, spared=spared)
+        kept = (*whole.kept, *self.kept)
+        return replace(self, where=whole.where, older_than=whole.older_than, share=self.looks_due, kept=kept)
 
     def bind(self, batch: str, now: datetime) -> Self:
         """Return the rows of *batch* at *now*: its exclusions apply, and ages are counted until then.
@@ -283,7 +283,7 @@ class Rows(Answer, Generic[Row]):
         A total that the forge lacks, as its `optional` model allows, is left out.  Asks the database.
         """
         model = None if self.total is None else self.total.kept.model
-        is_missing = model is not None and model.optional and not exclusions.visible(model)
+        is_missing = model is not None and model.optional and not exclusions.is_visible(model)
         return replace(self, batch=batch, now=now, total=None if is_missing else self.total)
 
     @property
@@ -293,12 +293,12 @@ class Rows(Answer, Generic[Row]):
         return f"worker: select, update ({key.column_name}), delete; exporter: select"
 
     @property
-    def after(self) -> timedelta:
+    def due_delay(self) -> timedelta:
         """Time from a row's *since* until it is due."""
-        return self.older_than or AT_ONCE
+        return self.older_than or NO_DELAY
 
     @property
-    def condition(self) -> pw.Node:
+    def condition_of_all_shares(self) -> pw.Node:
         """The condition of the rows of all shares: old enough, and *where*.  Needs `bind` before."""
         where = self.where
         if where is not None and self.or_where is not None:
@@ -313,41 +313,47 @@ class Rows(Answer, Generic[Row]):
     @property
     def looks_due(self) -> pw.Node:
         """The condition of the rows of this share that are deleted unless something keeps them."""
-        return self.condition if self.share is None else pw.Expression(self.condition, "AND", self.share)
+        return (
+            self.condition_of_all_shares
+            if self.share is None
+            else pw.Expression(self.condition_of_all_shares, "AND", self.share)
+        )
 
     @cached_property
-    def kept(self) -> dict[str, pw.Node]:
-        """The conditions of rows that look due and stay, by reason: excluded or spared.
+    def kept_conditions(self) -> dict[str, pw.Node]:
+        """The conditions of rows that look due and stay, by reason: excluded, or kept by a declaration.
 
         Asks the database which relations there are.
         """
-        spared = {one.reason: one.where for one in self.spared if exclusions.visible(one.model)}
+        declared = {one.reason: one.where for one in self.kept if exclusions.is_visible(one.model)}
         if self.project is None and self.name is None:
-            return spared
-        return {exclusions.REASON: exclusions.excluded(self.batch, project=self.project, name=self.name)} | spared
+            return declared
+        return {
+            exclusions.EXCLUDED_REASON: exclusions.excluded_condition(self.batch, project=self.project, name=self.name)
+        } | declared
 
-    def written(self) -> dict[str, str]:
+    def write_kept_conditions(self) -> dict[str, str]:
         """Return the conditions of `kept` in SQL that contains their values."""
-        return {reason: exclusions.written(self.model, kept) for reason, kept in self.kept.items()}
+        return {reason: exclusions.condition_sql(self.model, kept) for reason, kept in self.kept_conditions.items()}
 
     @property
-    def due(self) -> pw.Node:
+    def due_condition(self) -> pw.Node:
         """The condition of the rows to delete."""
         return self._without_kept(self.looks_due)
 
     @property
     def due_of_all_shares(self) -> pw.Node:
         """The condition of the rows to delete in all shares."""
-        return self._without_kept(self.condition)
+        return self._without_kept(self.condition_of_all_shares)
 
     def _without_kept(self, found: pw.Node) -> pw.Node:
-        for kept in self.kept.values():
-            found = pw.Expression(found, "AND", exclusions.but(kept))
+        for kept in self.kept_conditions.values():
+            found = pw.Expression(found, "AND", exclusions.is_not_true(kept))
         return found
 
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select all rows to delete, also locked rows and bad records."""
-        return self.model.select(*columns).where(self.due, self.since.is_null(False))
+        return self.model.select(*columns).where(self.due_condition, self.since.is_null(False))
 
     @property
     def stay_reasons(self) -> dict[str, str]:
@@ -362,25 +368,29 @@ class Rows(Answer, Generic[Row]):
     @cached_property
     def cascades(self) -> Cascades:
         """The rows that foreign keys delete or change with these.  Asks the database."""
-        return Cascades.find(Target.find(self.model), self.cascades_to)
+        return Cascades.find(TargetRelation.find(self.model), self.cascades_to)
 
     @property
-    def followers(self) -> list[type[Base]]:
+    def follower_models(self) -> list[type[Base]]:
         """The models, other than this one, of the rows that are counted with these.  Asks the database."""
-        return [self.cascades.models[place] for place in self.cascades.followers if place] if self.cascades_to else []
+        return (
+            [self.cascades.models[place] for place in self.cascades.follower_verbs if place] if self.cascades_to else []
+        )
 
-    def count(self, bound: int) -> dict[int, int]:
+    def count_with_followers(self, bound: int) -> dict[int, int]:
         """Count the rows and their followers, *bound* in all, by places of ``cascades.models``."""
         (key,) = self.model._meta.get_primary_keys()
         if not self.cascades_to or not self.cascades.links:
             return {0: self.select(key).limit(bound).count()}
-        where = exclusions.written(self.model, pw.Expression(self.due, "AND", self.since.is_null(False)))
-        statement = self.cascades.counting(column_name(key), where, limit="%(bound)s")
+        where = exclusions.condition_sql(
+            self.model, pw.Expression(self.due_condition, "AND", self.since.is_null(False))
+        )
+        statement = self.cascades.count_statement(column_name(key), where, limit="%(bound)s")
         return dict(database.execute_sql(statement, {"bound": bound}).fetchall())
 
     def select_of_all_shares(self) -> pw.ModelSelect[Row]:
         """Select the rows that look due in all shares."""
-        return self.model.select().where(self.condition, self.since.is_null(False))
+        return self.model.select().where(self.condition_of_all_shares, self.since.is_null(False))
 
 
 @dataclass(frozen=True)
@@ -434,7 +444,7 @@ class Changes(Rows[Row]):
 
 
 @dataclass(frozen=True)
-class Enqueued:
+class EnqueueCounts:
     """Numbers of messages that were enqueued, and that were on their way or skipped by a hook.
 
     *queue_full* says that the fan-out stopped early.
@@ -472,13 +482,13 @@ class Children(Answer):
     all_of: str | None = None
     by_project: bool = False
 
-    def calls(self) -> Iterator[Keyed]:
+    def iterate_calls(self) -> Iterator[KeyedArguments]:
         """Yield the key and the arguments of each child."""
         if isinstance(self.of, Buckets):
             said = f"buckets {self.of.name} that their batch does not declare: write buckets= in @batch, too"
             raise Mistake(f"{self.child.name} is sent for the {said}")
         if isinstance(self.of, Mapping):
-            pairs: Iterable[Keyed] = self.of.items()
+            pairs: Iterable[KeyedArguments] = self.of.items()
         else:
             tuples = (one if isinstance(one, tuple) else (one,) for one in self.of)
             # As JSON: ("a:b", "c") and ("a", "b:c"), 7 and "7" are different children.
@@ -524,18 +534,18 @@ class Backlog(NamedTuple):
     oldest: datetime | None = None
 
     @classmethod
-    def of(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = AT_ONCE) -> Backlog:
+    def from_query(cls, query: pw.ModelSelect[Any], *, oldest: pw.Field[Any], after: timedelta = NO_DELAY) -> Backlog:
         """Count the rows of *query*; each became due the time *after* past its instant *oldest*.
 
         Without an order, only the counted rows are compared to find the oldest.
         """
-        found = query.select(oldest.alias("due")).limit(queries.BOUND)
+        found = query.select(oldest.alias("due")).limit(queries.MAX_COUNTED_ROWS)
         row = pw.Select([found], [pw.fn.count(pw.SQL("1")), pw.fn.min(found.c.due)]).bind(database).tuples().execute()
         records, instant = row[0]
         return cls(records, instant and instant + after)
 
 
-def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
+def ask_for_answers(name: str, due: DueFunction, now: datetime) -> list[Answer]:
     """Return the batch's answers at an instant; raise `Mistake` for any other value."""
     answer = due(now)
     answers = [answer] if isinstance(answer, Answer) or answer is None else list(answer)
@@ -545,9 +555,9 @@ def answers_of(name: str, due: Due, now: datetime) -> list[Answer]:
     return answers
 
 
-def rows_of(batch: str, due: Due, now: datetime) -> list[Rows[Any]]:
+def ask_for_rows(batch: str, due: DueFunction, now: datetime) -> list[Rows[Any]]:
     """Return the batch's due rows at an instant; raise `Mistake` as `answers_of` does."""
-    return [one.bind(batch, now) for one in answers_of(batch, due, now) if isinstance(one, Rows)]
+    return [one.bind(batch, now) for one in ask_for_answers(batch, due, now) if isinstance(one, Rows)]
 
 
 def require_table(model: Any, answer: str) -> str:
@@ -557,6 +567,6 @@ def require_table(model: Any, answer: str) -> str:
     return model.__name__
 
 
-def record_of(model: type[Base]) -> str:
+def default_record_name(model: type[Base]) -> str:
     """Return the default name of a row of *model* in metrics, audit and previews."""
-    return WORD.sub("_", model.__name__).lower()
+    return WORD_BOUNDARY.sub("_", model.__name__).lower()

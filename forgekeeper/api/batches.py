@@ -16,26 +16,26 @@ import peewee as pw
 from dramatiq import Actor, Broker, Message
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.api.answers import Backlog, Due, Mistake, Rows, Subject
+from forgekeeper.api.answers import Backlog, DueFunction, Mistake, Rows, Subject
 from forgekeeper.api.buckets import Buckets
+from forgekeeper.api.inspection import InspectionHooks
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.refs import Refs
-from forgekeeper.api.shown import Shown
-from forgekeeper.platform.database import Base, database, default
-from forgekeeper.platform.database.looking import as_look
-from forgekeeper.platform.database.queries import AtStake, stake_as_look
+from forgekeeper.platform.database import Base, database, default_sql
+from forgekeeper.platform.database.queries import AffectedShareReader, share_as_read_only
+from forgekeeper.platform.database.read_only import as_read_only
 from forgekeeper.platform.database.relations import Relation, is_ours
-from forgekeeper.platform.settings import Place
+from forgekeeper.platform.settings import DeletionPlace
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-Outcome = TypeVar("Outcome", bound="DataclassInstance")
-Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
-Repositories = Callable[[], list[str]]
-KnownObjects = Callable[[str], Sequence[str]]
+OutcomeType = TypeVar("OutcomeType", bound="DataclassInstance")
+OldRowsFunction = TypeVar("OldRowsFunction", bound="Callable[[datetime], Rows[Any]]")
+FindRepositories = Callable[[], list[str]]
+FindKnownObjects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 
@@ -83,13 +83,13 @@ class Record:
     excluded_by: tuple[str, ...] = ()
 
     @property
-    def quarantined(self) -> bool:
+    def may_be_quarantined(self) -> bool:
         """Whether such records may be in quarantine, as bad or refused records."""
         return self.refused or bool({"database", "state_transition"} & self.errors.keys())
 
 
 @dataclass(kw_only=True, eq=False)
-class Declared(Shown, Actor[..., None]):
+class Declaration(InspectionHooks, Actor[..., None]):
     """Base class of batches and children: each is an actor once the process has a broker."""
 
     sentence: str
@@ -104,15 +104,15 @@ class Declared(Shown, Actor[..., None]):
     records: tuple[Record, ...]
     thresholds: Sequence[Threshold] = ()
     counters: Sequence[Counter] = ()
-    whole: Due | None = None
-    of: BatchSpec | None = None
+    due_of_all_children: DueFunction | None = None
+    parent_batch: BatchSpec | None = None
     continues: Sequence[str] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
     logged_as: str | None = None
-    old: list[Callable[[datetime], Rows[Any]]] = field(default_factory=list)
+    old_row_functions: list[Callable[[datetime], Rows[Any]]] = field(default_factory=list)
 
-    def bind(self, broker: Broker, work: Callable[..., None], **options: Any) -> None:
+    def bind_actor(self, broker: Broker, work: Callable[..., None], **options: Any) -> None:
         """Become an actor of the broker, which calls *work* with the arguments of a message."""
         limit = round(self.time_limit.total_seconds() * 1000)
         names = {"actor_name": self.name, "queue_name": self.queue}
@@ -121,35 +121,35 @@ class Declared(Shown, Actor[..., None]):
     @property
     def batch(self) -> BatchSpec:
         """The batch itself, or the batch of this child."""
-        return cast("BatchSpec", self.of or self)
+        return cast("BatchSpec", self.parent_batch or self)
 
     @property
-    def parent(self) -> str | None:
+    def parent_name(self) -> str | None:
         """The name of a child's batch; None for a batch."""
-        return None if self.of is None else self.of.name
+        return None if self.parent_batch is None else self.parent_batch.name
 
     @cached_property
-    def counted(self) -> Fields:
+    def counted_fields(self) -> Fields:
         """The fields of the outcome that limits count: processed records with an objective."""
         return tuple(field for record in self.records if record.objective for field in record.processed)
 
     @cached_property
-    def counted_bytes(self) -> Fields:
+    def counted_byte_fields(self) -> Fields:
         """The fields of the outcome that count the bytes of these records."""
         return tuple(field for record in self.records for field in record.bytes)
 
-    def old_records(self, old: Old) -> Old:
+    def old_records(self, old: OldRowsFunction) -> OldRowsFunction:
         """Let housekeeping remove the rows that the function returns: old rows, long processed."""
-        self.old.append(old)
+        self.old_row_functions.append(old)
         return old
 
-    def limit(self, name: str) -> Threshold | None:
+    def find_threshold(self, name: str) -> Threshold | None:
         """Return the threshold of that name; None if the document lacks it."""
         return next((one for one in self.thresholds if one.name == name), None)
 
 
 @dataclass(kw_only=True, eq=False)
-class BatchSpec(Declared):
+class BatchSpec(Declaration):
     """The declaration of a batch; its row in the database is `forgekeeper.ledger.holds.Batch`.
 
     Its *restorable* rows can be inserted back while their objects are there.  It deletes the objects of the queues in
@@ -160,23 +160,23 @@ class BatchSpec(Declared):
     flag: str | None = None
     tables: Sequence[type[Base]] = ()
     reads: Sequence[type[Base]] = ()
-    walks: dict[type[Base], str] = field(default_factory=dict)
-    deletes_from: Place | None = None
+    walked_columns: dict[type[Base], str] = field(default_factory=dict)
+    deletes_from: DeletionPlace | None = None
     released_with: str | None = None
     epoch_key: str | None = None
     misreadings: Callable[[], Sequence[str]] = tuple
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None
-    stake: AtStake | None = None
+    stake: AffectedShareReader | None = None
     children: list[ChildSpec] = field(default_factory=list)
     commands: str | None = None
     buckets: Buckets | None = None
     restorable: list[Rows[Any]] = field(default_factory=list)
-    emptied: list[type[Base]] = field(default_factory=list)
-    known_repositories: list[Repositories] = field(default_factory=list)
-    known_objects: list[KnownObjects] = field(default_factory=list)
+    emptied_tables: list[type[Base]] = field(default_factory=list)
+    known_repositories: list[FindRepositories] = field(default_factory=list)
+    known_objects: list[FindKnownObjects] = field(default_factory=list)
     subjects: list[Subject] = field(default_factory=list)
-    registered: Objects[Any] | None = None
+    registered_objects: Objects[Any] | None = None
 
     def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
         """Send a manual run through the ledger, or the open run again; return the message.
@@ -189,21 +189,21 @@ class BatchSpec(Declared):
             raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.delivery.broker.load_batches()")
         return self.sender(self)
 
-    def repositories(self, look: Repositories) -> Repositories:
+    def add_known_repositories(self, look: FindRepositories) -> FindRepositories:
         """Let `check` ask the function for some repositories that should exist below the root."""
-        self.known_repositories.append(as_look(self.name, look))
+        self.known_repositories.append(as_read_only(self.name, look))
         return look
 
-    def objects(self, look: KnownObjects) -> KnownObjects:
+    def add_known_objects(self, look: FindKnownObjects) -> FindKnownObjects:
         """Let `check` ask the function for some objects that should exist at a location."""
-        self.known_objects.append(as_look(self.name, look))
+        self.known_objects.append(as_read_only(self.name, look))
         return look
 
-    def audited(self, subject: Subject) -> None:
+    def add_subject(self, subject: Subject) -> None:
         """Let `forgekeeper audit` find the batch's deletions by the name that people use."""
         self.subjects.append(subject)
 
-    def obstacles(self) -> Iterator[str]:
+    def list_obstacles(self) -> Iterator[str]:
         """Yield why deletions, elsewhere reversible, cannot be undone here; needs a connection."""
         yield from filter(None, (one.obstacle() for one in self.subjects if one.obstacle))
 
@@ -212,30 +212,30 @@ class BatchSpec(Declared):
         """The forge's tables and views that the batch changes or only reads."""
         expected = dict.fromkeys(self.tables, False) | dict.fromkeys(self.reads, True)
         return tuple(
-            Relation(model, reads=reads, since=self.walks.get(model))
+            Relation(model, reads=reads, since=self.walked_columns.get(model))
             for model, reads in expected.items()
             if not is_ours(model) and (model.is_used is None or model.is_used())
         )
 
     @property
-    def deletes(self) -> bool:
+    def deletes_records(self) -> bool:
         """Whether the batch or a child of it deletes the forge's records, so that brakes apply."""
-        return any(one.counted for one in (self, *self.children))
+        return any(one.counted_fields for one in (self, *self.children))
 
-    def excludes(self, kind: str) -> bool:
+    def can_exclude(self, kind: str) -> bool:
         """Return whether exclusions of that kind can apply to the batch or a child of it."""
         by = "project" if kind == "group" else kind
         return any(by in record.excluded_by for one in (self, *self.children) for record in one.records)
 
-    def at_stake(self, look: AtStake) -> AtStake:
+    def at_stake(self, look: AffectedShareReader) -> AffectedShareReader:
         """Let the breaker ask the function for the numbers of due records and of all records.
 
         Both include the records of the batch's children.  Only the first such function is asked.
         """
-        self.stake = self.stake or stake_as_look(self.name, look)
+        self.stake = self.stake or share_as_read_only(self.name, look)
         return look
 
-    def due(self, now: datetime) -> Backlog | None:
+    def sum_backlogs(self, now: datetime) -> Backlog | None:
         """Add up the backlogs of the batch and its children; return None if none is declared."""
         every = (self, *self.children)
         counted = {record.name for one in every for record in one.records if record.objective}
@@ -245,21 +245,21 @@ class BatchSpec(Declared):
 
 
 @dataclass(kw_only=True, eq=False)
-class ChildSpec(Declared):
+class ChildSpec(Declaration):
     """The declaration of a child; its parent's outcome counts sent children in *enqueued_as*."""
 
-    of: BatchSpec
+    parent_batch: BatchSpec
     enqueued_as: str = "children_enqueued"
     continues: Sequence[str] = ("deadline",)
     refs: Refs[Any] | None = None
 
 
 # PostgreSQL leaves a schema that the role may not use out of its search_path.
-FORGE_S = """
+SELECT_FORGE_FLAGS_RELATION = """
     select nspname || '.' || relname from pg_class join pg_namespace on pg_namespace.oid = relnamespace
     where pg_class.oid = to_regclass('forge_flags')
 """
-ON_THERE = "select enabled from forge_flags where name = %s and enabled"
+SELECT_FORGE_FLAG = "select enabled from forge_flags where name = %s and enabled"
 
 
 class FeatureFlag(Base):
@@ -268,8 +268,8 @@ class FeatureFlag(Base):
     grants = "person: insert, update; worker: select; exporter: select"
 
     name = pw.TextField(primary_key=True)
-    enabled = pw.BooleanField(constraints=default("false"))
-    updated_at = DateTimeTZField(constraints=default("now()"))
+    enabled = pw.BooleanField(constraints=default_sql("false"))
+    updated_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "feature_flags"
@@ -277,14 +277,14 @@ class FeatureFlag(Base):
     @classmethod
     def is_on(cls, name: str) -> bool:
         """Return whether the flag is on; a flag that was never turned is off."""
-        if cls.owner() is not None:
-            return database.execute_sql(ON_THERE, (name,)).fetchone() is not None
+        if cls.find_forge_relation() is not None:
+            return database.execute_sql(SELECT_FORGE_FLAG, (name,)).fetchone() is not None
         return cls.select().where(cls.name == name, cls.enabled).exists()
 
     @classmethod
-    def owner(cls) -> str | None:
+    def find_forge_relation(cls) -> str | None:
         """Return the forge's relation with all flags; None if the flags are forgekeeper's own."""
-        found = database.execute_sql(FORGE_S).fetchone()
+        found = database.execute_sql(SELECT_FORGE_FLAGS_RELATION).fetchone()
         return found and str(found[0])
 
     @classmethod
@@ -310,31 +310,31 @@ CHILDREN: dict[str, ChildSpec] = {}
 """Every child by its name."""
 
 
-def all_declared() -> Iterator[Declared]:
+def all_declared() -> Iterator[Declaration]:
     """Yield every batch, then every child."""
     yield from BATCHES.values()
     yield from CHILDREN.values()
 
 
-def spec(name: str) -> Declared | None:
+def find_declaration(name: str) -> Declaration | None:
     """Return the batch or child of that name, or None."""
     return BATCHES.get(name) or CHILDREN.get(name)
 
 
-def batch_of(name: str) -> str:
+def find_batch_name(name: str) -> str:
     """Return the batch's name for the name of a batch or child; return other names unchanged."""
-    declared = spec(name)
+    declared = find_declaration(name)
     return name if declared is None else declared.batch.name
 
 
-def queues() -> tuple[str, ...]:
+def list_queues() -> tuple[str, ...]:
     """Return the names of the queues of all batches and children, each once."""
     return tuple(dict.fromkeys(one.queue for batch in BATCHES.values() for one in (batch, *batch.children)))
 
 
-def register(declared: Declared) -> None:
+def register_declaration(declared: Declaration) -> None:
     """Register a batch or a child; raise `Mistake` if its name is taken."""
-    known = spec(declared.name)
+    known = find_declaration(declared.name)
     if known is not None:
         where = f"in {known.module} and in {declared.module}"
         raise Mistake(f"{declared.name} is declared twice, {where}; rename one of them")
@@ -343,4 +343,4 @@ def register(declared: Declared) -> None:
         FLAGS.update(declared.flags)
     elif isinstance(declared, ChildSpec):
         CHILDREN[declared.name] = declared
-        declared.of.children.append(declared)
+        declared.parent_batch.children.append(declared)

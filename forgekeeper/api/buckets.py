@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from forgekeeper.api.mistakes import Mistake
 
-COUNTED = ("max_buckets", "available_count", "occupied_count", "stale_count", "missing_count")
+BUCKET_COUNT_FIELDS = ("max_buckets", "available_count", "occupied_count", "stale_count", "missing_count")
 """Fields of the parent's result: the limit, and the buckets as it found them."""
-LOOP_LIMIT = "loop_limit"
+LOOP_LIMIT_REASON = "loop_limit"
 """Reason why a child stopped after its number of chunks."""
 
 
@@ -42,17 +42,17 @@ class Buckets:
         """Refuse values that make no buckets."""
         if not self.name or not {"{", "}"}.isdisjoint(self.name):
             raise Mistake(f"Buckets {self.name!r}: the name is the hash tag of their keys; write it without braces")
-        if self.least < 1:
-            raise Mistake(f"Buckets of {self.name}: there is one bucket at least, not {self.least}")
+        if self.min_count < 1:
+            raise Mistake(f"Buckets of {self.name}: there is one bucket at least, not {self.min_count}")
         if self.loop_limit is not None and self.loop_limit < 1:
             raise Mistake(f"Buckets of {self.name}: a child deletes one chunk at least, not {self.loop_limit}")
 
     @property
-    def counts(self) -> list[int]:
+    def possible_counts(self) -> list[int]:
         """All numbers of buckets that there may be."""
         return [self.count, *self.count_with.values()]
 
     @property
-    def least(self) -> int:
+    def min_count(self) -> int:
         """The lowest number of buckets that there may be."""
-        return min(self.counts)
+        return min(self.possible_counts)

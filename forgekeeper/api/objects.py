@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.api.answers import AN_HOUR, WHOLE_NUMBERS, Answer, Mistake, record_of, require_table
+from forgekeeper.api.answers import (
+    DEFAULT_OBJECTIVE,
+    WHOLE_NUMBER_FIELDS,
+    Answer,
+    Mistake,
+    default_record_name,
+    require_table,
+)
 from forgekeeper.platform.database import Base
 
 Row = TypeVar("Row", bound=Base)
 Source = TypeVar("Source", bound="Base | Register")
-TAG = re.compile("[a-z][a-z0-9_]*")
+REGISTER_NAME_PATTERN = re.compile("[a-z][a-z0-9_]*")
 """The name of a register, which is the hash tag of its keys."""
-NOWHERE: Final = pw.SQL("null")
+NO_OBJECT_PATH: Final = pw.SQL("null")
 """The path of objects if the entries of a register name them."""
 REGISTER_RESULT = {"pending": "pending", "deleted": "deleted", "timed_out": "timed_out", "failed": "failed"}
 """Facts that a run on a register counts, each with the default name of its field in the result."""
@@ -71,7 +78,7 @@ class Queue(Generic[Row]):
             if not isinstance(column, kind) or column.model is not self.model:
                 wanted = "times (DateTimeTZField)" if is_time else "whole numbers (IntegerField)"
                 raise Mistake(f"Queue of {name}: {option} has to be a column of {name} for {wanted}")
-        if not isinstance(self.model._meta.primary_key, WHOLE_NUMBERS):
+        if not isinstance(self.model._meta.primary_key, WHOLE_NUMBER_FIELDS):
             raise Mistake(f"Queue of {name}: its primary key has to be one column of whole numbers")
         if self.retry.attempts < 1:
             raise Mistake(f"Queue of {name}: an item has one attempt at least, not {self.retry.attempts}")
@@ -100,7 +107,7 @@ class Register:
     def __post_init__(self) -> None:
         """Refuse a register that Redis cannot keep."""
         said = f"Register {self.name!r}"
-        if not TAG.fullmatch(self.name):
+        if not REGISTER_NAME_PATTERN.fullmatch(self.name):
             raise Mistake(f"{said}: the keys begin with its name; write small letters, digits and _, as in new_uploads")
         if self.older_than < ONE_SECOND or self.older_than % ONE_SECOND:
             raise Mistake(f"{said}: older_than has to be whole seconds, one at least, not {self.older_than}")
@@ -118,7 +125,7 @@ class Locations(NamedTuple):
     names: Mapping[int, str]
 
 
-class Owner(Protocol):
+class ObjectOwner(Protocol):
     """A table with rows that name objects at *locations*; *sentence* is the reason for keeping such an object."""
 
     locations: Sequence[str]
@@ -174,11 +181,11 @@ class Objects(Answer, Generic[Source]):
     source: Queue[Any] | Register
     _: KW_ONLY
     location: str | Locations = ""
-    path: pw.Node = field(default_factory=lambda: NOWHERE)
+    path: pw.Node = field(default_factory=lambda: NO_OBJECT_PATH)
     project: pw.Field[Any] | None = None
     unless: NamedBy | None = None
     chunk: int = 1_000
-    objective: timedelta = AN_HOUR
+    objective: timedelta = DEFAULT_OBJECTIVE
     called: str = ""
     record: str = ""
     share: pw.Node | None = None
@@ -196,7 +203,7 @@ class Objects(Answer, Generic[Source]):
             project: pw.Field[Any] | None = None,
             unless: NamedBy | None = None,
             chunk: int = 1_000,
-            objective: timedelta = AN_HOUR,
+            objective: timedelta = DEFAULT_OBJECTIVE,
             called: str = "",
             record: str = "",
             share: pw.Node | None = None,
@@ -209,7 +216,7 @@ class Objects(Answer, Generic[Source]):
             *,
             unless: NamedBy | None = None,
             chunk: int = 1_000,
-            objective: timedelta = AN_HOUR,
+            objective: timedelta = DEFAULT_OBJECTIVE,
             called: str = "",
             record: str = "",
             counted: Mapping[str, str] = ...,
@@ -220,50 +227,54 @@ class Objects(Answer, Generic[Source]):
     def __post_init__(self) -> None:
         """Refuse options that the source does not allow, and columns of another table."""
         if self.unless is not None and not isinstance(self.unless, NamedBy):
-            raise Mistake(f"{self._shown}: unless has to be NamedBy(MODEL)")
+            raise Mistake(f"{self._shown_name}: unless has to be NamedBy(MODEL)")
         if isinstance(self.source, Register):
             self._require_no_columns()
         else:
             self._require_columns(self.source.model)
         if self.chunk < 1:
-            raise Mistake(f"{self._shown}: a chunk has one object at least, not {self.chunk}")
+            raise Mistake(f"{self._shown_name}: a chunk has one object at least, not {self.chunk}")
         in_register = isinstance(self.source, Register)
-        called = self.called or ("upload" if in_register else self.record or record_of(self.queue.model))
-        record = self.record or (f"stale_{called}" if in_register else record_of(self.queue.model))
+        called = self.called or ("upload" if in_register else self.record or default_record_name(self.queue.model))
+        record = self.record or (f"stale_{called}" if in_register else default_record_name(self.queue.model))
         object.__setattr__(self, "record", record)
         object.__setattr__(self, "called", called)
 
     def _require_no_columns(self) -> None:
-        given = {"location": self.location != "", "path": self.path is not NOWHERE, "project": self.project is not None}
+        given = {
+            "location": self.location != "",
+            "path": self.path is not NO_OBJECT_PATH,
+            "project": self.project is not None,
+        }
         if columns := [f"{option}=" for option, is_given in given.items() if is_given]:
             raise Mistake(
-                f"{self._shown}: an entry has its location and path in itself; leave out {', '.join(columns)}"
+                f"{self._shown_name}: an entry has its location and path in itself; leave out {', '.join(columns)}"
             )
         if self.unless is not None and self.unless.unsure is not None:
-            raise Mistake(f"{self._shown}: unsure= keeps rows of a queue; leave it out")
+            raise Mistake(f"{self._shown_name}: unsure= keeps rows of a queue; leave it out")
         if unknown := sorted(self.counted.keys() - REGISTER_RESULT.keys()):
-            raise Mistake(f"{self._shown}: counted= has no {unknown[0]!r}, but {', '.join(REGISTER_RESULT)}")
+            raise Mistake(f"{self._shown_name}: counted= has no {unknown[0]!r}, but {', '.join(REGISTER_RESULT)}")
 
     def _require_columns(self, model: type[Base]) -> None:
         if not isinstance(self.location, (str, Locations)):
-            raise Mistake(f"{self._shown}: location has to be a name or Locations(COLUMN, NAMES)")
-        if not self.location or self.path is NOWHERE:
-            raise Mistake(f"{self._shown}: say with location= and path= where the object of a row is")
+            raise Mistake(f"{self._shown_name}: location has to be a name or Locations(COLUMN, NAMES)")
+        if not self.location or self.path is NO_OBJECT_PATH:
+            raise Mistake(f"{self._shown_name}: say with location= and path= where the object of a row is")
         if self.counted:
-            raise Mistake(f"{self._shown}: counted= is for a register; leave it out")
+            raise Mistake(f"{self._shown_name}: counted= is for a register; leave it out")
         columns = {"path": self.path, "project": self.project}
         columns |= {"location": self.location.column} if isinstance(self.location, Locations) else {}
         for option, column in columns.items():
             if isinstance(column, pw.Field) and column.model is not model:
-                raise Mistake(f"{self._shown}: {option} has to be a column of {model.__name__}")
-        if self.project is not None and not isinstance(self.project, WHOLE_NUMBERS):
-            raise Mistake(f"{self._shown}: project has to be a column with the ids of projects")
+                raise Mistake(f"{self._shown_name}: {option} has to be a column of {model.__name__}")
+        if self.project is not None and not isinstance(self.project, WHOLE_NUMBER_FIELDS):
+            raise Mistake(f"{self._shown_name}: project has to be a column with the ids of projects")
         is_text = not isinstance(self.path, pw.Field) or isinstance(self.path, (pw.TextField, pw.CharField))
         if not isinstance(self.path, pw.Node) or not is_text:
-            raise Mistake(f"{self._shown}: path has to be a column of text or an expression of columns")
+            raise Mistake(f"{self._shown_name}: path has to be a column of text or an expression of columns")
 
     @property
-    def _shown(self) -> str:
+    def _shown_name(self) -> str:
         return f"Objects of {self.source.name if isinstance(self.source, Register) else self.source.model.__name__}"
 
     @property
@@ -284,6 +295,6 @@ class Objects(Answer, Generic[Source]):
         return [self.location] if isinstance(self.location, str) else list(self.location.names.values())
 
     @property
-    def result(self) -> dict[str, str]:
+    def result_fields(self) -> dict[str, str]:
         """The names of the result's fields, by the facts of `REGISTER_RESULT`."""
         return REGISTER_RESULT | dict(self.counted)

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.api.answers import AN_HOUR, WHOLE_NUMBERS, Answer, Mistake, record_of
+from forgekeeper.api.answers import DEFAULT_OBJECTIVE, WHOLE_NUMBER_FIELDS, Answer, Mistake, default_record_name
 from forgekeeper.platform.database import Base
 
 Row = TypeVar("Row", bound=Base)
@@ -22,9 +22,9 @@ class ColumnKind(NamedTuple):
     name: str
 
 
-TEXTS = ColumnKind((pw.TextField, pw.CharField), "texts (TextField)")
-NUMBERS = ColumnKind((pw.IntegerField, *WHOLE_NUMBERS), "whole numbers (IntegerField, BigIntegerField)")
-TIMES = ColumnKind((DateTimeTZField,), "times (DateTimeTZField)")
+TEXT_COLUMN = ColumnKind((pw.TextField, pw.CharField), "texts (TextField)")
+NUMBER_COLUMN = ColumnKind((pw.IntegerField, *WHOLE_NUMBER_FIELDS), "whole numbers (IntegerField, BigIntegerField)")
+TIME_COLUMN = ColumnKind((DateTimeTZField,), "times (DateTimeTZField)")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,17 @@ class StatusQueue(Generic[Row]):
     def __post_init__(self) -> None:
         """Refuse columns that cannot be set."""
         name = f"StatusQueue of {self.model.__name__}"
-        kinds = {"status": NUMBERS, "reason": TEXTS, "created_at": TIMES, "updated_at": TIMES, "processed_at": TIMES}
+        kinds = {
+            "status": NUMBER_COLUMN,
+            "reason": TEXT_COLUMN,
+            "created_at": TIME_COLUMN,
+            "updated_at": TIME_COLUMN,
+            "processed_at": TIME_COLUMN,
+        }
         for option, kind in kinds.items():
             nullable = option in ("reason", "processed_at")
-            _require(f"{name}: {option}", getattr(self, option), self.model, kind, nullable=nullable)
-        if not isinstance(self.model._meta.primary_key, WHOLE_NUMBERS):
+            _require_column(f"{name}: {option}", getattr(self, option), self.model, kind, nullable=nullable)
+        if not isinstance(self.model._meta.primary_key, WHOLE_NUMBER_FIELDS):
             raise Mistake(f"{name}: its primary key has to be one column of whole numbers")
         if len({self.pending, self.processed, self.rejected}) < 3:
             raise Mistake(f"{name}: pending, processed and rejected have to be different numbers")
@@ -119,7 +125,7 @@ class Refs(Answer, Generic[Row]):
     expected: pw.Field[Any]
     repository: pw.Field[Any]
     most: int = 10_000
-    objective: timedelta = AN_HOUR
+    objective: timedelta = DEFAULT_OBJECTIVE
     called: str = ""
     record: str = ""
 
@@ -127,23 +133,23 @@ class Refs(Answer, Generic[Row]):
         """Refuse columns that no ref can be found by."""
         model = self.source.model
         name = f"Refs of {model.__name__}"
-        _require(f"{name}: project", self.project, model, NUMBERS)
-        _require(f"{name}: ref", self.ref, model, TEXTS)
-        _require(f"{name}: expected", self.expected, model, TEXTS, nullable=True)
-        owner = self.repository.model if isinstance(self.repository, TEXTS.types) else model
-        if owner is model or not isinstance(owner._meta.primary_key, WHOLE_NUMBERS):
+        _require_column(f"{name}: project", self.project, model, NUMBER_COLUMN)
+        _require_column(f"{name}: ref", self.ref, model, TEXT_COLUMN)
+        _require_column(f"{name}: expected", self.expected, model, TEXT_COLUMN, nullable=True)
+        owner = self.repository.model if isinstance(self.repository, TEXT_COLUMN.types) else model
+        if owner is model or not isinstance(owner._meta.primary_key, WHOLE_NUMBER_FIELDS):
             raise Mistake(
                 f"{name}: repository has to be a column for texts (TextField) of the table of projects, whose primary"
                 " key is the project's id, as Project.disk_path may be"
             )
         if self.most < 1:
             raise Mistake(f"{name}: a child works on one row at least, not {self.most}")
-        record = self.record or record_of(model)
+        record = self.record or default_record_name(model)
         object.__setattr__(self, "record", record)
         object.__setattr__(self, "called", self.called or record)
 
     @property
-    def projects(self) -> type[Base]:
+    def project_table(self) -> type[Base]:
         """The table of the projects."""
         model: type[Base] = self.repository.model
         return model
@@ -191,7 +197,9 @@ class ChildPerRepository(Answer):
             raise Mistake(f"ChildPerRepository: page and most are one at least, not {self.page} and {self.most}")
 
 
-def _require(option: str, column: object, model: type[Base], kind: ColumnKind, *, nullable: bool = False) -> None:
+def _require_column(
+    option: str, column: object, model: type[Base], kind: ColumnKind, *, nullable: bool = False
+) -> None:
     """Raise `Mistake` unless *column* is a column of *model* of that kind, and may be NULL if that is needed."""
     if not isinstance(column, kind.types) or column.model is not model:
         raise Mistake(f"{option} has to be a column of {model.__name__} for {kind.name}")

@@ -9,14 +9,14 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit status."""
-    status = command()
+    status = run_command()
 
     from forgekeeper.cli import streams
 
-    streams.end(status)
+    streams.end_process(status)
 
 
-def command() -> int:
+def run_command() -> int:
     """Run the command line and return its exit status.
 
     An error is one sentence on standard error.
@@ -28,7 +28,7 @@ def command() -> int:
 
     from forgekeeper.cli import streams
 
-    streams.prepare()
-    from forgekeeper.cli.commands import run
+    streams.install_streams()
+    from forgekeeper.cli.commands import run_command_line
 
-    return run(sys.argv[1:])
+    return run_command_line(sys.argv[1:])

@@ -16,17 +16,26 @@ from forgekeeper.api.answers import Subject
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.lookup import PATH, Found, Line
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import Json, emit, moment, plain, read_time, say, table, wrong_use
-from forgekeeper.cli.terminal import facts as pairs
+from forgekeeper.audit.lookup import PATH_SUBJECT, AuditedRecord, AuditLine
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.terminal import (
+    Json,
+    format_time,
+    format_value,
+    print_json,
+    print_sentences,
+    print_table,
+    read_time,
+    wrong_use,
+)
+from forgekeeper.cli.terminal import format_facts as pairs
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
 
-Answer = dict[str, Any]
-STATES = {
+AuditAnswer = dict[str, Any]
+DELETION_STATE_TEXTS = {
     None: "was about to be deleted (what became of it is not known yet: its run is at it, or has died)",
     "missing": "was not there any more when it was to be deleted",
     "kept": "was about to be deleted, and was kept",
@@ -65,55 +74,56 @@ def audit(
     rows: list[Any] = []
     if sum(option is not None for option in (what, run, project, who)) > 1:
         wrong_use("say one of --what, --run, --project and --who")
-    asked = None if what is None else subject_named(what)
-    with connected("audit", redis_needed=False) as settings:
+    asked = None if what is None else parse_subject(what)
+    with connect_command("audit", redis_needed=False) as settings:
         begins = None if since is None else read_time(since, now(), ahead=False)
         if asked is not None:
-            answer = about(*asked, begins, settings, limit=limit)
+            answer = answer_about_record(*asked, begins, settings, limit=limit)
         elif project is not None:
-            answer, rows = _list_project(project, begins or lookup.reaches_back() or now(), limit)
+            answer, rows = _answer_about_project(project, begins or lookup.find_oldest_time() or now(), limit)
         elif run is not None:
-            answer, lines = of_run(run, begins, limit)
-            rows = [*map(row_of, lines)]
+            answer, lines = list_run_deletions(run, begins, limit)
+            rows = [*map(table_row, lines)]
         else:
-            answer, found = newest(begins, who, limit)
-            rows = [*map(row_of, found)]
-        answer["reaches_back"] = lookup.reaches_back()
+            answer, found = list_newest(begins, who, limit)
+            rows = [*map(table_row, found)]
+        answer["reaches_back"] = lookup.find_oldest_time()
     if json:
-        emit(answer)
+        print_json(answer)
         return
-    say(answer["sentences"])
+    print_sentences(answer["sentences"])
     if rows:
-        table(("at", "by", "what was done", "to what", "why"), rows)
+        print_table(("at", "by", "what was done", "to what", "why"), rows)
 
 
-def _list_project(project: int, since: datetime, limit: int) -> tuple[Answer, list[tuple[Any, ...]]]:
+def _answer_about_project(project: int, since: datetime, limit: int) -> tuple[AuditAnswer, list[tuple[Any, ...]]]:
     """Return the answer about a project's deletions, and rows for the newest records."""
-    sentences, found = of_project(project, since, BATCHES)
+    sentences, found = list_project_deletions(project, since, BATCHES)
     rows = [
-        (one.line.at, row_of(one.line)[1], became(one.line.record, one.state), _named(one), "") for one in found[:limit]
+        (one.line.at, table_row(one.line)[1], describe_state(one.line.record, one.state), _describe_record(one), "")
+        for one in found[:limit]
     ]
-    deletions = list(map(_fact, found[:limit]))
+    deletions = list(map(_deletion_facts, found[:limit]))
     return {"project": project, "since": since, "deletions": deletions, "sentences": sentences}, rows
 
 
-def _named(one: Found) -> str:
+def _describe_record(one: AuditedRecord) -> str:
     """Return the record's kind and id, and its path or ref if it has one."""
     name = one.facts.get("path") or one.facts.get("ref") or ""
     return f"{one.line.record} {one.facts.get('id', '')} {name}".strip()
 
 
-def subjects() -> list[Subject]:
+def list_subjects() -> list[Subject]:
     """Return the kinds of record that people may ask for, each with its batch."""
     return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
 
 
-def subject_named(text: str) -> tuple[Subject, str]:
+def parse_subject(text: str) -> tuple[Subject, str]:
     """Parse ``CALLED:…`` into the kind and the rest.
 
     The rest is a number if the kind lacks a name. Raises `Problem` if the kind is unknown or the rest is malformed.
     """
-    known = (*subjects(), PATH)
+    known = (*list_subjects(), PATH_SUBJECT)
     called, _, rest = text.partition(":")
     subject = next((one for one in known if one.called == called), None)
     if subject is None or not rest:
@@ -126,201 +136,218 @@ def subject_named(text: str) -> tuple[Subject, str]:
     return subject, rest
 
 
-def about(subject: Subject, rest: str, since: datetime | None, settings: Settings, *, limit: int) -> Answer:
+def answer_about_record(
+    subject: Subject, rest: str, since: datetime | None, settings: Settings, *, limit: int
+) -> AuditAnswer:
     """Return who deleted a record and when, and the state of its object if it had one."""
-    found, known = lookup.find(subject, rest, since, limit=limit), subjects()
-    sentences = [sentence for one in found for sentence in _tell(one, subject, rest, known)]
-    if restored := bool(found) and found[0].state == "deleted" and _is_there(subject, rest):
+    found, known = lookup.find_records(subject, rest, since, limit=limit), list_subjects()
+    sentences = [sentence for one in found for sentence in _describe_deletion(one, subject, rest, known)]
+    if restored := bool(found) and found[0].state == "deleted" and _is_restored(subject, rest):
         sentences.append(f"It is restored: the forge has {subject.called} {rest} again.")
-    objects: list[Found] = []
-    if subject is not PATH and found and (path := found[0].facts.get("path")):
-        objects = [one for one in lookup.find(PATH, path, since, limit=limit) if one.line.record != subject.record]
-        sentences += _of_object(path, objects)
+    objects: list[AuditedRecord] = []
+    if subject is not PATH_SUBJECT and found and (path := found[0].facts.get("path")):
+        objects = [
+            one
+            for one in lookup.find_records(PATH_SUBJECT, path, since, limit=limit)
+            if one.line.record != subject.record
+        ]
+        sentences += _describe_object(path, objects)
     return {
         "what": f"{subject.called}:{rest}",
-        "found": list(map(_fact, found)),
+        "found": list(map(_deletion_facts, found)),
         "restored": restored,
-        "object": list(map(_fact, objects)),
-        "sentences": sentences or list(_nothing(subject, rest, settings)),
+        "object": list(map(_deletion_facts, objects)),
+        "sentences": sentences or list(_explain_nothing_found(subject, rest, settings)),
     }
 
 
-def _is_there(subject: Subject, rest: str) -> bool:
+def _is_restored(subject: Subject, rest: str) -> bool:
     """Check whether the forge has the record again; False if its kind cannot be looked up."""
     return subject.is_there is not None and subject.is_there(int(rest))
 
 
-def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
+def _explain_nothing_found(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
     """Yield sentences that nothing was found, and the limits of this statement."""
     yield f"The audit has nothing of {subject.called} {rest}."
-    yield _reach()
+    yield _describe_reach()
     for name in [subject.batch] if subject.batch else list(BATCHES):
-        if not settings.audits(name):
+        if not settings.is_audited(name):
             yield f"What {name} deletes is not in it: FORGEKEEPER_AUDIT or FORGEKEEPER_AUDIT_{name.upper()} says so."
-        yield from _written_by(name)
+        yield from _warn_of_own_writes(name)
 
 
-def _reach() -> str:
-    back = lookup.reaches_back()
-    return f"It reaches back to {moment(back)}." if back else "It has no deletions at all yet."
+def _describe_reach() -> str:
+    back = lookup.find_oldest_time()
+    return f"It reaches back to {format_time(back)}." if back else "It has no deletions at all yet."
 
 
-def _written_by(name: str) -> Iterator[str]:
+def _warn_of_own_writes(name: str) -> Iterator[str]:
     """Warn that the audit does not see the writes of a batch that writes by itself."""
     if (batch := BATCHES.get(name)) is not None and batch.writes is not None:
         yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
-def of_run(run: int, since: datetime | None, limit: int, *, most: int | None = None) -> tuple[Answer, list[Line]]:
+def list_run_deletions(
+    run: int, since: datetime | None, limit: int, *, max_summed_rows: int | None = None
+) -> tuple[AuditAnswer, list[AuditLine]]:
     """Return the totals and the newest deletions of a run and its children.
 
     If the audit has more than *most* rows of the run, they are not added up, because that would take too long.
     """
-    known = subjects()
-    many = most is not None and lookup.more_than(most, run)
-    totals, lines = [] if many else lookup.totals(run), lookup.newest(since, limit=limit, run=run)
+    known = list_subjects()
+    many = max_summed_rows is not None and lookup.has_more_rows(max_summed_rows, run)
+    totals, lines = [] if many else lookup.sum_by_state(run), lookup.list_newest(since, limit=limit, run=run)
     nothing = f"The audit has nothing that run {run} has deleted."
     if many:
-        nothing = f"The audit has more than {most:,} rows of run {run}: `forgekeeper audit --run {run}` adds them up."
+        nothing = (
+            f"The audit has more than {max_summed_rows:,} rows of run {run}: `forgekeeper audit --run {run}` adds"
+            " them up."
+        )
     sentences = [
         f"Run {run} of {one.batch}: {one.records:,} {one.record}"
-        f" {_done_to(one.record, known) if one.state == 'deleted' else one.state},"
-        f" from {moment(one.first)} to {moment(one.last)}."
+        f" {_deletion_verb(one.record, known) if one.state == 'deleted' else one.state},"
+        f" from {format_time(one.first)} to {format_time(one.last)}."
         for one in totals
     ] or [nothing]
     if (row := JobRun.get_or_none(JobRun.id == run)) is not None:
-        sentences += _written_by(row.batch)
+        sentences += _warn_of_own_writes(row.batch)
     deletions = [line.as_json() for line in lines]
     answer = {"run": run, "totals": [one._asdict() for one in totals], "deletions": deletions, "sentences": sentences}
     return answer, lines
 
 
-class Before(NamedTuple):
+class AuditCursor(NamedTuple):
     """Cursor of a page: only ids below these are listed. None starts at the newest row."""
 
     act: int | None = None
     line: int | None = None
 
 
-START = Before()
+NEWEST_PAGE = AuditCursor()
 
 
-def newest(
-    since: datetime | None, who: str | None, limit: int, before: Before = START
-) -> tuple[Answer, list[Act | Line]]:
+def list_newest(
+    since: datetime | None, who: str | None, limit: int, before: AuditCursor = NEWEST_PAGE
+) -> tuple[AuditAnswer, list[Act | AuditLine]]:
     """Return acts and deletions, newest first; if *who* is given, only acts."""
-    people = lookup.acts(since, limit=limit, who=who, before=before.act)
-    lines = [] if who else lookup.newest(since, limit=limit, before=before.line)
+    people = lookup.list_acts(since, limit=limit, who=who, before=before.act)
+    lines = [] if who else lookup.list_newest(since, limit=limit, before=before.line)
     answer = {
         "acts": [act.__data__ for act in people],
         "deletions": [line.as_json() for line in lines],
         "sentences": [] if people or lines else ["The audit has nothing of that."],
     }
     # Both lists are ordered by id, so the next page continues after the last id.
-    both: list[Iterable[Act | Line]] = [people, lines]
+    both: list[Iterable[Act | AuditLine]] = [people, lines]
     return answer, list(islice(merge(*both, key=lambda one: one.at, reverse=True), limit))
 
 
-def of_project(project: int, since: datetime, names: Iterable[str]) -> tuple[list[str], list[Found]]:
+def list_project_deletions(
+    project: int, since: datetime, names: Iterable[str]
+) -> tuple[list[str], list[AuditedRecord]]:
     """Return sentences and records, latest first, of these batches' deletions in a project.
 
     Deletions before *since* are left out.
     """
-    sentences, every = list[str](), list[Found]()
+    sentences, every = list[str](), list[AuditedRecord]()
     for name in names:
-        found, whole = lookup.of_project(project, name, since)
+        found, whole = lookup.list_of_project(project, name, since)
         every += found
         for (record, state), count in Counter((one.line.record, one.state) for one in found).items():
-            sentences.append(f"{name}: {count:,} {record} of project {project} {became(record, state)}.")
+            sentences.append(f"{name}: {count:,} {record} of project {project} {describe_state(record, state)}.")
         if not whole:
             sentences.append(f"{name} has deleted more since then than is looked through here: this is the latest.")
-    nothing = [f"The audit has nothing of project {project} since {moment(since)}.", _reach()]
+    nothing = [f"The audit has nothing of project {project} since {format_time(since)}.", _describe_reach()]
     return sentences or nothing, sorted(every, key=lambda one: one.line.at, reverse=True)
 
 
-def became(record: str, state: str | None) -> str:
+def describe_state(record: str, state: str | None) -> str:
     """Return one word for the state of a record."""
-    return _done_to(record, subjects()) if state == "deleted" else state or "not known yet"
+    return _deletion_verb(record, list_subjects()) if state == "deleted" else state or "not known yet"
 
 
-def row_of(one: Act | Line) -> tuple[Any, ...]:
+def table_row(one: Act | AuditLine) -> tuple[Any, ...]:
     """Return a table row: at, by, act, record, reason."""
-    return _act(one) if isinstance(one, Act) else _shown(one, subjects())
+    return _act_row(one) if isinstance(one, Act) else _deletion_row(one, list_subjects())
 
 
-def _fact(found: Found) -> Answer:
+def _deletion_facts(found: AuditedRecord) -> AuditAnswer:
     line = {name: getattr(found.line, name) for name in ("at", "batch", "record", "run", "tick", "child", "phase")}
     return {**line, "state": found.state, **found.facts}
 
 
-def _tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> Iterator[str]:
+def _describe_deletion(found: AuditedRecord, asked: Subject, rest: str, known: Sequence[Subject]) -> Iterator[str]:
     """Yield sentences about a deletion: time, run, reason, facts, and how to restore it."""
-    subject = _subject_of(found.line.record, known) or asked
+    subject = _find_subject(found.line.record, known) or asked
     gone = found.state == "deleted"
-    because = f", because {filled(subject.because, found.facts)}" if gone and subject.because else ""
-    became = subject.gone if gone else STATES.get(found.state, f"was {found.state}")
-    yield f"{asked.called.capitalize()} {rest} {became}{_when(found.line)}{because}."
-    facts = {name: _written(value) for name, value in found.facts.items() if value is not None}
+    because = f", because {fill_template(subject.because, found.facts)}" if gone and subject.because else ""
+    became = subject.gone if gone else DELETION_STATE_TEXTS.get(found.state, f"was {found.state}")
+    yield f"{asked.called.capitalize()} {rest} {became}{_describe_time_and_run(found.line)}{because}."
+    facts = {name: _format_fact(value) for name, value in found.facts.items() if value is not None}
     if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due", "others"}}):
         yield f"It was: {said}."
     obstacle = subject.obstacle() if gone and subject.obstacle else None
     if obstacle:
         yield f"{obstacle[0].upper()}{obstacle[1:]}."
     elif subject.restore and gone:
-        yield f"`{filled(subject.restore, found.facts)}` may bring it back."
+        yield f"`{fill_template(subject.restore, found.facts)}` may bring it back."
 
 
-def _of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
+def _describe_object(path: str, found: Sequence[AuditedRecord]) -> Iterator[str]:
     """Yield sentences about the object of a deleted record, latest first."""
     for one in found:
-        yield f"Its object {path} {STATES.get(one.state, 'was deleted')}{_when(one.line)}."
+        yield (
+            f"Its object {path} {DELETION_STATE_TEXTS.get(one.state, 'was deleted')}{_describe_time_and_run(one.line)}."
+        )
     if not found:
-        waits = [held for _, _, held in DeletedObject.lying([path])]
+        waits = [held for _, _, held in DeletedObject.find_at_paths([path])]
         state = "is held back" if any(waits) else "waits to be deleted" if waits else "was missing, or is kept"
         yield f"Of its object {path} the audit has nothing: it {state}."
 
 
-def _shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
+def _deletion_row(line: AuditLine, kinds: Iterable[Subject]) -> tuple[Any, ...]:
     """Return the table row of a chunk, in the words of the declared *kinds*."""
     states = line.detail.get("state") or "deleted"
     became = ", ".join(sorted(set(map(str, states if isinstance(states, list) else [states]))))
-    how = {"done": _done_to(line.record, kinds), "intent": "about to delete"}.get(line.phase, became)
+    how = {"done": _deletion_verb(line.record, kinds), "intent": "about to delete"}.get(line.phase, became)
     of = "" if line.child is None else f", {line.child}"
     run = "no run" if line.run is None else f"run {line.run}"
-    return line.at, f"{line.batch} ({run}{of})", how, f"{line.size:,} {line.record}", ""
+    return line.at, f"{line.batch} ({run}{of})", how, f"{line.record_count:,} {line.record}", ""
 
 
-def _done_to(record: str, kinds: Iterable[Subject]) -> str:
+def _deletion_verb(record: str, kinds: Iterable[Subject]) -> str:
     """Return the batch's word for deleting a record, such as "deleted"."""
-    subject = _subject_of(record, kinds)
+    subject = _find_subject(record, kinds)
     return subject.done if subject else "deleted"
 
 
-def _act(done: Act) -> tuple[Any, ...]:
+def _act_row(done: Act) -> tuple[Any, ...]:
     """Return the table row of a person's act."""
     actor = f" ({done.actor})" if done.actor else ""
     return done.at, f"{done.by_user}@{done.by_host}{actor}", done.act, done.what, done.reason
 
 
-def _subject_of(record: str, kinds: Iterable[Subject]) -> Subject | None:
+def _find_subject(record: str, kinds: Iterable[Subject]) -> Subject | None:
     """Return the declared kind of the record."""
     return next((one for one in kinds if one.record == record), None)
 
 
-def _when(line: Line) -> str:
+def _describe_time_and_run(line: AuditLine) -> str:
     run = f"by run {line.run} of {line.batch}" if line.run is not None else f"by {line.batch}, outside a run"
-    details = [f"the tick of {moment(line.tick)}"] if line.tick else []
+    details = [f"the tick of {format_time(line.tick)}"] if line.tick else []
     details += [f"child {line.child}"] if line.child else []
-    return f" at {moment(line.at)}, {run}" + (f" ({', '.join(details)})" if details else "")
+    return f" at {format_time(line.at)}, {run}" + (f" ({', '.join(details)})" if details else "")
 
 
-def filled(template: str, facts: Mapping[str, Any]) -> str:
+def fill_template(template: str, facts: Mapping[str, Any]) -> str:
     """Fill the facts of a record into a template of its kind."""
-    return template.format_map(defaultdict(lambda: "unknown", {name: _written(fact) for name, fact in facts.items()}))
+    return template.format_map(
+        defaultdict(lambda: "unknown", {name: _format_fact(fact) for name, fact in facts.items()})
+    )
 
 
-def _written(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     if isinstance(value, str) and len(value) > 18 and value[4:5] == "-" and value[10:11] == "T":
         with suppress(ValueError):
-            return moment(datetime.fromisoformat(value))
-    return plain(value)
+            return format_time(datetime.fromisoformat(value))
+    return format_value(value)

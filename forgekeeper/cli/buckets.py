@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import Json, emit, moment, table, wrong_use
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.terminal import Json, format_time, print_json, print_table, wrong_use
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.buckets import BucketSet
 
@@ -20,17 +20,19 @@ def buckets(
     json: Json = False,
 ) -> None:
     """Show the artifact buckets: which are free, and who has the others since when."""
-    shares = _find(batch)
-    with connected("buckets"):
-        found = shares.states(client)
+    shares = _find_bucket_set(batch)
+    with connect_command("buckets"):
+        found = shares.read_states(client)
     if json:
-        emit(found)
+        print_json(found)
         return
-    rows = [(one["number"], moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
-    table(("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])]))
+    rows = [(one["number"], format_time(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
+    print_table(
+        ("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])])
+    )
 
 
-def _find(batch: str | None) -> BucketSet:
+def _find_bucket_set(batch: str | None) -> BucketSet:
     """Return the buckets of the batch, or of the only batch with buckets if None."""
     named = {one.name: one.buckets.name for one in BATCHES.values() if one.buckets is not None}
     if batch is None and len(named) == 1:

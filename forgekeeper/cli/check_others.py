@@ -12,45 +12,45 @@ from typing import NamedTuple
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.check_places import Finding, ok, warning
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import now
-from forgekeeper.platform.database.looking import looking
-from forgekeeper.platform.database.queries import BOUND
+from forgekeeper.platform.database.queries import MAX_COUNTED_ROWS
+from forgekeeper.platform.database.read_only import read_only_snapshot
 
-TAKEN = (
+LOST_TO_OTHERS_SENTENCE = (
     "{batch}: {count:,} of {due:,} records that were due went or were claimed, and not by a run of ours: another"
     " program does the same work, and what both count is counted twice; switch it off, or this batch"
 )
 
 
-class _Seen(NamedTuple):
+class _DueCount(NamedTuple):
     due: int
     ours: int
 
 
-def others(wait: Callable[[], object]) -> Iterator[Finding]:
+def watch_other_programs(wait: Callable[[], object]) -> Iterator[Finding]:
     """Count due records before and after *wait*; report batches that lost records to others."""
     instant = now()
-    before = _look(instant)
+    before = _count_due(instant)
     wait()
-    after = _look(instant)
+    after = _count_due(instant)
     taken = {
         name: seen.due - after[name].due - (after[name].ours - seen.ours)
         for name, seen in before.items()
-        if name in after and seen.due < BOUND
+        if name in after and seen.due < MAX_COUNTED_ROWS
     }
     for name, count in taken.items():
         if count > 0:
-            yield warning("others", TAKEN.format(batch=name, count=count, due=before[name].due))
+            yield warning("others", LOST_TO_OTHERS_SENTENCE.format(batch=name, count=count, due=before[name].due))
     if not any(count > 0 for count in taken.values()):
         yield ok("others", "nothing that was due went without a run of ours")
 
 
-def _look(instant: datetime) -> dict[str, _Seen]:
+def _count_due(instant: datetime) -> dict[str, _DueCount]:
     """Return for each batch the remaining records due at *instant*, and its runs' deletions."""
     found = {}
     for name, batch in BATCHES.items():
-        with looking(name):
-            if batch.deletes and (due := batch.due(instant)) is not None:
-                found[name] = _Seen(due.records, RunTotal.of_batch(name))
+        with read_only_snapshot(name):
+            if batch.deletes_records and (due := batch.sum_backlogs(instant)) is not None:
+                found[name] = _DueCount(due.records, RunTotal.sum_of_batch(name))
     return found

@@ -35,23 +35,27 @@ from forgekeeper.cli import (
     ticks,
     uploads,
 )
-from forgekeeper.cli.connection import sentence
+from forgekeeper.cli.connection import describe_with_remedy
 from forgekeeper.cli.streams import OutputLost
-from forgekeeper.cli.terminal import FAILED, WRONG_USE, Problem, err, out
+from forgekeeper.cli.terminal import FAILED_STATUS, WRONG_USE_STATUS, Problem, err, out
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.engine.ref_restoring import children_with_refs
-from forgekeeper.ledger.processes import version
+from forgekeeper.engine.ref_restoring import list_children_with_refs
+from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.platform.settings import SettingsError
 from metrics.endpoint import PortTaken
-from metrics.logs import clean
+from metrics.logs import clean_text
 
-INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
-HELP = {"-h", "--help", "--version"}
-DEMO = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
+INTERRUPTED_STATUS, UNREAD_OUTPUT_STATUS = 128 + signal.SIGINT, 128 + signal.SIGPIPE
+HELP_OPTIONS = {"-h", "--help", "--version"}
+DEMO_COMMAND_MODULES = dict.fromkeys(("demo", "up", "seed"), "demo.commands")
 """Commands of the demo by their module, which no production process imports."""
-ABOVE = DEMO | {"console": "forgekeeper.cli.console.command", "adopt": "forges.command", "peek": "forges.command"}
+LATE_COMMAND_MODULES = DEMO_COMMAND_MODULES | {
+    "console": "forgekeeper.cli.console.command",
+    "adopt": "forges.command",
+    "peek": "forges.command",
+}
 """Commands that import the command line themselves, by their modules."""
-PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
+COMMAND_PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (
         *(check.check, migrate.migrate, grants.grants, contract.contract, "adopt", files.files),
@@ -67,8 +71,8 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     ),
 }
 """Commands by their help panels."""
-SERVING = {"scheduler", "worker", "exporter"}
-GONE = {
+SERVING_COMMANDS = {"scheduler", "worker", "exporter"}
+REMOVED_COMMANDS = {
     "psql": 'psql "$FORGEKEEPER_DATABASE_URL"',
     "redis": 'redis-cli -u "$FORGEKEEPER_REDIS_URL"',
     "dead": "forgekeeper quarantine list --kind child",
@@ -81,7 +85,7 @@ GONE = {
     "refs retry": "forgekeeper quarantine retry",
 }
 """Commands of the last release and their replacements."""
-GONE_OPTIONS = {
+REMOVED_OPTIONS = {
     "settings --markdown": "docs/settings.md has the page",
     "metrics --markdown": "docs/metrics.md has the page",
     "batches --markdown": "run `forgekeeper batches --json`",
@@ -101,7 +105,7 @@ OLD_DURATION = re.compile(r"\+((?:\d+[wdhms])+)")
 
 
 @cache
-def application(*, demo: bool = True) -> typer.Typer:
+def build_application(*, demo: bool = True) -> typer.Typer:
     """Return all commands: ours, commands of batches and, if *demo*, commands of the demo."""
     app = typer.Typer(
         name="forgekeeper",
@@ -111,23 +115,23 @@ def application(*, demo: bool = True) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )
-    for panel, commands in PANELS.items():
+    for panel, commands in COMMAND_PANELS.items():
         for command in commands:
             if not isinstance(command, str):
-                _add(app, panel, command)
-            elif demo or command not in DEMO:
-                _add(app, panel, getattr(import_module(ABOVE[command]), command))
-    if children_with_refs():
-        _add(app, "Look", refs.refs)
-    for module in dict.fromkeys(module for batch in BATCHES.values() for module in _modules(batch)):
+                _add_command(app, panel, command)
+            elif demo or command not in DEMO_COMMAND_MODULES:
+                _add_command(app, panel, getattr(import_module(LATE_COMMAND_MODULES[command]), command))
+    if list_children_with_refs():
+        _add_command(app, "Look", refs.refs)
+    for module in dict.fromkeys(module for batch in BATCHES.values() for module in _list_command_modules(batch)):
         for name, command in import_module(module).COMMANDS.items():
-            _add(app, "Look", command, name)
+            _add_command(app, "Look", command, name)
     if uploads.find_holders():
-        _add(app, "Look", uploads.uploads)
+        _add_command(app, "Look", uploads.uploads)
     return app
 
 
-def _modules(batch: BatchSpec) -> Iterator[str]:
+def _list_command_modules(batch: BatchSpec) -> Iterator[str]:
     """Yield the modules of a batch's commands: derived from its declaration, and its own."""
     if batch.buckets is not None:
         yield "forgekeeper.cli.buckets"
@@ -137,7 +141,9 @@ def _modules(batch: BatchSpec) -> Iterator[str]:
         yield batch.commands
 
 
-def _add(app: typer.Typer, panel: str, command: Callable[..., None] | typer.Typer, name: str | None = None) -> None:
+def _add_command(
+    app: typer.Typer, panel: str, command: Callable[..., None] | typer.Typer, name: str | None = None
+) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name or command.info.name, rich_help_panel=panel)
     else:
@@ -146,7 +152,7 @@ def _add(app: typer.Typer, panel: str, command: Callable[..., None] | typer.Type
 
 def _show_version(asked: bool) -> None:
     if asked:
-        out.print(f"forgekeeper {version()}")
+        out.print(f"forgekeeper {read_version()}")
         raise typer.Exit
 
 
@@ -162,58 +168,67 @@ def forgekeeper(
     """
 
 
-def run(arguments: list[str]) -> int:  # noqa: PLR0911, one for each way to end
+def run_command_line(arguments: list[str]) -> int:  # noqa: PLR0911, one for each way to end
     """Run the command line and return its exit status.
 
     An error is one sentence on standard error.
     """
     try:
-        status = _called(arguments or ["--help"])
+        status = _call_command(arguments or ["--help"])
         sys.stdout.flush()
     except OutputLost as lost:
-        streams.discard()
-        return UNREAD if lost.unread else _complain(f"cannot write to standard output: {lost}", FAILED)
+        streams.discard_output()
+        return (
+            UNREAD_OUTPUT_STATUS
+            if lost.is_reader_closed
+            else _print_error(f"cannot write to standard output: {lost}", FAILED_STATUS)
+        )
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
+        return ended.code if isinstance(ended.code, int) else FAILED_STATUS if ended.code else 0
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_STATUS
     except Problem as problem:
-        return _complain(str(problem), problem.status)
+        return _print_error(str(problem), problem.status)
     except SettingsError as error:
-        return _complain(str(error), WRONG_USE)
+        return _print_error(str(error), WRONG_USE_STATUS)
     except typer.TyperException as error:
-        return _complain(_usage(error), WRONG_USE)
+        return _print_error(_describe_usage_error(error), WRONG_USE_STATUS)
     except (pw.PeeweeException, redis.RedisError, PortTaken, OSError) as error:
-        if (said := sentence(error)) is None:
+        if (said := describe_with_remedy(error)) is None:
             raise
-        return _complain(said, FAILED)
+        return _print_error(said, FAILED_STATUS)
     else:
         return status
 
 
-def _called(arguments: list[str]) -> int:
+def _call_command(arguments: list[str]) -> int:
     for old in (arguments[0], " ".join(arguments[:2])):
-        if old in GONE:
-            raise Problem(f"there is no command `{old}` any more: run `{GONE[old]}`", WRONG_USE)
+        if old in REMOVED_COMMANDS:
+            raise Problem(f"there is no command `{old}` any more: run `{REMOVED_COMMANDS[old]}`", WRONG_USE_STATUS)
     arguments = _without_old_options(arguments)
     try:
         load_batches()
     except SettingsError:
-        if HELP.isdisjoint(arguments):
+        if HELP_OPTIONS.isdisjoint(arguments):
             raise
     # Typer returns the status of `typer.Exit`.
-    return application(demo=arguments[0] not in SERVING)(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
+    return (
+        build_application(demo=arguments[0] not in SERVING_COMMANDS)(
+            arguments, prog_name="forgekeeper", standalone_mode=False
+        )
+        or 0
+    )
 
 
 def _without_old_options(arguments: list[str]) -> list[str]:
     """Remove needless options with a message; raise `Problem` for a removed option."""
-    for written, instead in (GONE_OPTIONS | NEEDLESS_OPTIONS).items():
+    for written, instead in (REMOVED_OPTIONS | NEEDLESS_OPTIONS).items():
         words, _, option = written.rpartition(" ")
         begin = words.split()
         if arguments[: len(begin)] != begin or option not in {one.partition("=")[0] for one in arguments}:
             continue
-        if written in GONE_OPTIONS:
-            raise Problem(f"`{words}` has no {option} any more: {instead}", WRONG_USE)
+        if written in REMOVED_OPTIONS:
+            raise Problem(f"`{words}` has no {option} any more: {instead}", WRONG_USE_STATUS)
         err.print(f"forgekeeper: `{words}` needs no {option} any more: {instead}")
         arguments = [one for one in arguments if one != option]
     for duration in filter(None, map(OLD_DURATION.fullmatch, arguments)):
@@ -221,12 +236,12 @@ def _without_old_options(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _complain(sentence: str, status: int) -> int:
-    err.print(f"forgekeeper: {clean(sentence)}", style="red")
+def _print_error(sentence: str, status: int) -> int:
+    err.print(f"forgekeeper: {clean_text(sentence)}", style="red")
     return status
 
 
-def _usage(error: typer.TyperException) -> str:
+def _describe_usage_error(error: typer.TyperException) -> str:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     command = getattr(getattr(error, "ctx", None), "command_path", "forgekeeper")
     return f"{' '.join(message.split()).rstrip('.')}; `{command} --help` says how it is used"

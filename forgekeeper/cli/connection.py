@@ -11,133 +11,139 @@ import redis
 
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
-from forgekeeper.cli.standby import said_while_waiting
-from forgekeeper.cli.terminal import HELD, Problem, err, wrong_use
-from forgekeeper.delivery.boot import load
+from forgekeeper.cli.standby import warn_while_waiting
+from forgekeeper.cli.terminal import HELD_STATUS, Problem, err, wrong_use
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.guards import preconditions
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.guards.register_epoch import find_warnings
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, connect
-from forgekeeper.platform.database import database, release, sqlstate
-from forgekeeper.platform.database.looking import WritesInLook
-from forgekeeper.platform.installation import Disagreement, agree
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
+from forgekeeper.platform.database import database, release_connection, sqlstate
+from forgekeeper.platform.database.read_only import ReadOnlyViolation
+from forgekeeper.platform.installation import InstallationMismatch, require_same_installation
 from forgekeeper.platform.settings import Settings
 from metrics import logs
 from metrics.endpoint import PortTaken
-from metrics.logs import clean, text_of
+from metrics.logs import clean_text, text_of
 
-DATABASE = "FORGEKEEPER_DATABASE_URL"
-REDIS = "FORGEKEEPER_REDIS_URL"
-OURS = frozenset({"42601"})
+DATABASE_VARIABLE = "FORGEKEEPER_DATABASE_URL"
+REDIS_VARIABLE = "FORGEKEEPER_REDIS_URL"
+OWN_BUG_SQLSTATES = frozenset({"42601"})
 """SQLSTATEs that only a bug in our own statements can cause: syntax errors."""
-LOOK = "run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
-STATES = {
+CHECK_SCHEMAS_REMEDY = (
+    "run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
+)
+SQLSTATE_REMEDIES = {
     "42501": "grant that to the user of the database, or let another run this; "
     "`forgekeeper check` lists what is missing",
-    "25006": f"point {DATABASE} at the primary, or turn default_transaction_read_only off for its user",
+    "25006": f"point {DATABASE_VARIABLE} at the primary, or turn default_transaction_read_only off for its user",
     "3F000": "run `forgekeeper migrate`, or name a schema that is there in FORGEKEEPER_OWN_SCHEMA",
-    "42P01": LOOK,
-    "42703": LOOK,
+    "42P01": CHECK_SCHEMAS_REMEDY,
+    "42703": CHECK_SCHEMAS_REMEDY,
     "57014": "try again when the server is less busy, or raise FORGEKEEPER_DATABASE_STATEMENT_TIMEOUT",
     "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
     "53100": "free space on the database's disk, then try again",
     "53300": "wait until others have left, or raise its max_connections",
 }
 """Remedies by SQLSTATE."""
-CLASSES = {
-    "08": f"check {DATABASE}",
+SQLSTATE_CLASS_REMEDIES = {
+    "08": f"check {DATABASE_VARIABLE}",
     "40": "another session was in the way: try again",
     "42": "run `forgekeeper check`",
     "53": "give the server more of what it lacks, then try again",
     "57": "try again",
 }
 """Remedies by the class of the SQLSTATE, its first two characters."""
-CONNECTING = {
-    "password": f"check the user and the password in {DATABASE}",
+CONNECTION_REMEDIES = {
+    "password": f"check the user and the password in {DATABASE_VARIABLE}",
     "too many|remaining connection slots": "wait until others have left, or raise its max_connections",
     "starting up|shutting down|recovery mode": "try again when the server is up",
     # A new session on a server with a full disk fails with this message, before it can send a code.
     "could not write init file|no space left": "free space on the database's disk, then try again",
-    "ssl negotiation|server closed the connection": f"what listens there may not be PostgreSQL: check {DATABASE}",
+    "ssl negotiation|server closed the connection": (
+        f"what listens there may not be PostgreSQL: check {DATABASE_VARIABLE}"
+    ),
 }
 """Remedies by words of the message. A failed connection lacks a SQLSTATE."""
-REDIS_WORDS = {
-    "noauth|authentication required": f"give its password in {REDIS}, before the host",
-    "wrongpass|invalid (username-)?password|without any password": f"check the user and the password in {REDIS}",
-    "noperm|no permissions": f"grant that to its user with ACL SETUSER, or name another user in {REDIS}",
-    "readonly|read only replica": f"this is a replica: point {REDIS} at its master",
+REDIS_REMEDIES = {
+    "noauth|authentication required": f"give its password in {REDIS_VARIABLE}, before the host",
+    "wrongpass|invalid (username-)?password|without any password": (
+        f"check the user and the password in {REDIS_VARIABLE}"
+    ),
+    "noperm|no permissions": f"grant that to its user with ACL SETUSER, or name another user in {REDIS_VARIABLE}",
+    "readonly|read only replica": f"this is a replica: point {REDIS_VARIABLE} at its master",
     "maxmemory": "it is full: give it more memory (maxmemory); evict nothing (maxmemory-policy noeviction)",
     "timeout connecting|wrong version number|record layer failure": "nothing answers there, or it speaks no TLS though"
-    f" {REDIS} begins with rediss://: check host, port and scheme",
+    f" {REDIS_VARIABLE} begins with rediss://: check host, port and scheme",
     "misconf": "free space on the disk of Redis, or mend what its log says",
     "wrongtype": "another program may use the same database, and a key of ours; `forgekeeper check` names"
-    f" it: move it away, or name another database in {REDIS}",
-    "protocol error|invalid response": f"what listens there is not Redis: check {REDIS}",
+    f" it: move it away, or name another database in {REDIS_VARIABLE}",
+    "protocol error|invalid response": f"what listens there is not Redis: check {REDIS_VARIABLE}",
     "max number of clients": "wait until others have left, or raise its maxclients",
-    "moved |crossslot|clusterdown|hash slot": f"a Redis Cluster does not do: point {REDIS} at a single Redis",
+    "moved |crossslot|clusterdown|hash slot": f"a Redis Cluster does not do: point {REDIS_VARIABLE} at a single Redis",
     "unknown command": "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed",
     "loading|master ?(is )?down": "try again when it is ready",
     "busy": "a script holds it up: try again, or end it with SCRIPT KILL",
 }
 """Remedies by words of Redis' message."""
 # Prefix that redis-py and Redis put before the error: the command of a pipeline, the line of a script.
-PREAMBLE = re.compile(
+REDIS_ERROR_PREFIX = re.compile(
     r"(?is)\A(?:command # \d+ \(.*\) of pipeline caused error: |error running script[^@]*(?:@user_script: ?\d+: -?)+)"
 )
 
 
-def configured() -> Settings:
+def load_and_configure_logging() -> Settings:
     """Load the settings and configure logging."""
-    settings = load()
+    settings = load_settings()
     logs.configure(settings.log_format, settings.log_level)
     return settings
 
 
 @contextmanager
-def connected(
+def connect_command(
     name: str,
     *,
     migrated: bool = True,
     redis_needed: bool = True,
-    limits: Callable[[Settings], Limits] = Limits.of_worker,
+    limits: Callable[[Settings], ServerTimeouts] = ServerTimeouts.for_worker,
 ) -> Iterator[Settings]:
     """Connect this command to PostgreSQL.
 
     The schema must be up to date unless *migrated* is False, and the settings must name a Redis unless *redis_needed*
     is False. *limits* returns the command's timeouts. Acts inside the block are recorded, unless the audit is off.
     """
-    settings = configured()
-    connect(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
-    with recorded(settings):
+    settings = load_and_configure_logging()
+    configure_clients(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
+    with record_acts(settings):
         database.connect()
         try:
             if migrated:
                 require_schema()
                 for warning in find_warnings():
-                    err.print(f"warning: {clean(warning)}")
-            with said_while_waiting():
+                    err.print(f"warning: {clean_text(warning)}")
+            with warn_while_waiting():
                 yield settings
         finally:
-            release()
+            release_connection()
 
 
-def recorded(settings: Settings) -> AbstractContextManager[None]:
+def record_acts(settings: Settings) -> AbstractContextManager[None]:
     """Record acts inside the block, unless the settings turn the audit off."""
-    return acts.begin(actor=settings.actor, on=settings.audit != "off")
+    return acts.recording_acts(actor=settings.actor, on=settings.audit != "off")
 
 
 def require_schema() -> None:
     """Raise `Problem` if migrations are pending. Needs a connection."""
-    if pending := migrations.pending(database.obj):
+    if pending := migrations.list_pending(database.obj):
         raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
 
 
 def require_redis() -> None:
     """Raise `Problem` unless Redis answers and belongs to the database's installation."""
     try:
-        agree()
-    except Disagreement as disagreement:
+        require_same_installation()
+    except InstallationMismatch as disagreement:
         raise Problem(str(disagreement)) from None
 
 
@@ -153,9 +159,9 @@ def require_unblocked(batch: BatchSpec, settings: Settings) -> None:
     Rights that only a worker needs are not checked. Raises `redis.RedisError` if Redis does not answer.
     """
     try:
-        preconditions.require(batch, settings, claims=False)
+        preconditions.require_met(batch, settings, claims=False)
     except Blocked as blocked:
-        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD) from None
+        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD_STATUS) from None
 
 
 def batch_named(name: str) -> BatchSpec:
@@ -165,14 +171,14 @@ def batch_named(name: str) -> BatchSpec:
     return BATCHES[name]
 
 
-def sentence(error: BaseException) -> str | None:
+def describe_with_remedy(error: BaseException) -> str | None:
     """Describe an error with its remedy; None if the operator cannot mend it."""
     if isinstance(error, pw.DatabaseError | pw.InterfaceError):
-        return _postgresql(error)
+        return _describe_postgresql_error(error)
     if isinstance(error, redis.RedisError):
-        line = PREAMBLE.sub("", _line(error))
-        return f"cannot use Redis: {line}; {_by_words(line, REDIS_WORDS) or f'check {REDIS}'}"
-    if isinstance(error, WritesInLook):
+        line = REDIS_ERROR_PREFIX.sub("", _first_line(error))
+        return f"cannot use Redis: {line}; {_find_remedy(line, REDIS_REMEDIES) or f'check {REDIS_VARIABLE}'}"
+    if isinstance(error, ReadOnlyViolation):
         return str(error)
     if isinstance(error, PortTaken):
         return f"{error}; stop what is there, or choose another port"
@@ -182,20 +188,26 @@ def sentence(error: BaseException) -> str | None:
     return None
 
 
-def _postgresql(error: pw.PeeweeException) -> str | None:
-    state, line = sqlstate(error), _line(error)
+def _describe_postgresql_error(error: pw.PeeweeException) -> str | None:
+    state, line = sqlstate(error), _first_line(error)
     if state is None:
-        return f"cannot use PostgreSQL: {line}; {_by_words(line, CONNECTING) or f'check {DATABASE}'}"
-    if state in OURS:
+        return (
+            f"cannot use PostgreSQL: {line}; {_find_remedy(line, CONNECTION_REMEDIES) or f'check {DATABASE_VARIABLE}'}"
+        )
+    if state in OWN_BUG_SQLSTATES:
         return None
-    hint = STATES.get(state) or CLASSES.get(state[:2]) or "`forgekeeper check` looks for the cause"
+    hint = (
+        SQLSTATE_REMEDIES.get(state)
+        or SQLSTATE_CLASS_REMEDIES.get(state[:2])
+        or "`forgekeeper check` looks for the cause"
+    )
     return f"cannot use PostgreSQL: {line}; {hint}"
 
 
-def _by_words(line: str, table: dict[str, str]) -> str | None:
+def _find_remedy(line: str, table: dict[str, str]) -> str | None:
     return next((hint for words, hint in table.items() if re.search(words, line, re.IGNORECASE)), None)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = text_of(error).strip().splitlines() or [type(error).__name__]
-    return clean(lines[0].rstrip("."))
+    return clean_text(lines[0].rstrip("."))

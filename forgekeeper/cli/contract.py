@@ -9,12 +9,12 @@ import typer
 
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import batch_named
-from forgekeeper.cli.terminal import Json, emit, out, write, wrong_use
-from forgekeeper.delivery.boot import load
-from forgekeeper.platform.database.relations import PROCESSES, Relation
+from forgekeeper.cli.terminal import Json, out, print_json, write_line, wrong_use
+from forgekeeper.delivery.boot import load_settings
+from forgekeeper.platform.database.relations import PROCESS_KINDS, Relation
 
-Sayings = Iterator[tuple[str, str]]
-HEAD = """# What a batch expects of the forge
+LabelledSentences = Iterator[tuple[str, str]]
+CONTRACT_PAGE_HEAD = """# What a batch expects of the forge
 
 A relation is a table or a view, in the `search_path` of forgekeeper's connections. It may have more columns. Text may \
 be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which takes \
@@ -40,34 +40,34 @@ def contract(
     """
     if markdown and json:
         wrong_use("--markdown or --json, not both")
-    load()
+    load_settings()
     chosen = [batch_named(batch)] if batch else list(BATCHES.values())
     if json:
-        emit({"batches": {one.name: [facts(each) for each in one.relations] for one in chosen}})
+        print_json({"batches": {one.name: [contract_facts(each) for each in one.relations] for one in chosen}})
     elif markdown:
-        for line in page(chosen):
-            write(line)
+        for line in list_page_lines(chosen):
+            write_line(line)
     else:
         for one in chosen:
-            _show(one)
+            _print_contract(one)
 
 
-def facts(relation: Relation) -> dict[str, Any]:
+def contract_facts(relation: Relation) -> dict[str, Any]:
     """Return a relation's contract as JSON facts."""
     return {
         "relation": relation.name,
         "columns": [field._asdict() for field in relation.fields],
         "key": relation.key,
         "optional": relation.model.optional,
-        "operations": dict(_operations(relation)),
-        "grants": {process: needs for process in PROCESSES if (needs := relation.needs(process))},
-        "indexes": [index.on(relation.name) for index in relation.indexes],
+        "operations": dict(_list_operations(relation)),
+        "grants": {process: needs for process in PROCESS_KINDS if (needs := relation.needed_privileges(process))},
+        "indexes": [index.create_statement(relation.name) for index in relation.indexes],
     }
 
 
-def page(batches: Iterable[BatchSpec]) -> Iterator[str]:
+def list_page_lines(batches: Iterable[BatchSpec]) -> Iterator[str]:
     """Yield the lines of the page with these batches' contracts."""
-    yield from HEAD.splitlines()
+    yield from CONTRACT_PAGE_HEAD.splitlines()
     for batch in batches:
         yield from ("", f"## {batch.name}", batch.sentence)
         if not batch.relations:
@@ -77,12 +77,17 @@ def page(batches: Iterable[BatchSpec]) -> Iterator[str]:
             for field in relation.fields:
                 yield f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} |"
             yield ""
-            yield from (f"* {name}: {said}" for name, said in _said(relation, code="`"))
+            yield from (f"* {name}: {said}" for name, said in _describe_relation(relation, code="`"))
             if relation.indexes:
-                yield from ("", "```sql", *(f"{index.on(relation.name)};" for index in relation.indexes), "```")
+                yield from (
+                    "",
+                    "```sql",
+                    *(f"{index.create_statement(relation.name)};" for index in relation.indexes),
+                    "```",
+                )
 
 
-def _show(batch: BatchSpec) -> None:
+def _print_contract(batch: BatchSpec) -> None:
     out.print(batch.name, style="bold")
     if not batch.relations:
         out.print("    expects nothing of the forge")
@@ -90,23 +95,23 @@ def _show(batch: BatchSpec) -> None:
         out.print(f"    {relation.name}")
         for field in relation.fields:
             out.print(f"        {field.name}  {field.type}{', may be NULL' if field.nullable else ''}")
-        for name, said in _said(relation, code=""):
+        for name, said in _describe_relation(relation, code=""):
             out.print(f"      {name}: {said}")
         for index in relation.indexes:
-            out.print(f"      index: {index.on(relation.name)}")
+            out.print(f"      index: {index.create_statement(relation.name)}")
 
 
-def _said(relation: Relation, *, code: str) -> Sayings:
+def _describe_relation(relation: Relation, *, code: str) -> LabelledSentences:
     if relation.model.optional:
         yield "optional", "the forge may lack it"
     yield "key", f"{code}{relation.key}{code}, not NULL, unique, with an index"
     if relation.model.partition is not None:
         yield "partitions", f"by {code}{relation.model.partition}{code}, if there are any"
-    yield from _operations(relation)
+    yield from _list_operations(relation)
 
 
-def _operations(relation: Relation) -> Sayings:
+def _list_operations(relation: Relation) -> LabelledSentences:
     """Yield the operations of each process on the relation's rows."""
-    for process in PROCESSES:
-        if done := relation.operations(process):
+    for process in PROCESS_KINDS:
+        if done := relation.list_operations(process):
             yield process, ", ".join(done)

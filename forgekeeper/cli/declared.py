@@ -7,19 +7,29 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, Declared, FeatureFlag, all_declared
+from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, Declaration, FeatureFlag, all_declared
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.terminal import Done, Json, Problem, answer, emit, group, out, table, wrong_use
-from forgekeeper.delivery.boot import load
+from forgekeeper.cli.connection import batch_named, connect_command
+from forgekeeper.cli.terminal import (
+    CompletedAct,
+    Json,
+    Problem,
+    create_group,
+    out,
+    print_answer,
+    print_json,
+    print_table,
+    wrong_use,
+)
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.naming import shown_name
 from forgekeeper.platform.settings import PREFIX, Settings
-from forgekeeper.platform.settings.reading import describe
+from forgekeeper.platform.settings.reading import list_settings
 from metrics import catalogue
 
-Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
-FROM = {"environment": ", from the environment", ".env": ", from the file .env"}
+FlagName = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
+SOURCE_TEXTS = {"environment": ", from the environment", ".env": ", from the file .env"}
 
 
 def settings(json: Json = False) -> None:
@@ -27,25 +37,27 @@ def settings(json: Json = False) -> None:
 
     Settings are environment variables, or lines of a file `.env` where the command runs.
     """
-    described = describe(load())
+    described = list_settings(load_settings())
     if json:
-        emit([asdict(one) for one in described])
+        print_json([asdict(one) for one in described])
     else:
         for one in described:
             default = f", default {one.default}" if one.default else ""
-            _show(f"{one.name}={one.value}  ({one.type}{default}{FROM.get(one.source, '')})", one.sentence)
+            _print_entry(
+                f"{one.name}={one.value}  ({one.type}{default}{SOURCE_TEXTS.get(one.source, '')})", one.sentence
+            )
 
 
 def metrics(json: Json = False) -> None:
     """List every metric with its type, labels, unit and sentence."""
-    known = catalogue.table(all_declared())
+    known = catalogue.build_metrics(all_declared())
     if json:
         facts = [asdict(one) | {"labels": one.values, "type": one.type, "unit": one.unit} for one in known.values()]
-        emit({"metrics": facts})
+        print_json({"metrics": facts})
     else:
         for one in known.values():
             labels = f"{{{', '.join(one.labels)}}}" if one.labels else ""
-            _show(f"{one.name}{labels}  ({one.type}, {one.process})", one.help)
+            _print_entry(f"{one.name}{labels}  ({one.type}, {one.process})", one.help)
 
 
 def batches(
@@ -53,36 +65,38 @@ def batches(
     json: Json = False,
 ) -> None:
     """List the batches; with --json what they have declared, times in seconds."""
-    settings, chosen = load(), [batch_named(batch)] if batch else list(BATCHES.values())
+    settings, chosen = load_settings(), [batch_named(batch)] if batch else list(BATCHES.values())
     if json:
-        emit({"batches": {one.name: _batch(one, settings) for one in chosen}})
+        print_json({"batches": {one.name: _batch_facts(one, settings) for one in chosen}})
         return
     for one in chosen:
         writes = f", writes by itself: {one.writes}" if one.writes else ""
-        _show(f"{one.name}  ({settings.cron(one.name) or 'off'}, queue {one.queue}{writes})", one.sentence)
+        _print_entry(
+            f"{one.name}  ({settings.schedule_of(one.name) or 'off'}, queue {one.queue}{writes})", one.sentence
+        )
 
 
-def _show(heading: str, sentence: str) -> None:
+def _print_entry(heading: str, sentence: str) -> None:
     out.print(heading, style="bold")
     out.print(f"    {sentence}")
 
 
-def _batch(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
-    return _declared(batch) | {
+def _batch_facts(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+    return _declared_facts(batch) | {
         "document": batch.document,
         "module": batch.module,
         "team": batch.team,
-        "schedule": str(settings.cron(batch.name) or "off"),
+        "schedule": str(settings.schedule_of(batch.name) or "off"),
         "flag": batch.flag,
         "tables": [shown_name(table) for table in (*batch.tables, *batch.reads)],
         "deletes_from": batch.deletes_from,
         "writes": batch.writes,
         "settings": [f"{PREFIX}{kind}_{batch.name.upper()}" for kind in ("CRON", "CATCH_UP", "PACE")],
-        "children": [_declared(child) for child in batch.children],
+        "children": [_declared_facts(child) for child in batch.children],
     }
 
 
-def _declared(declared: Declared) -> dict[str, Any]:
+def _declared_facts(declared: Declaration) -> dict[str, Any]:
     return {
         "name": declared.name,
         "sentence": declared.sentence,
@@ -96,13 +110,13 @@ def _declared(declared: Declared) -> dict[str, Any]:
 
 def flags_list(json: Json = False) -> None:
     """List the flags, and say whose they are."""
-    with connected("flags"):
-        states, owner = flag_states(), FeatureFlag.owner()
+    with connect_command("flags"):
+        states, owner = flag_states(), FeatureFlag.find_forge_relation()
     if json:
-        emit({"flags": states, "owner": owner})
+        print_json({"flags": states, "owner": owner})
         return
     rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
-    table(("flag", "state", "what it switches"), rows)
+    print_table(("flag", "state", "what it switches"), rows)
     if owner:
         out.print(f"they are the forge's, by {owner}: turn them there")
 
@@ -112,44 +126,44 @@ def flag_states() -> dict[str, bool]:
     return {name: FeatureFlag.is_on(name) for name in FLAGS}
 
 
-flags = group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)
+flags = create_group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)
 
 
 @flags.command("on")
-def flags_on(name: Flag, json: Json = False) -> None:
+def flags_on(name: FlagName, json: Json = False) -> None:
     """Turn a flag on; `forgekeeper run BATCH --dry-run` shows before what its batch would do."""
-    _turn(name, on=True, json=json)
+    _turn_flag(name, on=True, json=json)
 
 
 @flags.command("off")
-def flags_off(name: Flag, json: Json = False) -> None:
+def flags_off(name: FlagName, json: Json = False) -> None:
     """Turn a flag off."""
-    _turn(name, on=False, json=json)
+    _turn_flag(name, on=False, json=json)
 
 
-def _turn(name: str, *, on: bool, json: bool) -> None:
-    turn = Turn.named(name, "on" if on else "off")
-    with connected("flags"):
-        done = turn.do()
-    answer({"flags": {name: on}}, done.sentence, json=json)
+def _turn_flag(name: str, *, on: bool, json: bool) -> None:
+    turn = FlagChange.parse(name, "on" if on else "off")
+    with connect_command("flags"):
+        done = turn.apply()
+    print_answer({"flags": {name: on}}, done.sentence, json=json)
 
 
 def _require_ours(name: str) -> None:
-    if owner := FeatureFlag.owner():
+    if owner := FeatureFlag.find_forge_relation():
         raise Problem(
             f"the flags are the forge's, by {owner}: turn {name} on or off there, by its API or its chat commands; what"
             " is done by SQL its processes do not see for as long as they remember flags"
         )
 
 
-class Turn(NamedTuple):
+class FlagChange(NamedTuple):
     """A request to turn a flag on or off for all processes."""
 
     name: str
     on: bool
 
     @classmethod
-    def named(cls, name: str, to: str) -> Turn:
+    def parse(cls, name: str, to: str) -> FlagChange:
         """Parse a flag and a state; raise `Problem` if either is unknown."""
         if name not in FLAGS:
             wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
@@ -157,7 +171,7 @@ class Turn(NamedTuple):
             wrong_use(f"a flag is on or off, and not {to!r}")
         return cls(name, to == "on")
 
-    def look(self) -> str:
+    def describe_state(self) -> str:
         """Describe the flag's present state. Needs a connection.
 
         Raises `Problem` if the forge owns the flags.
@@ -165,7 +179,7 @@ class Turn(NamedTuple):
         _require_ours(self.name)
         return f"{self.name} is {'on' if FeatureFlag.is_on(self.name) else 'off'} now: {FLAGS[self.name]}"
 
-    def do(self) -> Done:
+    def apply(self) -> CompletedAct:
         """Turn the flag and record it. Needs a connection.
 
         Raises `Problem` if the forge owns the flags.
@@ -174,5 +188,5 @@ class Turn(NamedTuple):
         word = "on" if self.on else "off"
         with database.atomic():
             was_on = FeatureFlag.turn(self.name, on=self.on)
-            acts.record(f"flags {word}", self.name, before={"on": was_on}, after={"on": self.on})
-        return Done(f"{self.name} is {word}")
+            acts.record_act(f"flags {word}", self.name, before={"on": was_on}, after={"on": self.on})
+        return CompletedAct(f"{self.name} is {word}")

@@ -9,32 +9,42 @@ import typer
 
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.holding import Until
-from forgekeeper.cli.terminal import Json, Problem, answer, emit, group, moment, read_time, table, wrong_use
+from forgekeeper.cli.connection import batch_named, connect_command
+from forgekeeper.cli.holding import UntilOption
+from forgekeeper.cli.terminal import (
+    Json,
+    Problem,
+    create_group,
+    format_time,
+    print_answer,
+    print_json,
+    print_table,
+    read_time,
+    wrong_use,
+)
 from forgekeeper.platform.database import database, exclusions, now
-from forgekeeper.platform.database.exclusions import Exclusion, Subject, Unclear
+from forgekeeper.platform.database.exclusions import BadExclusion, Exclusion, ExclusionSubject
 
-What = Annotated[
+ExclusionArgument = Annotated[
     str, typer.Argument(metavar="WHAT", help="project:7, group:9, or 'pattern:uploads/*' with * and ? of names.")
 ]
-Reason = Annotated[str, typer.Option(help="Why; the audit keeps it.")]
-LACKS = {"project": "project", "group": "project", "pattern": "name"}
+RequiredReason = Annotated[str, typer.Option(help="Why; the audit keeps it.")]
+NEEDED_COLUMNS = {"project": "project", "group": "project", "pattern": "name"}
 """Column that a record needs for an exclusion of each kind."""
 
 
 def exclude_list(json: Json = False) -> None:
     """List what is excluded now: of which batch, by whom, since when, until when and why."""
-    with connected("exclude", redis_needed=False):
-        standing = Exclusion.standing()
+    with connect_command("exclude", redis_needed=False):
+        standing = Exclusion.list_in_force()
     if json:
-        emit({"exclusions": [_facts(one) for one in standing]})
+        print_json({"exclusions": [_exclusion_facts(one) for one in standing]})
         return
     columns = ("id", "what", "batch", "by", "since", "until", "reason")
-    table(columns, ((one.id, one.what, one.batch or "all", *_row(one)) for one in standing))
+    print_table(columns, ((one.id, one.what, one.batch or "all", *_exclusion_cells(one)) for one in standing))
 
 
-exclude = group(
+exclude = create_group(
     "exclude",
     "What batches leave alone: projects, groups, or names that a pattern matches.",
     exclude_list,
@@ -43,9 +53,9 @@ exclude = group(
 
 @exclude.command("add")
 def exclude_add(
-    what: What,
-    reason: Reason,
-    until: Until = None,
+    what: ExclusionArgument,
+    reason: RequiredReason,
+    until: UntilOption = None,
     batch: Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Of this batch alone.")] = None,
     json: Json = False,
 ) -> None:
@@ -54,38 +64,38 @@ def exclude_add(
     It counts from the next chunk on, also of what runs.  A pattern is held against a record's whole name, as previews
     show it: * stands for any text, ? for one character.
     """
-    subject = _read(what)
-    reached, reason = _reached(subject, batch), _said(reason)
-    with connected("exclude add", redis_needed=False):
-        made = add_now(subject, batch, until=until, reason=reason)
-    end = f"until {moment(made.until)}" if made.until else f"until `forgekeeper exclude remove {made.id}`"
+    subject = _parse_subject(what)
+    reached, reason = _list_affected_batches(subject, batch), _require_reason(reason)
+    with connect_command("exclude add", redis_needed=False):
+        made = add_exclusion(subject, batch, until=until, reason=reason)
+    end = f"until {format_time(made.until)}" if made.until else f"until `forgekeeper exclude remove {made.id}`"
     said = f"{made.what} is excluded of {', '.join(reached)} {end}"
-    answer(_facts(made) | {"reaches": reached}, said, json=json)
+    print_answer(_exclusion_facts(made) | {"reaches": reached}, said, json=json)
 
 
 @exclude.command("remove")
 def exclude_remove(
     what: Annotated[str, typer.Argument(metavar="ID|WHAT", help="Its id, as `list` shows it, or all of project:7.")],
-    reason: Reason,
+    reason: RequiredReason,
     json: Json = False,
 ) -> None:
     """Let batches delete again what was excluded: one exclusion by its id, or all that are of the same."""
-    reason, number = _said(reason), what.strip()
+    reason, number = _require_reason(reason), what.strip()
     which = Exclusion.id == int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None
     if which is None:
-        subject = _read(what)
+        subject = _parse_subject(what)
         which = (Exclusion.kind == subject.kind) & (Exclusion.subject == subject.subject)
-    with connected("exclude remove", redis_needed=False), database.atomic():
+    with connect_command("exclude remove", redis_needed=False), database.atomic():
         removed = list(Exclusion.delete().where(which).returning(Exclusion).execute())
         for one in removed:
-            acts.record("exclude remove", one.what, batch=one.batch, reason=reason, before=_facts(one))
+            acts.record_act("exclude remove", one.what, batch=one.batch, reason=reason, before=_exclusion_facts(one))
         if not removed:
             raise Problem(f"{what} is not excluded; `forgekeeper exclude list` shows what is")
     said = ", ".join(f"{one.what} (exclusion {one.id})" for one in removed)
-    answer({"removed": [_facts(one) for one in removed]}, f"not excluded any more: {said}", json=json)
+    print_answer({"removed": [_exclusion_facts(one) for one in removed]}, f"not excluded any more: {said}", json=json)
 
 
-def add_now(subject: Subject, batch: str | None, *, until: str | None, reason: str) -> Exclusion:
+def add_exclusion(subject: ExclusionSubject, batch: str | None, *, until: str | None, reason: str) -> Exclusion:
     """Add the exclusion and record it. Needs a connection.
 
     Raises `Problem` if it could exclude nothing.
@@ -93,40 +103,40 @@ def add_now(subject: Subject, batch: str | None, *, until: str | None, reason: s
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
     if end is not None and end <= since:
-        wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
-    if subject.kind == "group" and (lacks := exclusions.no_groups()):
+        wrong_use(f"{format_time(end)} has passed; give a time to come, in UTC")
+    if subject.kind == "group" and (lacks := exclusions.why_no_groups()):
         raise Problem(f"no group can be excluded: {lacks}; give it such a table or view (docs/exclusions.md)")
     with database.atomic():
-        made = Exclusion.add(subject, batch=batch, reason=reason, by=acts.who(), since=since, until=end)
-        acts.record("exclude add", made.what, batch=batch, reason=reason, after=_facts(made))
+        made = Exclusion.add(subject, batch=batch, reason=reason, by=acts.name_actor(), since=since, until=end)
+        acts.record_act("exclude add", made.what, batch=batch, reason=reason, after=_exclusion_facts(made))
     return made
 
 
-def _read(what: str) -> Subject:
+def _parse_subject(what: str) -> ExclusionSubject:
     try:
-        return Subject.read(what)
-    except Unclear as unclear:
+        return ExclusionSubject.from_text(what)
+    except BadExclusion as unclear:
         wrong_use(str(unclear))
 
 
-def _reached(subject: Subject, batch: str | None) -> list[str]:
+def _list_affected_batches(subject: ExclusionSubject, batch: str | None) -> list[str]:
     """Return the batches that the exclusion affects; raise `Problem` if it affects nothing."""
     asked: list[BatchSpec] = [*BATCHES.values()] if batch is None else [batch_named(batch)]
-    reached = [one.name for one in asked if one.excludes(subject.kind)]
+    reached = [one.name for one in asked if one.can_exclude(subject.kind)]
     if not reached:
-        who, lacks = batch or "every batch", LACKS[subject.kind]
+        who, lacks = batch or "every batch", NEEDED_COLUMNS[subject.kind]
         wrong_use(f"{subject.kind}:{subject.subject} would exclude nothing: no record of {who} has a {lacks}")
     return reached
 
 
-def _said(reason: str) -> str:
+def _require_reason(reason: str) -> str:
     return reason if reason.strip() else wrong_use("say why with --reason: the audit keeps it")
 
 
-def _facts(one: Exclusion) -> dict[str, Any]:
+def _exclusion_facts(one: Exclusion) -> dict[str, Any]:
     fields = ("id", "kind", "subject", "batch", "reason", "by", "since", "until")
     return {field: getattr(one, field) for field in fields}
 
 
-def _row(one: Exclusion) -> tuple[str, datetime, str, str]:
-    return one.by, one.since, moment(one.until) if one.until else "it is removed", one.reason
+def _exclusion_cells(one: Exclusion) -> tuple[str, datetime, str, str]:
+    return one.by, one.since, format_time(one.until) if one.until else "it is removed", one.reason

@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from forgekeeper.cli.terminal import Json, Problem, answer, wrong_use
+from forgekeeper.cli.terminal import Json, Problem, print_answer, wrong_use
 
-RUNBOOK = re.compile(r"https://forgekeeper\.example/docs/runbooks/(\w+)\.md")
-ALERTS_PAGE = "https://forgekeeper.example/docs/alerts.md"
-GRAFANA = "https://grafana.example"
-BUILD = re.compile(r"^ +build: .*Containerfile.*\n", re.MULTILINE)
+RUNBOOK_URL = re.compile(r"https://forgekeeper\.example/docs/runbooks/(\w+)\.md")
+ALERTS_PAGE_URL = "https://forgekeeper.example/docs/alerts.md"
+EXAMPLE_GRAFANA_URL = "https://grafana.example"
+COMPOSE_BUILD_LINE = re.compile(r"^ +build: .*Containerfile.*\n", re.MULTILINE)
 """Line of compose.yaml that needs a checkout; without it, compose uses the image's name."""
 
 
@@ -39,39 +39,39 @@ def files(
     for option, url in (("--console", console), ("--grafana", grafana)):
         if url is not None and not re.match(r"https?://[^/\s]", url):
             wrong_use(f"{option} takes an address such as https://host.example, not {url!r}")
-    texts = {name: _localize(text, console, grafana) for name, text in _find_files()}
-    differ = [name for name, text in texts.items() if _read(folder / name) not in (None, text)]
+    texts = {name: _replace_addresses(text, console, grafana) for name, text in _find_files()}
+    differ = [name for name, text in texts.items() if _read_if_exists(folder / name) not in (None, text)]
     if differ and not force:
         raise Problem(f"{len(differ)} files in {folder} differ, first {differ[0]}: --force replaces them")
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    answer({"folder": str(folder), "files": sorted(texts)}, f"{len(texts)} files are in {folder}", json=json)
+    print_answer({"folder": str(folder), "files": sorted(texts)}, f"{len(texts)} files are in {folder}", json=json)
 
 
 def _find_files() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file, in the layout of the project."""
     product = files_of("forgekeeper")
     yield "metrics/alerts.yml", (files_of("metrics") / "alerts.yml").read_text(encoding="utf-8")
-    yield "compose.yaml", BUILD.sub("", (product / "compose.yaml").read_text(encoding="utf-8"))
-    yield from _walk(product / "deploy", "deploy")
+    yield "compose.yaml", COMPOSE_BUILD_LINE.sub("", (product / "compose.yaml").read_text(encoding="utf-8"))
+    yield from _walk_folder(product / "deploy", "deploy")
 
 
-def _walk(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
+def _walk_folder(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
     for entry in sorted(folder.iterdir(), key=lambda one: one.name):
         if entry.is_dir():
-            yield from _walk(entry, f"{name}/{entry.name}")
+            yield from _walk_folder(entry, f"{name}/{entry.name}")
         else:
             yield f"{name}/{entry.name}", entry.read_text(encoding="utf-8")
 
 
-def _localize(text: str, console: str | None, grafana: str | None) -> str:
+def _replace_addresses(text: str, console: str | None, grafana: str | None) -> str:
     """Replace the example addresses by the operator's."""
     if console is not None:
-        text = RUNBOOK.sub(lambda found: f"{console.rstrip('/')}/runbooks/{found[1]}", text)
-        text = text.replace(ALERTS_PAGE, f"{console.rstrip('/')}/alerts")
-    return text if grafana is None else text.replace(GRAFANA, grafana.rstrip("/"))
+        text = RUNBOOK_URL.sub(lambda found: f"{console.rstrip('/')}/runbooks/{found[1]}", text)
+        text = text.replace(ALERTS_PAGE_URL, f"{console.rstrip('/')}/alerts")
+    return text if grafana is None else text.replace(EXAMPLE_GRAFANA_URL, grafana.rstrip("/"))
 
 
-def _read(path: Path) -> str | None:
+def _read_if_exists(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None

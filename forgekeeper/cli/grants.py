@@ -11,18 +11,18 @@ import typer
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.migrate import FORBIDDEN, OURS
-from forgekeeper.cli.terminal import Json, Problem, emit, say, write, wrong_use
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.migrate import MISSING_RIGHT_SQLSTATE, OWN_TABLES
+from forgekeeper.cli.terminal import Json, Problem, print_json, print_sentences, write_line, wrong_use
 from forgekeeper.platform.database import Base, database, relations, schema, sqlstate
 from forgekeeper.platform.database.naming import name_parts, quote_name, relation_name
 from forgekeeper.platform.settings import Settings
-from metrics.logs import clean, text_of
+from metrics.logs import clean_text, text_of
 
-UNDEFINED_ROLE = "42704"
+UNDEFINED_ROLE_SQLSTATE = "42704"
 
 
-class Process(StrEnum):
+class ProcessRole(StrEnum):
     """A process with its own rights; `person` has the rights of all commands, `console` reads."""
 
     PERSON = "person"
@@ -32,15 +32,15 @@ class Process(StrEnum):
     CONSOLE = "console"
 
 
-DELETING = (Process.PERSON, Process.WORKER)
+DELETING_PROCESSES = (ProcessRole.PERSON, ProcessRole.WORKER)
 """Processes that claim and delete records."""
 
-As = Annotated[Process, typer.Option("--as", help="What the role is for; `person` is for all commands.")]
+ProcessOption = Annotated[ProcessRole, typer.Option("--as", help="What the role is for; `person` is for all commands.")]
 
 
 def grants(
     role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="Who gets the rights.")] = None,
-    process: As = Process.PERSON,
+    process: ProcessOption = ProcessRole.PERSON,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -51,63 +51,63 @@ def grants(
     """
     if role is None and not print_:
         wrong_use("say with --role who gets the rights, or look at them with --print")
-    with connected("grants", redis_needed=False) as settings:
+    with connect_command("grants", redis_needed=False) as settings:
         statements = list(list_grants(process, role or f"forgekeeper_{process}", settings))
         if not print_:
             assert role is not None
-            _grant(role, process, statements)
+            _execute_grants(role, process, statements)
     if json:
-        emit({"role": role, "as": process, "granted": not print_, "statements": statements})
+        print_json({"role": role, "as": process, "granted": not print_, "statements": statements})
     elif print_:
         for statement in statements:
-            write(f"{statement};")
+            write_line(f"{statement};")
     else:
-        say([f"{role} may do what a {process} does: {len(statements)} grants"])
+        print_sentences([f"{role} may do what a {process} does: {len(statements)} grants"])
 
 
-def list_grants(process: Process, role: str, settings: Settings) -> Iterator[str]:
+def list_grants(process: ProcessRole, role: str, settings: Settings) -> Iterator[str]:
     """Yield GRANT statements for *role* on the existing relations."""
     own, forge = settings.own_schema, settings.forge_schema
     to = f"to {quote_name(role)}"
     yield f"grant usage on schema {', '.join(map(quote_name, dict.fromkeys((own, forge))))} {to}"
-    if process is not Process.EXPORTER:
-        yield f"grant select on {quote_name(own)}.{schema.MIGRATIONS} {to}"
-    found = {one.model: needs_of(one.model, process, reads=one.reads) for one in _of_forge()}
-    wanted = {model: needs_of(model, process) for model in OURS} | found
-    there = relations.look([relation_name(model) for model in wanted])
+    if process is not ProcessRole.EXPORTER:
+        yield f"grant select on {quote_name(own)}.{schema.MIGRATIONS_TABLE} {to}"
+    found = {one.model: list_privileges(one.model, process, reads=one.reads) for one in _list_forge_relations()}
+    wanted = {model: list_privileges(model, process) for model in OWN_TABLES} | found
+    there = relations.read_columns([relation_name(model) for model in wanted])
     for model, rights in wanted.items():
         if rights and (relation_name(model) in there or relations.is_ours(model)):
             where = quote_name(name_parts(model)[0] or (own if relations.is_ours(model) else forge))
             yield f"grant {', '.join(rights)} on {where}.{quote_name(name_parts(model)[1])} {to}"
 
 
-def needs_of(model: type[Base], process: Process, *, reads: bool = False) -> list[str]:
+def list_privileges(model: type[Base], process: ProcessRole, *, reads: bool = False) -> list[str]:
     """Return the process's privileges on the model's relation; *reads*: batches only read it."""
-    if process is Process.CONSOLE:
+    if process is ProcessRole.CONSOLE:
         return ["select"]
     if reads:
-        return [] if process in (Process.SCHEDULER, Process.EXPORTER) else ["select"]
-    return relations.needs(model, None if process is Process.PERSON else process)
+        return [] if process in (ProcessRole.SCHEDULER, ProcessRole.EXPORTER) else ["select"]
+    return relations.list_privileges(model, None if process is ProcessRole.PERSON else process)
 
 
-def _of_forge() -> Iterator[relations.Relation]:
+def _list_forge_relations() -> Iterator[relations.Relation]:
     """Yield each relation of the forge once, preferring a batch that changes it."""
     every = [one for batch in BATCHES.values() for one in batch.relations]
     chosen = {one.model: one for one in sorted(every, key=lambda one: not one.reads)}
     yield from (chosen[model] for model in dict.fromkeys(one.model for one in every))
 
 
-def _grant(role: str, process: Process, statements: list[str]) -> None:
+def _execute_grants(role: str, process: ProcessRole, statements: list[str]) -> None:
     """Execute all statements or none, and record it; raise `Problem` for refused rights."""
     try:
         with database.atomic():
-            acts.record("grants", role, after={"as": process, "statements": statements})
+            acts.record_act("grants", role, after={"as": process, "statements": statements})
             for statement in statements:
                 database.execute_sql(statement)
     except pw.PeeweeException as error:
-        refused = clean(text_of(error).strip().splitlines()[0])
-        if sqlstate(error) == UNDEFINED_ROLE:
+        refused = clean_text(text_of(error).strip().splitlines()[0])
+        if sqlstate(error) == UNDEFINED_ROLE_SQLSTATE:
             raise Problem(f"{refused}: make it first, as with `create role {quote_name(role)} login`") from error
-        if sqlstate(error) == FORBIDDEN:
+        if sqlstate(error) == MISSING_RIGHT_SQLSTATE:
             raise Problem(f"{refused}: run this as the owner, or hand the owner what --print prints") from error
         raise

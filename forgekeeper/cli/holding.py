@@ -13,47 +13,47 @@ import typer
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
 from forgekeeper.cli import standby
-from forgekeeper.cli.connection import batch_named, connected, sentence
-from forgekeeper.cli.running import Names, Reason
+from forgekeeper.cli.connection import batch_named, connect_command, describe_with_remedy
+from forgekeeper.cli.running import BatchNames, OptionalReason
 from forgekeeper.cli.terminal import (
-    FAILED,
-    FORMS,
-    HELD,
+    FAILED_STATUS,
+    HELD_STATUS,
+    TIME_EXAMPLES,
     All,
     Json,
-    answer,
-    emit,
     err,
-    moment,
+    format_time,
+    print_answer,
+    print_json,
+    print_sentences,
     read_time,
-    say,
     wrong_use,
 )
 from forgekeeper.guards import breaker
-from forgekeeper.ledger.holds import BRAKES, BY_PEOPLE, Hold, Kind, sentences
+from forgekeeper.ledger.holds import BRAKE_KINDS, KINDS_BY_PEOPLE, Hold, Kind, describe_obstacles
 from forgekeeper.ledger.holds import Batch as BatchRow
 from forgekeeper.platform.database import database, now
-from metrics.logs import one_line
+from metrics.logs import clean_input
 
-FIRST = "0001_ledger"
+FIRST_MIGRATION = "0001_ledger"
 """First migration: a command that applies it creates a new installation."""
 
-Until = Annotated[
+UntilOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {FORMS}; never if absent."),
+    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {TIME_EXAMPLES}; never if absent."),
 ]
 
-Replace = Annotated[bool, typer.Option("--replace", help="End your own hold, also if it would last longer.")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="End your own hold, also if it would last longer.")]
 
 
 def pause(
-    batches: Names = None,
+    batches: BatchNames = None,
     everything: All = False,
     *,
-    until: Until = None,
-    replace: Replace = False,
+    until: UntilOption = None,
+    replace: ReplaceOption = False,
     at_once: Annotated[bool, typer.Option("--now", help="End what runs, too, before its next chunk: `stop`.")] = False,
-    reason: Reason = None,
+    reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
     """Start no run of these batches until that TIME, or until resumed.  A run that has started goes on.
@@ -63,16 +63,16 @@ def pause(
     if at_once:
         stop(batches, everything, reason=reason, until=until, replace=replace, json=json)
     else:
-        _hold("pause", _named(batches, everything), until, reason, replace=replace, json=json)
+        _hold_and_print("pause", _select_names(batches, everything), until, reason, replace=replace, json=json)
 
 
 def stop(
-    batches: Names = None,
+    batches: BatchNames = None,
     everything: All = False,
     *,
-    reason: Reason = None,
-    until: Until = None,
-    replace: Replace = False,
+    reason: OptionalReason = None,
+    until: UntilOption = None,
+    replace: ReplaceOption = False,
     json: Json = False,
 ) -> None:
     """End every run and child of these batches before its next chunk, everywhere, and start none until resumed.
@@ -80,18 +80,18 @@ def stop(
     It works within five seconds, also while Redis is away; `status` and `processes` show what still works.  It needs a
     --reason.  A stop of yours that ends later stays, unless --replace is given.
     """
-    names = _named(batches, everything)
+    names = _select_names(batches, everything)
     if not (reason or "").strip():
         wrong_use("say why: a stop needs a --reason, for anyone who finds it")
-    _hold("stop", names, until, reason, replace=replace, json=json)
+    _hold_and_print("stop", names, until, reason, replace=replace, json=json)
 
 
 def resume(
-    batches: Names = None,
+    batches: BatchNames = None,
     everything: All = False,
     *,
     by: Annotated[str | None, typer.Option(metavar="NAME", help="End what this person has paused or stopped.")] = None,
-    reason: Reason = None,
+    reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
     """End your own pauses and stops of these batches, or with --by another person's.
@@ -99,24 +99,29 @@ def resume(
     What others hold stays, and is named: then the exit status is 3.  A batch that a brake holds is let go with
     `forgekeeper release`.
     """
-    names = _named(batches, everything)
-    with connected("resume", redis_needed=False):
-        lifted = resume_now(names, by=by, reason=reason)
-    say(lifted.not_done(), err)
+    names = _select_names(batches, everything)
+    with connect_command("resume", redis_needed=False):
+        lifted = resume_batches(names, by=by, reason=reason)
+    print_sentences(lifted.describe_refusals(), err)
     ended, left = lifted.ended, lifted.left
     if json:
-        _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in left])
+        _print_answers(
+            [
+                {"batch": name, "ended": _list_hold_facts(ended[name]), "left": _list_hold_facts(left[name])}
+                for name in left
+            ]
+        )
     else:
-        say(lifted.said())
+        print_sentences(lifted.describe_changes())
     if lifted.refused:
-        raise typer.Exit(FAILED)
-    if any(hold.kind in BY_PEOPLE for holds in left.values() for hold in holds):
-        raise typer.Exit(HELD)
+        raise typer.Exit(FAILED_STATUS)
+    if any(hold.kind in KINDS_BY_PEOPLE for holds in left.values() for hold in holds):
+        raise typer.Exit(HELD_STATUS)
 
 
 def release(
     reason: Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")],
-    batches: Names = None,
+    batches: BatchNames = None,
     everything: All = False,
     expect: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due.")
@@ -132,37 +137,37 @@ def release(
     whose records cannot be counted now: then the status is 3.  In a new installation the objects of artifacts are
     released with the artifacts.
     """
-    names = _named(batches, everything)
+    names = _select_names(batches, everything)
     if not reason.strip():
         wrong_use("say why with --reason: the audit keeps it")
-    with connected("release", redis_needed=False):
-        done = release_now(names, expect=expect, reason=reason)
-        said = "\n".join(done.said())
+    with connect_command("release", redis_needed=False):
+        done = release_batches(names, expect=expect, reason=reason)
+        said = "\n".join(done.describe_changes())
     facts = {"released": [*done.released], "expect": done.released, "still_held": done.uncounted, "reason": reason}
-    answer(facts, said, json=json)
-    say(done.not_done(), err)
+    print_answer(facts, said, json=json)
+    print_sentences(done.describe_refusals(), err)
     if done.uncounted:
-        raise typer.Exit(HELD)
+        raise typer.Exit(HELD_STATUS)
 
 
-def _hold(
+def _hold_and_print(
     kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, replace: bool, json: bool
 ) -> None:
     """Add the hold to each batch and print the result."""
     # Stop is an emergency brake and must work even if a migration of another version is pending.
-    with connected(kind, migrated=kind != "stop", redis_needed=False):
-        held = hold_now(kind, names, until=until, reason=reason, replace=replace)
-        warning = standby.warning()
-    say([*held.not_done(), *([warning] if warning else [])], err)
+    with connect_command(kind, migrated=kind != "stop", redis_needed=False):
+        held = hold_batches(kind, names, until=until, reason=reason, replace=replace)
+        warning = standby.describe_missing_standby()
+    print_sentences([*held.describe_refusals(), *([warning] if warning else [])], err)
     if json:
-        _emit([{"batch": name, held.word: True} | held.facts(name) for name in held.done])
+        _print_answers([{"batch": name, held.word: True} | held.hold_facts(name) for name in held.done])
     else:
-        say(held.said())
+        print_sentences(held.describe_changes())
     if held.refused:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILED_STATUS)
 
 
-class Held(NamedTuple):
+class HoldResult(NamedTuple):
     """Batches that were held, holds that stayed, and batches that refused the hold.
 
     *word* is "paused" or "stopped", *until* the end of the new holds. *kept* maps a batch to its own hold that ends
@@ -176,46 +181,46 @@ class Held(NamedTuple):
     kept: dict[str, Hold]
     refused: dict[str, str]
 
-    def facts(self, name: str) -> dict[str, Any]:
+    def hold_facts(self, name: str) -> dict[str, Any]:
         """Return the end of the batch's hold and its reason."""
         hold = self.kept.get(name)
         return {"until": hold.until, "reason": hold.reason} if hold else {"until": self.until, "reason": self.reason}
 
-    def said(self) -> list[str]:
+    def describe_changes(self) -> list[str]:
         """Return a sentence with the end of the hold for each held batch."""
-        return [self._sentence(name) for name in self.done]
+        return [self._describe_new_hold(name) for name in self.done]
 
-    def _sentence(self, name: str) -> str:
-        until = self.facts(name)["until"]
-        end = moment(until) if until else f"`forgekeeper resume {name}`"
+    def _describe_new_hold(self, name: str) -> str:
+        until = self.hold_facts(name)["until"]
+        end = format_time(until) if until else f"`forgekeeper resume {name}`"
         if hold := self.kept.get(name):
             because = f" ({hold.reason})" if hold.reason else ""
             shorten = f"`forgekeeper {hold.kind} {name} --replace` with your --until shortens that"
             return f"{name} stays {self.word} until {end}{because}; {shorten}"
         return f"{name} is {self.word} until {end}"
 
-    def not_done(self) -> list[str]:
+    def describe_refusals(self) -> list[str]:
         """Return a sentence with the error for each batch that is not held."""
         return [f"{name} is not {self.word}: {why}" for name, why in self.refused.items()]
 
 
-class Lifted(NamedTuple):
+class ResumeResult(NamedTuple):
     """*ended* holds and *left* holds by batch, and the errors of refused batches."""
 
     ended: dict[str, list[Hold]]
     left: dict[str, list[Hold]]
     refused: dict[str, str]
 
-    def said(self) -> list[str]:
+    def describe_changes(self) -> list[str]:
         """Return sentences about ended holds, remaining holds, and the command that ends them."""
-        return [said for name, left in self.left.items() for said in _resumed(name, self.ended[name], left)]
+        return [said for name, left in self.left.items() for said in _describe_resumed(name, self.ended[name], left)]
 
-    def not_done(self) -> list[str]:
+    def describe_refusals(self) -> list[str]:
         """Return a sentence with the error for each batch that stayed unchanged."""
         return [f"{name} is not resumed: {why}" for name, why in self.refused.items()]
 
 
-class Released(NamedTuple):
+class ReleaseResult(NamedTuple):
     """Result of a release: *released* batches with the number of records that each may delete.
 
     *unheld* batches had neither a `breaker` nor a `new` hold. *uncounted* batches stay held, because their due records
@@ -229,7 +234,7 @@ class Released(NamedTuple):
     blocked: dict[str, str]
     left: list[str]
 
-    def said(self) -> list[str]:
+    def describe_changes(self) -> list[str]:
         """Return a sentence for each batch: released, still blocked, not held, or left held."""
         said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
         for name, number in self.released.items():
@@ -245,15 +250,15 @@ class Released(NamedTuple):
         said |= dict.fromkeys(self.left, "stays held: something is due in it already, which nobody has looked at")
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
-    def not_done(self) -> list[str]:
+    def describe_refusals(self) -> list[str]:
         """Return a sentence for each batch that stays held."""
         uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
         return [f"{name} {uncounted}" for name in self.uncounted]
 
 
-def hold_now(
+def hold_batches(
     kind: Kind, names: list[str] | None, *, until: str | None, reason: str | None, replace: bool = False
-) -> Held:
+) -> HoldResult:
     """Hold these batches, or all if *names* is None, and record it in the audit.
 
     Each batch has a transaction of its own. A hold of the same kind by the same person stays if it ends later, unless
@@ -263,24 +268,24 @@ def hold_now(
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
     if end is not None and end <= since:
-        wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+        wrong_use(f"{format_time(end)} has passed; give a time to come, in UTC")
 
     kept: dict[str, Hold] = {}
 
-    def add(name: str) -> None:
+    def add_hold(name: str) -> None:
         standby.commit_without_standby()
-        before = _state(name)
-        if hold := Hold.add(name, kind, reason=reason, by=acts.who(), since=since, until=end, replace=replace):
+        before = _audit_state(name)
+        if hold := Hold.add(name, kind, reason=reason, by=acts.name_actor(), since=since, until=end, replace=replace):
             kept[name] = hold
-        acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
+        acts.record_act(kind, name, batch=name, reason=reason, before=before, after=_audit_state(name))
 
-    done, refused = _each(known(names), add)
-    return Held(done, "paused" if kind == "pause" else "stopped", end, reason, kept, refused)
+    done, refused = _apply_to_each(expand_names(names), add_hold)
+    return HoldResult(done, "paused" if kind == "pause" else "stopped", end, reason, kept, refused)
 
 
-def resume_now(
+def resume_batches(
     names: list[str] | None, *, by: str | None, reason: str | None, seen: Collection[int] | None = None
-) -> Lifted:
+) -> ResumeResult:
     """End the pauses and stops that one person set on these batches, and record it.
 
     The person is *by*, or the current user if *by* is None. *seen* limits the holds to the ids that the person has
@@ -288,39 +293,39 @@ def resume_now(
     """
     ended: dict[str, list[Hold]] = {}
 
-    def lift(name: str) -> None:
-        before = _state(name)
-        ended[name] = Hold.lift(name, BY_PEOPLE, by=one_line(by or acts.who()), among=seen)
-        acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
+    def lift_holds(name: str) -> None:
+        before = _audit_state(name)
+        ended[name] = Hold.lift(name, KINDS_BY_PEOPLE, by=clean_input(by or acts.name_actor()), among=seen)
+        acts.record_act("resume", name, batch=name, reason=reason, before=before, after=_audit_state(name))
 
-    done, refused = _each(known(names), lift)
-    return Lifted(ended, {name: Hold.standing(batch=name) for name in done}, refused)
+    done, refused = _apply_to_each(expand_names(names), lift_holds)
+    return ResumeResult(ended, {name: Hold.list_active(batch=name) for name in done}, refused)
 
 
-def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> Released:
+def release_batches(names: list[str] | None, *, expect: int | None, reason: str) -> ReleaseResult:
     """Lift the `breaker` and `new` holds of these batches, and record it in the audit.
 
     Each batch may delete *expect* records, or as many as are due now. If *names* is None, all batches that delete are
     released. A batch whose due records cannot be counted stays held unless *expect* is given. In a new installation,
     batches declared with `released_with` follow. Needs a database connection.
     """
-    blocked = {row.name: str(row.blocked_sentence).rstrip(". ") for row in BatchRow.blocked()}
-    done = Released({}, [], [], blocked, [])
+    blocked = {row.name: str(row.blocked_sentence).rstrip(". ") for row in BatchRow.list_blocked()}
+    done = ReleaseResult({}, [], [], blocked, [])
     for batch in BATCHES.values():
-        if not (batch.deletes if names is None else batch.name in names):
+        if not (batch.deletes_records if names is None else batch.name in names):
             continue
-        held = Hold.standing(*BRAKES, batch=batch.name)
-        number = breaker.amount(batch, now()) if held and expect is None else expect
+        held = Hold.list_active(*BRAKE_KINDS, batch=batch.name)
+        number = breaker.count_due(batch, now()) if held and expect is None else expect
         if not held:
             done.unheld.append(batch.name)
         elif number is None:
             done.uncounted.append(batch.name)
-        elif _let_go(batch.name, number, reason=reason):
+        elif _release_batch(batch.name, number, reason=reason):
             done.released[batch.name] = number
         else:
             done.unheld.append(batch.name)
     for batch in find_followers(done.released):
-        if breaker.amount(batch, now()) == 0 and _let_go(batch.name, 0, reason=reason):
+        if breaker.count_due(batch, now()) == 0 and _release_batch(batch.name, 0, reason=reason):
             done.released[batch.name] = 0
         else:
             done.left.append(batch.name)
@@ -329,11 +334,11 @@ def release_now(names: list[str] | None, *, expect: int | None, reason: str) -> 
 
 def find_followers(names: Collection[str]) -> list[BatchSpec]:
     """Return batches held as `new` whose `released_with` is in *names*, without *names*."""
-    held = {hold.batch for hold in Hold.standing("new")} - set(names)
+    held = {hold.batch for hold in Hold.list_active("new")} - set(names)
     return [batch for batch in BATCHES.values() if batch.name in held and batch.released_with in names]
 
 
-def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
+def _apply_to_each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
     """Call *do* for each batch in its own transaction; return batches done, and errors."""
     done, refused = [], {}
     for name in names:
@@ -341,7 +346,7 @@ def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], d
             with database.atomic():
                 do(name)
         except pw.PeeweeException as error:
-            if len(names) == 1 or (said := sentence(error)) is None:
+            if len(names) == 1 or (said := describe_with_remedy(error)) is None:
                 raise
             refused[name] = said
         else:
@@ -349,83 +354,83 @@ def _each(names: Sequence[str], do: Callable[[str], None]) -> tuple[list[str], d
     return done, refused
 
 
-def standing(names: list[str] | None) -> Iterator[str]:
+def describe_holds(names: list[str] | None) -> Iterator[str]:
     """Yield sentences about the holds of these batches; of all held batches if None."""
-    for name in names or sorted({hold.batch for hold in Hold.standing()}):
-        yield from sentences(name)
+    for name in names or sorted({hold.batch for hold in Hold.list_active()}):
+        yield from describe_obstacles(name)
 
 
-def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
+def _select_names(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
     """Return the named batches without duplicates, or None for all batches."""
     if bool(batches) == everything:
         wrong_use("name the batches, or say --all")
     return None if everything else list(dict.fromkeys(batch_named(name).name for name in batches or ()))
 
 
-def known(names: list[str] | None) -> list[str]:
+def expand_names(names: list[str] | None) -> list[str]:
     """Return *names*; if None, all batches, including batches of other processes."""
     if names is not None:
         return names
-    others = {row.name for row in BatchRow.select()} | {hold.batch for hold in Hold.standing()}
+    others = {row.name for row in BatchRow.select()} | {hold.batch for hold in Hold.list_active()}
     return list(dict.fromkeys([*BATCHES, *sorted(others)]))
 
 
-def _state(name: str) -> dict[str, Any]:
+def _audit_state(name: str) -> dict[str, Any]:
     """Return the current holds of a batch in the form of the audit."""
-    return {"holds": _facts(Hold.standing(batch=name))}
+    return {"holds": _list_hold_facts(Hold.list_active(batch=name))}
 
 
-def _facts(holds: Sequence[Hold]) -> list[dict[str, Any]]:
+def _list_hold_facts(holds: Sequence[Hold]) -> list[dict[str, Any]]:
     fields = ("id", "kind", "reason", "by", "since", "until")
     return [{field: getattr(hold, field) for field in fields} for hold in holds]
 
 
-def _resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
-    yield from (f"{name}: ended {_whose(hold)}" for hold in ended)
+def _describe_resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:
+    yield from (f"{name}: ended {_describe_hold(hold)}" for hold in ended)
     for hold in left:
-        if hold.kind in BY_PEOPLE:
-            yield f"{name} is held by {_whose(hold)}; `forgekeeper resume {name} --by {quote(hold.by)}` ends it"
-    if any(hold.kind in BRAKES for hold in left):
+        if hold.kind in KINDS_BY_PEOPLE:
+            yield f"{name} is held by {_describe_hold(hold)}; `forgekeeper resume {name} --by {quote(hold.by)}` ends it"
+    if any(hold.kind in BRAKE_KINDS for hold in left):
         yield f"{name} is held: `forgekeeper release {name} --reason ...` lets it go"
     elif not left:
         yield f"{name} runs again from its next tick" if ended else f"{name} was not paused"
 
 
-def _whose(hold: Hold) -> str:
-    until = f", until {moment(hold.until)}" if hold.until else ""
+def _describe_hold(hold: Hold) -> str:
+    until = f", until {format_time(hold.until)}" if hold.until else ""
     because = f" ({hold.reason})" if hold.reason else ""
-    return f"the {hold.kind} of {hold.by} since {moment(hold.since)}{until}{because}"
+    return f"the {hold.kind} of {hold.by} since {format_time(hold.since)}{until}{because}"
 
 
-def _emit(answers: list[dict[str, Any]]) -> None:
+def _print_answers(answers: list[dict[str, Any]]) -> None:
     """Print an object if there is one batch, else a list."""
-    emit(answers[0] if len(answers) == 1 else {"batches": answers})
+    print_json(answers[0] if len(answers) == 1 else {"batches": answers})
 
 
-def _let_go(name: str, expect: int, *, reason: str) -> bool:
+def _release_batch(name: str, expect: int, *, reason: str) -> bool:
     """Release the batch and record it; return False if it was not held."""
     with database.atomic():
-        lifted = breaker.release(name, reason=reason, by=acts.who(), expect=expect)
+        lifted = breaker.release_batch(name, reason=reason, by=acts.name_actor(), expect=expect)
         if lifted:
             (hold, *_) = lifted
-            before = {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}
+            before = {"held": format_time(hold.since), "reason": hold.kind, "sentence": hold.reason}
             after = {"held": None, "expect": expect}
-            acts.record("release", name, batch=name, reason=reason, before=before, after=after)
+            acts.record_act("release", name, batch=name, reason=reason, before=before, after=after)
     return bool(lifted)
 
 
-def name_deleting() -> list[str]:
+def list_deleting_batches() -> list[str]:
     """Return the names of the batches that delete."""
-    return [batch.name for batch in BATCHES.values() if batch.deletes]
+    return [batch.name for batch in BATCHES.values() if batch.deletes_records]
 
 
-def find_added() -> list[str]:
+def find_added_batches() -> list[str]:
     """Return the deleting batches that were added to an installation which knows others: it has no row of them."""
     known = {row.name for row in BatchRow.select(BatchRow.name)}
-    return [name for name in name_deleting() if known and name not in known]
+    return [name for name in list_deleting_batches() if known and name not in known]
 
 
-def hold_new(names: Sequence[str]) -> None:
+def hold_new_batches(names: Sequence[str]) -> None:
     """Hold each of the batches as `new`, as nobody has seen its preview yet."""
     if names:
         BatchRow.register(names)
@@ -434,4 +439,4 @@ def hold_new(names: Sequence[str]) -> None:
             f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
             f" `forgekeeper release {name} --reason REASON` lets it go"
         )
-        Hold.add(name, "new", reason=sentence, by=acts.who())
+        Hold.add(name, "new", reason=sentence, by=acts.name_actor())

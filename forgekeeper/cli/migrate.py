@@ -10,46 +10,46 @@ import redis
 import typer
 
 from forgekeeper.api.batches import FeatureFlag
-from forgekeeper.audit import acts, upkeep
+from forgekeeper.audit import acts, partitions
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.holding import FIRST, find_added, hold_new, name_deleting
-from forgekeeper.cli.terminal import FAILED, Json, Problem, answer, err
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.holding import FIRST_MIGRATION, find_added_batches, hold_new_batches, list_deleting_batches
+from forgekeeper.cli.terminal import FAILED_STATUS, Json, Problem, err, print_answer
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.notices import Notice
-from forgekeeper.ledger.processes import Process
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform import installation, migrations
 from forgekeeper.platform.database import Base, database, sqlstate
 from forgekeeper.platform.database.exclusions import Exclusion
-from forgekeeper.platform.installation import Disagreement, Installation, agree
+from forgekeeper.platform.installation import Installation, InstallationMismatch, require_same_installation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload
-from metrics.logs import clean, text_of
+from metrics.logs import clean_text, text_of
 
-OURS: tuple[type[Base], ...] = (
+OWN_TABLES: tuple[type[Base], ...] = (
     *(FeatureFlag, Batch, Hold, Exclusion, JobRun, DeletedObject, Process, Installation),
     *(Quarantined, Notice, SettledUpload, RunTotal, Act, Deletion),
 )
 """Forgekeeper's own tables: it migrates them, and no other program writes to them."""
-FORBIDDEN = "42501"
-UP_TO_DATE = "the schema is up to date"
-OWNER = (
+MISSING_RIGHT_SQLSTATE = "42501"
+UP_TO_DATE_SENTENCE = "the schema is up to date"
+RUN_AS_OWNER_SENTENCE = (
     "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, where there is"
     " no schema for them yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
 )
-TOO_OLD = (
+TOO_OLD_SENTENCE = (
     "nothing was changed: processes of an older version would fail on the new tables: {}; stop them, or let"
     " `forgekeeper migrate --wait` wait until they have ended"
 )
-PROCESSES = "0007_processes"
+PROCESSES_MIGRATION = "0007_processes"
 """Migration that creates the table of processes."""
 POLL_SECONDS = 0.5
-NEW = (
+NEW_BATCHES_HELD_SENTENCE = (
     "\nheld, as {}: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
     " `forgekeeper release BATCH --reason REASON` lets it go"
 )
@@ -70,50 +70,52 @@ def migrate(
 
     Nothing is changed while processes live whose version is too old for the new tables; they are named.
     """
-    with connected("migrate", migrated=False, redis_needed=False) as settings:
+    with connect_command("migrate", migrated=False, redis_needed=False) as settings:
         if check:
             _report_pending(json=json)
             return
         _require_none_too_old(wait=wait)
-        applied, held = _migrate(settings)
+        applied, held = _apply_and_hold_new(settings)
         _record_installation(redis_needed=settings.redis_url is not None)
-    why = "this is a new installation" if FIRST in applied else "nobody has seen its preview"
-    sentence = f"applied: {', '.join(applied)}" if applied else UP_TO_DATE
-    said = sentence + (NEW.format(why, ", ".join(held)) if held else "")
-    answer({"applied": applied, "pending": [], "held": held}, said, json=json)
+    why = "this is a new installation" if FIRST_MIGRATION in applied else "nobody has seen its preview"
+    sentence = f"applied: {', '.join(applied)}" if applied else UP_TO_DATE_SENTENCE
+    said = sentence + (NEW_BATCHES_HELD_SENTENCE.format(why, ", ".join(held)) if held else "")
+    print_answer({"applied": applied, "pending": [], "held": held}, said, json=json)
 
 
 def _report_pending(*, json: bool) -> None:
     """Print pending migrations; raise `Problem` or `typer.Exit` if there are any."""
-    pending, too_old = migrations.pending(database.obj), _find_too_old()
+    pending, too_old = migrations.list_pending(database.obj), _find_too_old()
     if pending and not json:
         stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
         raise Problem(f"pending: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
-    answer({"applied": [], "pending": pending, "too_old": too_old}, UP_TO_DATE, json=json)
+    print_answer({"applied": [], "pending": pending, "too_old": too_old}, UP_TO_DATE_SENTENCE, json=json)
     if pending:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILED_STATUS)
 
 
-def _migrate(settings: Settings) -> tuple[list[str], list[str]]:
+def _apply_and_hold_new(settings: Settings) -> tuple[list[str], list[str]]:
     """Apply migrations and record the setting; return their names and the batches held as new."""
     try:
         with database.atomic():
             applied = apply_pending()
-            hold_new(held := name_deleting() if FIRST in applied else find_added())
-            if (before := upkeep.keep(days := settings.audit_keep)) != days:
+            hold_new_batches(held := list_deleting_batches() if FIRST_MIGRATION in applied else find_added_batches())
+            if (before := partitions.store_retention_days(days := settings.audit_keep)) != days:
                 after = {"days": days}
-                acts.record("migrate", "how long the audit is kept", before={"days": before}, after=after)
+                acts.record_act("migrate", "how long the audit is kept", before={"days": before}, after=after)
     except pw.ProgrammingError as error:
-        if sqlstate(error) != FORBIDDEN:
+        if sqlstate(error) != MISSING_RIGHT_SQLSTATE:
             raise
-        raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]), settings.own_schema)) from error
+        raise Problem(
+            RUN_AS_OWNER_SENTENCE.format(clean_text(text_of(error).strip().splitlines()[0]), settings.own_schema)
+        ) from error
     return applied, held
 
 
 def _find_too_old() -> list[str]:
     """Return living processes that would fail after all pending migrations."""
     oldest = migrations.oldest_survivor(database.obj)
-    if oldest is None or PROCESSES in migrations.pending(database.obj):
+    if oldest is None or PROCESSES_MIGRATION in migrations.list_pending(database.obj):
         return []
     return Process.find_older(oldest)
 
@@ -123,9 +125,9 @@ def _require_none_too_old(*, wait: bool) -> None:
     said: list[str] = []
     while found := _find_too_old():
         if not wait:
-            raise Problem(TOO_OLD.format(", ".join(found)))
+            raise Problem(TOO_OLD_SENTENCE.format(", ".join(found)))
         if found != said:
-            err.print(f"waiting until these have ended: {clean(', '.join(found))}")
+            err.print(f"waiting until these have ended: {clean_text(', '.join(found))}")
             said = found
         time.sleep(POLL_SECONDS)
 
@@ -134,11 +136,11 @@ def apply_pending() -> list[str]:
     """Apply pending migrations in one transaction and record them; return their names."""
     try:
         with database.atomic():
-            applied = migrations.migrate(database.obj)
+            applied = migrations.apply_pending(database.obj)
             if applied:
-                acts.record("migrate", "the schema", after={"applied": applied})
+                acts.record_act("migrate", "the schema", after={"applied": applied})
             return applied
-    except migrations.Elsewhere as error:
+    except migrations.TablesElsewhere as error:
         raise Problem(str(error)) from error
     except migrations.TableExists as error:
         raise Problem(f"{error}: it was not made by forgekeeper; rename it or set FORGEKEEPER_OWN_SCHEMA") from error
@@ -150,12 +152,12 @@ def _record_installation(*, redis_needed: bool) -> None:
     If Redis is away, a process that starts later claims it.
     """
     try:
-        installation.record_first()
+        installation.record_first_place()
         if redis_needed:
-            agree()
-    except installation.Unknown as unknown:
+            require_same_installation()
+    except installation.ClusterUnreadable as unknown:
         err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
     except redis.RedisError as error:
-        err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
-    except Disagreement as disagreement:
-        err.print(f"nothing will start: {clean(str(disagreement))}")
+        err.print(f"Redis does not know the installation yet: {clean_text(str(error))}; workers and schedulers tell it")
+    except InstallationMismatch as disagreement:
+        err.print(f"nothing will start: {clean_text(str(disagreement))}")

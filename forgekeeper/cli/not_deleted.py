@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.cli import process_list
-from forgekeeper.cli.terminal import lasting, moment
+from forgekeeper.cli.terminal import format_duration, format_time
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.off import switched_off
+from forgekeeper.ledger.switched_off import find_switched_off
 from forgekeeper.platform.settings.cron import Cron
 
-TICKS = 60
+MAX_EXAMINED_TICKS = 60
 """Ticks per batch that are examined for missed ones."""
-LATE = timedelta(minutes=1)
+UNCLAIMED_AFTER = timedelta(minutes=1)
 """Delay after which a tick that no scheduler has claimed counts as missed."""
-HELD_BACK = ("stopped", "held", "paused")
+HOLDING_STATES = ("stopped", "held", "paused")
 """States of held batches: `status` and the console list them with their reasons."""
-WARNED = ("failing", "late", "missed")
+STATES_TO_WARN_OF = ("failing", "late", "missed")
 """States with no other warning."""
 
-Facts = Mapping[str, Any]
+StatusFacts = Mapping[str, Any]
 
 
 class NotDeleted(NamedTuple):
@@ -36,71 +36,77 @@ class NotDeleted(NamedTuple):
     sentence: str
 
 
-def not_deleted(found: Facts) -> Iterator[NotDeleted]:
+def find_not_deleted(found: StatusFacts) -> Iterator[NotDeleted]:
     """Yield the reasons in the facts that `status` has *found*; needs a connection."""
     known = {row.name: row.registered_at for row in Batch.select(Batch.name, Batch.registered_at)}
     if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
         said = "no scheduler lives: nothing is sent when it is due"
-        yield NotDeleted([*BATCHES], "unserved", _heard(found, "scheduler"), said)
+        yield NotDeleted([*BATCHES], "unserved", _last_heartbeat(found, "scheduler"), said)
     for queue in [queue for queue, one in found["queues"].items() if not one["workers"]]:
         served = [one.name for one in BATCHES.values() if queue in {each.queue for each in (one, *one.children)}]
-        yield NotDeleted(served, "unserved", _heard(found, "worker", queue), f"no worker takes from queue {queue}")
-    schedules = {name: process_list.cron(one["schedule"]) for name, one in found["batches"].items()}
-    for off in switched_off(known, schedules):
+        yield NotDeleted(
+            served, "unserved", _last_heartbeat(found, "worker", queue), f"no worker takes from queue {queue}"
+        )
+    schedules = {name: process_list.parse_known_schedule(one["schedule"]) for name, one in found["batches"].items()}
+    for off in find_switched_off(known, schedules):
         why = "its cron is off: it has no schedule" if off.by == "cron_off" else "its flag is off"
         yield NotDeleted([off.batch], "off", off.since, why)
     for name, one in found["batches"].items():
-        yield from _held_up(BATCHES[name], one, found["at"])
-        yield from _missed(name, schedules[name], known.get(name), found["at"])
+        yield from _find_obstacles(BATCHES[name], one, found["at"])
+        yield from _find_missed_ticks(name, schedules[name], known.get(name), found["at"])
 
 
-def warnings(found: Iterable[NotDeleted]) -> Iterator[str]:
+def describe_warnings(found: Iterable[NotDeleted]) -> Iterator[str]:
     """Yield a sentence for each batch that fails, is late, or has missed a tick."""
     for one in found:
-        if one.word in WARNED:
+        if one.word in STATES_TO_WARN_OF:
             yield f"{', '.join(one.batches)}: {one.sentence}; see `forgekeeper why {one.batches[0]}`"
 
 
-def _heard(found: Facts, kind: str, queue: str | None = None) -> datetime | None:
+def _last_heartbeat(found: StatusFacts, kind: str, queue: str | None = None) -> datetime | None:
     """Return the last heartbeat of such a process; None if no such process is known."""
     these = (one for one in found["processes"] if one["kind"] == kind and queue in {None, *(one["queues"] or ())})
     return max((one["alive_at"] for one in these), default=None)
 
 
-def _held_up(batch: BatchSpec, one: Facts, instant: datetime) -> Iterator[NotDeleted]:
+def _find_obstacles(batch: BatchSpec, one: StatusFacts, instant: datetime) -> Iterator[NotDeleted]:
     """Yield the batch's holds, its block, its failures, and a missed objective."""
-    if why := next((word for word in HELD_BACK if one[word]), None):
+    if why := next((word for word in HOLDING_STATES if one[word]), None):
         yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
     if one["blocked"]:
         yield NotDeleted([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])
-    health = JobRun.health(batch.name)
+    health = JobRun.read_health(batch.name)
     if health.failures:
         times = "once" if health.failures == 1 else f"{health.failures} times"
         error = (one["open"] or {}).get("error") or (one["last"] or {}).get("error") or "see its runs"
         said = f"it has failed {times} since it last ended well: {error}"
         yield NotDeleted([batch.name], "failing", health.last_success, said)
-    allowed, oldest = objective(batch), one["backlog_oldest"]
+    allowed, oldest = shortest_objective(batch), one["backlog_oldest"]
     if allowed and oldest and instant - oldest > allowed:
-        waits = f"the oldest waits for {lasting(instant - oldest)}, its objective is {lasting(allowed)}"
+        waits = f"the oldest waits for {format_duration(instant - oldest)}, its objective is {format_duration(allowed)}"
         yield NotDeleted([batch.name], "late", oldest + allowed, waits)
 
 
-def _missed(name: str, schedule: Cron | None, registered: datetime | None, at: datetime) -> Iterator[NotDeleted]:
+def _find_missed_ticks(
+    name: str, schedule: Cron | None, registered: datetime | None, at: datetime
+) -> Iterator[NotDeleted]:
     """Yield ticks missed since the last run, and ticks that no scheduler has claimed."""
-    ticks = list(JobRun.of(name).select(JobRun.tick, JobRun.state).limit(TICKS))
+    ticks = list(JobRun.select_newest_first(name).select(JobRun.tick, JobRun.state).limit(MAX_EXAMINED_TICKS))
     unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
     if missed := [run.tick for run in unrun if run.state == "missed"]:
         which = "a tick was missed" if len(missed) == 1 else f"{len(missed)} ticks in a row were missed"
         yield NotDeleted([name], "missed", missed[-1], f"{which}: no scheduler was running")
     newest = max((run.tick for run in ticks if run.tick), default=registered)
-    due = schedule and schedule.newest(at - LATE)
+    due = schedule and schedule.latest_until(at - UNCLAIMED_AFTER)
     if schedule and due and newest and newest < due:
-        first = schedule.after(newest)
-        which = f"tick of {moment(due)}" if first == due else f"ticks from {moment(first)} to {moment(due)}"
+        first = schedule.next_after(newest)
+        which = (
+            f"tick of {format_time(due)}" if first == due else f"ticks from {format_time(first)} to {format_time(due)}"
+        )
         yield NotDeleted([name], "missed", first, f"no scheduler has looked at its {which}")
 
 
-def objective(batch: BatchSpec) -> timedelta | None:
+def shortest_objective(batch: BatchSpec) -> timedelta | None:
     """Return the shortest objective of the records in the batch's backlog."""
     counted = (record for one in (batch, *batch.children) for record in one.records if record.name in one.backlogs)
     return min((record.objective for record in counted if record.objective), default=None)

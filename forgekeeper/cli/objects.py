@@ -17,27 +17,44 @@ from peewee import chunked
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import at_work
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import All, Json, Problem, answer, emit, group, out, table, write, wrong_use
-from forgekeeper.engine.deleted_rows import (
-    OBJECT,
-    Which,
-    find_objects,
-    find_restorable,
-    pages_of_deleted,
-    pages_of_recoverable,
+from forgekeeper.audit.deletions import find_ids_at_work
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.terminal import (
+    All,
+    Json,
+    Problem,
+    create_group,
+    out,
+    print_answer,
+    print_json,
+    print_table,
+    write_line,
+    wrong_use,
 )
-from forgekeeper.engine.restoring import RestorableRows, Row
+from forgekeeper.engine.deleted_rows import (
+    OUTBOX_OBJECT_RECORD,
+    RestoreSelection,
+    find_outbox_objects,
+    list_restorable_kinds,
+    read_deleted_pages,
+    read_recoverable_pages,
+)
+from forgekeeper.engine.restoring import RestorableRows, RestoredRow
 from forgekeeper.sources.outbox import DeletedObject
 
-KINDS = find_restorable()
+RESTORABLE_KINDS = list_restorable_kinds()
 """Restorable kinds of rows, each with the name of its batch."""
-NAMES = " and ".join(f"{kind.called}s" for kind, _ in KINDS)
-DONE = "deleted" if len({kind.done for kind, _ in KINDS}) > 1 else KINDS[0][0].done
-Project = Annotated[int | None, typer.Option(metavar="P", help=f"Of the {NAMES} of this project.")]
-Run = Annotated[int | None, typer.Option(metavar="N", help=f"Of the {NAMES} that this run has {DONE}.")]
-OPTIONS = ["--project P", "--run N", *(f"--{kind.called} ID" for kind, _ in KINDS)]
+KIND_NAMES = " and ".join(f"{kind.called}s" for kind, _ in RESTORABLE_KINDS)
+DELETED_WORD = (
+    "deleted"
+    if len({kind.past_participle for kind, _ in RESTORABLE_KINDS}) > 1
+    else RESTORABLE_KINDS[0][0].past_participle
+)
+ProjectOption = Annotated[int | None, typer.Option(metavar="P", help=f"Of the {KIND_NAMES} of this project.")]
+RunOption = Annotated[
+    int | None, typer.Option(metavar="N", help=f"Of the {KIND_NAMES} that this run has {DELETED_WORD}.")
+]
+SELECTION_OPTIONS = ["--project P", "--run N", *(f"--{kind.called} ID" for kind, _ in RESTORABLE_KINDS)]
 OBJECTS_PER_PAGE = 5_000
 """Objects that are held in one transaction."""
 
@@ -58,24 +75,27 @@ def objects_held(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
 ) -> None:
     """List the objects that are held back: no run deletes them until `unhold`."""
-    with connected("objects"):
-        total = DeletedObject.held().count()
-        found = DeletedObject.held().limit(limit)
+    with connect_command("objects"):
+        total = DeletedObject.select_held().count()
+        found = DeletedObject.select_held().limit(limit)
         held = [{name: getattr(row, name) for name in ("id", "path", "project_id", "created_at")} for row in found]
     if json:
-        emit({"held": total, "entries": held})
+        print_json({"held": total, "entries": held})
         return
-    table(("id", "path", "project", "deleted"), (row.values() for row in held))
+    print_table(("id", "path", "project", "deleted"), (row.values() for row in held))
     out.print(f"{total} in all")
 
 
-HOLD = f"""Hold back objects of {NAMES} that were {DONE} wrongly, and print the SQL that inserts the rows back.
+HOLD_HELP = f"""\
+Hold back objects of {KIND_NAMES} that were {DELETED_WORD} wrongly, and print the SQL that inserts the rows back.
 
-That is possible until the objects go: FORGEKEEPER_OBJECT_GRACE after the {NAMES}.  The rows are as the audit
+That is possible until the objects go: FORGEKEEPER_OBJECT_GRACE after the {KIND_NAMES}.  The rows are as the audit
 has them.  No run deletes what is held, until `unhold`.  The SQL is for `psql -X -v ON_ERROR_STOP=1 -f FILE`.
 """
-OWNERS = " or ".join(("an " if kind.called[0] in "aeiou" else "a ") + kind.called for kind, _ in KINDS)
-UNHOLD = f"Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless {OWNERS} names it."
+OWNER_NAMES = " or ".join(("an " if kind.called[0] in "aeiou" else "a ") + kind.called for kind, _ in RESTORABLE_KINDS)
+UNHOLD_HELP = (
+    f"Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless {OWNER_NAMES} names it."
+)
 
 
 def _add_row_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,107 +109,112 @@ def _add_row_options(command: Callable[..., None]) -> Callable[..., None]:
             default=None,
             annotation=Annotated[int | None, typer.Option(metavar="ID", help=f"Of this {kind.called}.")],
         )
-        for kind, _ in KINDS
+        for kind, _ in RESTORABLE_KINDS
     ]
     command.__signature__ = signature.replace(parameters=[*given[:2], *options, *given[2:]])  # type: ignore[attr-defined]
     return command
 
 
-def hold_objects(project: Project = None, run: Run = None, json: Json = False, **ids: int | None) -> None:
+def hold_objects(project: ProjectOption = None, run: RunOption = None, json: Json = False, **ids: int | None) -> None:
     """Hold the objects back, and print the rows or the SQL."""
     which = _read_which(project, run, ids)
-    if which is None or which.is_of_any:
-        wrong_use(f"say {', '.join(OPTIONS[:-1])} or {OPTIONS[-1]}")
-    kinds = [kind for kind, _ in KINDS if which.is_of(kind)]
-    with connected("objects") as settings:
-        chosen, batch = _choose(kinds, which), _find_batch()
+    if which is None or which.is_empty:
+        wrong_use(f"say {', '.join(SELECTION_OPTIONS[:-1])} or {SELECTION_OPTIONS[-1]}")
+    kinds = [kind for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind)]
+    with connect_command("objects") as settings:
+        chosen, batch = _choose_objects(kinds, which), _find_batch()
         # The act is recorded before anything is held: an act that cannot be recorded does not happen.
-        acts.record("objects hold", _describe(which), batch=batch, after=acts.some(chosen))
-        held = _hold(kinds, which, chosen, settings.object_visibility, audited=settings.audits(batch))
+        acts.record_act("objects hold", _describe_rows(which), batch=batch, after=acts.summarize_things(chosen))
+        held = _hold_in_pages(kinds, which, chosen, settings.object_visibility, audited=settings.is_audited(batch))
         obstacle = next(filter(None, (kind.describe_obstacle() for kind in kinds)), None)
         script = _write_scripts(kinds, which) if held.rows and not obstacle else ()
         if json:
             counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
             rows = {f"{kind.called}s": list(_find_rows(kind, which)) for kind in kinds}
-            emit(counts | rows | {"statements": list(script), "obstacle": obstacle})
+            print_json(counts | rows | {"statements": list(script), "obstacle": obstacle})
         else:
             for line in chain(_write_comments(which, held), script):
-                write(line)
+                write_line(line)
     if obstacle:
         raise Problem(obstacle)
 
 
 def unhold_objects(
-    project: Project = None, run: Run = None, everything: All = False, json: Json = False, **ids: int | None
+    project: ProjectOption = None, run: RunOption = None, everything: All = False, json: Json = False, **ids: int | None
 ) -> None:
     """Release the held objects."""
     which = _read_which(project, run, ids)
-    if which is None or which.is_of_any != everything:
-        wrong_use(f"say {', '.join(OPTIONS)} or --all")
-    kinds = [kind for kind, _ in KINDS if which.is_of(kind)]
-    with connected("objects") as settings:
-        held = _choose(kinds, which, held=True)
-        acts.record("objects unhold", _describe(which), batch=_find_batch(), after={"let_go": len(held)})
+    if which is None or which.is_empty != everything:
+        wrong_use(f"say {', '.join(SELECTION_OPTIONS)} or --all")
+    kinds = [kind for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind)]
+    with connect_command("objects") as settings:
+        held = _choose_objects(kinds, which, held=True)
+        acts.record_act("objects unhold", _describe_rows(which), batch=_find_batch(), after={"let_go": len(held)})
         pages = chunked(held, OBJECTS_PER_PAGE)
         count = sum(DeletedObject.unhold(page, grace=settings.object_grace) for page in pages)
-    answer({"let_go": count}, f"{count} are held back no longer", json=json)
+    print_answer({"let_go": count}, f"{count} are held back no longer", json=json)
 
 
-objects = group("objects", f"Objects of deleted {NAMES} that must not be deleted.", objects_held, "held")
-objects.command("hold", help=HOLD)(_add_row_options(hold_objects))
-objects.command("unhold", help=UNHOLD)(_add_row_options(unhold_objects))
+objects = create_group("objects", f"Objects of deleted {KIND_NAMES} that must not be deleted.", objects_held, "held")
+objects.command("hold", help=HOLD_HELP)(_add_row_options(hold_objects))
+objects.command("unhold", help=UNHOLD_HELP)(_add_row_options(unhold_objects))
 COMMANDS = {"objects": objects}
 
 
-def _read_which(project: int | None, run: int | None, ids: Mapping[str, int | None]) -> Which | None:
+def _read_which(project: int | None, run: int | None, ids: Mapping[str, int | None]) -> RestoreSelection | None:
     """Return the rows that the options name; None if they name several things."""
     named = [(called, number) for called, number in ids.items() if number is not None]
     if len(named) + (project is not None) + (run is not None) > 1:
         return None
     called, row = named[0] if named else (None, None)
-    return Which(project, run, row, called)
+    return RestoreSelection(project, run, row, called)
 
 
-def _describe(which: Which) -> str:
+def _describe_rows(which: RestoreSelection) -> str:
     """Name the rows as in the audit, such as ``project:7``."""
-    named = {"project": which.project, "run": which.run, which.called: which.row}
+    named = {"project": which.project, "run": which.run, which.row_kind: which.row}
     return next((f"{name}:{number}" for name, number in named.items() if number is not None), "all")
 
 
 def _find_batch() -> str:
     """Return the name of the batch that deletes the objects of the outbox."""
-    return next(name for name, batch in BATCHES.items() if DeletedObject in batch.emptied)
+    return next(name for name, batch in BATCHES.items() if DeletedObject in batch.emptied_tables)
 
 
-def _write_comments(which: Which, held: HeldObjects) -> list[str]:
+def _write_comments(which: RestoreSelection, held: HeldObjects) -> list[str]:
     """Return SQL comments with the counts and the steps before the rows are inserted."""
-    stops = " and ".join(f"`forgekeeper stop {batch}`" for kind, batch in KINDS if which.is_of(kind))
-    columns = " or ".join(kind.rows.since.column_name for kind, _ in KINDS if which.is_of(kind))
-    option = _describe(which).replace(":", " ")
+    stops = " and ".join(f"`forgekeeper stop {batch}`" for kind, batch in RESTORABLE_KINDS if which.includes_kind(kind))
+    columns = " or ".join(kind.rows.since.column_name for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind))
+    option = _describe_rows(which).replace(":", " ")
     lines = [
         f"{held.objects} objects are held back until `forgekeeper objects unhold --{option}`",
         f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost",
-        f"{held.lost} more {NAMES} were {DONE} whose objects are gone, or not in the outbox any more",
-        f"{held.rows} {NAMES} as they were: expired, so that they are {DONE} again by the next run",
+        f"{held.lost} more {KIND_NAMES} were {DELETED_WORD} whose objects are gone, or not in the outbox any more",
+        f"{held.rows} {KIND_NAMES} as they were: expired, so that they are {DELETED_WORD} again by the next run",
         f"{stops} before, and give them another {columns}",
         "all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables",
     ]
     return [f"-- {line}" for line in lines]
 
 
-def _choose(kinds: Sequence[RestorableRows], which: Which, *, held: bool = False) -> list[int]:
+def _choose_objects(kinds: Sequence[RestorableRows], which: RestoreSelection, *, held: bool = False) -> list[int]:
     """Return the ids of the objects in the outbox, or only *held* ones; change nothing."""
     if which.run is None and which.row is None:
         of_project = () if which.project is None else (DeletedObject.project_id == which.project,)
-        query = DeletedObject.held() if held else DeletedObject.select()
+        query = DeletedObject.select_held() if held else DeletedObject.select()
         return [row.id for row in query.select(DeletedObject.id).where(True, *of_project)]
-    pages = ((kind, rows) for kind in kinds for rows in pages_of_deleted(kind, which))
-    found = (one for kind, rows in pages for one in find_objects(kind, rows))
+    pages = ((kind, rows) for kind in kinds for rows in read_deleted_pages(kind, which))
+    found = (one for kind, rows in pages for one in find_outbox_objects(kind, rows))
     return sorted({number for _, number, is_held in found if is_held or not held})
 
 
-def _hold(
-    kinds: Sequence[RestorableRows], which: Which, objects: Sequence[int], visibility: timedelta, *, audited: bool
+def _hold_in_pages(
+    kinds: Sequence[RestorableRows],
+    which: RestoreSelection,
+    objects: Sequence[int],
+    visibility: timedelta,
+    *,
+    audited: bool,
 ) -> HeldObjects:
     """Hold back *objects*, one page per transaction.
 
@@ -201,19 +226,19 @@ def _hold(
         some, of_runs = DeletedObject.hold(page, visibility=visibility)
         count, claimed = count + some, claimed + of_runs
     # Read after the last page: a run that was faster has committed its intents by now.
-    too_late = len(at_work(OBJECT).intersection(objects))
+    too_late = len(find_ids_at_work(OUTBOX_OBJECT_RECORD).intersection(objects))
     for kind in kinds:
-        for rows, of_lost in pages_of_recoverable(kind, which):
+        for rows, of_lost in read_recoverable_pages(kind, which):
             there, lost = there + len(rows), lost + of_lost
     return HeldObjects(count, there, lost, too_late if audited else max(too_late, claimed))
 
 
-def _write_scripts(kinds: Sequence[RestorableRows], which: Which) -> Iterator[str]:
+def _write_scripts(kinds: Sequence[RestorableRows], which: RestoreSelection) -> Iterator[str]:
     """Yield the SQL that inserts the rows of each kind."""
     for kind in kinds:
         yield from kind.write_script(_find_rows(kind, which))
 
 
-def _find_rows(kind: RestorableRows, which: Which) -> Iterator[Row]:
+def _find_rows(kind: RestorableRows, which: RestoreSelection) -> Iterator[RestoredRow]:
     """Yield the restorable rows as mappings of columns."""
-    return (row for rows, _ in pages_of_recoverable(kind, which) for row in rows)
+    return (row for rows, _ in read_recoverable_pages(kind, which) for row in rows)

@@ -10,37 +10,37 @@ import structlog
 import typer
 from rich.text import Text
 
-from forgekeeper.api.batches import BATCHES, queues
+from forgekeeper.api.batches import BATCHES, list_queues
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.connection import connect_command, require_redis
 from forgekeeper.cli.terminal import (
-    Done,
+    CompletedAct,
     Json,
     Problem,
-    answer,
-    emit,
-    group,
-    lasting,
-    moment,
+    create_group,
+    format_duration,
+    format_relative_time,
+    format_time,
+    format_warning,
     out,
-    relative,
-    table,
-    warning,
+    print_answer,
+    print_json,
+    print_table,
 )
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
-from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.coordination import leases as locks
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
-from forgekeeper.platform.settings.cron import BadCron, Cron, parse
+from forgekeeper.platform.settings.cron import BadCron, Cron, parse_schedule
 
-FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
+PROCESS_FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
 
 log = structlog.get_logger(__name__)
 
 
-def schedules(known: Sequence[Process], instant: datetime, settings: Settings) -> tuple[dict[str, str], str]:
+def read_schedules(known: Sequence[Process], instant: datetime, settings: Settings) -> tuple[dict[str, str], str]:
     """Return each batch's schedule as text, and whose schedules they are.
 
     Schedules are read from the first living scheduler, else from the settings. `timetable_conflicts` reports schedulers
@@ -48,14 +48,14 @@ def schedules(known: Sequence[Process], instant: datetime, settings: Settings) -
     """
     kept = next((one.timetable for one in known if one.timetable and not one.is_silent(instant)), None)
     if kept is None:
-        return {name: str(settings.cron(name) or "off") for name in BATCHES}, "settings"
+        return {name: str(settings.schedule_of(name) or "off") for name in BATCHES}, "settings"
     return {name: kept.get(name, "off") for name in BATCHES}, "schedulers"
 
 
-def cron(schedule: str) -> Cron | None:
+def parse_known_schedule(schedule: str) -> Cron | None:
     """Parse a schedule; None if it is off or uses the syntax of a newer version."""
     try:
-        return parse(schedule)
+        return parse_schedule(schedule)
     except BadCron:
         return None
 
@@ -66,35 +66,37 @@ def processes(json: Json = False) -> None:
     A process is in the list from when it is ready: one that waits for its servers is not.  One that ends in an orderly
     way leaves the list at once, one that fell silent after a day.
     """
-    with connected("processes"):
-        instant, known = now(), Process.known()
-        found, wrong = facts_of(known, instant), list(warnings(known, instant))
+    with connect_command("processes"):
+        instant, known = now(), Process.list_all()
+        found, wrong = process_facts(known, instant), list(describe_warnings(known, instant))
     if json:
-        emit({"at": instant, "processes": found, "warnings": wrong})
+        print_json({"at": instant, "processes": found, "warnings": wrong})
         return
     for sentence in wrong:
-        out.print(warning(sentence))
-    rows = [_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
-    table(("process", "kind", "version", "up for", "heard of", "queues"), rows)
-    if work := [row for one in found for row in _at_work(one, instant)]:
+        out.print(format_warning(sentence))
+    rows = [_process_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
+    print_table(("process", "kind", "version", "up for", "heard of", "queues"), rows)
+    if work := [row for one in found for row in _list_work_rows(one, instant)]:
         out.print()
-        table(("at work on", "for", "run", "process"), work)
+        print_table(("at work on", "for", "run", "process"), work)
 
 
-def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
+def process_facts(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
     """Return the facts of each process. Start times of work use the database's clock."""
     return [
-        {name: getattr(one, name) for name in FIELDS}
+        {name: getattr(one, name) for name in PROCESS_FIELDS}
         | {
             "silent": one.is_silent(instant),
             # Another process has taken over the work of a silent process.
-            "at_work": [] if one.is_silent(instant) else [_since(work, one.alive_at) for work in one.at_work or ()],
+            "at_work": []
+            if one.is_silent(instant)
+            else [_work_facts(work, one.alive_at) for work in one.at_work or ()],
         }
         for one in known
     ]
 
 
-def warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
+def describe_warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
     """Yield warnings about the processes. *known* must be all known processes."""
     yield from missing_processes(known, instant)
     yield from timetable_conflicts(known, instant)
@@ -107,7 +109,7 @@ def missing_processes(known: Sequence[Process], instant: datetime) -> Iterator[s
         yield "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
     workers = [one for one in living if one.kind == "worker"]
     served = {queue for one in workers if not one.draining for queue in one.queues or ()}
-    if lacking := sorted({*queues()} - served):
+    if lacking := sorted({*list_queues()} - served):
         which = f"queue{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
         yield f"no worker for {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
 
@@ -124,56 +126,59 @@ def timetable_conflicts(known: Sequence[Process], instant: datetime) -> Iterator
             yield f"schedulers keep different timetables: {batch} is due at {each}; give them the same settings"
 
 
-def _row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
-    heard = Text(relative(one["alive_at"], instant))
+def _process_row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
+    heard = Text(format_relative_time(one["alive_at"], instant))
     if one["silent"]:
-        heard = Text(f"silent since {lasting(instant - one['alive_at'])}", style="red")
+        heard = Text(f"silent since {format_duration(instant - one['alive_at'])}", style="red")
     elif one["draining"]:
         heard = Text(f"{heard}, draining", style="yellow")
-    up_for = lasting(instant - one["started_at"])
+    up_for = format_duration(instant - one["started_at"])
     return f"{one['host']}:{one['pid']}", one["kind"], one["version"], up_for, heard, " ".join(one["queues"] or ())
 
 
-def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[tuple[object, ...]]:
+def _list_work_rows(one: dict[str, Any], instant: datetime) -> Iterator[tuple[object, ...]]:
     for work in one["at_work"]:
-        yield work["what"], lasting(instant - work["since"]), work["run"] or "", f"{one['host']}:{one['pid']}"
+        yield work["what"], format_duration(instant - work["since"]), work["run"] or "", f"{one['host']}:{one['pid']}"
 
 
-def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
+def _work_facts(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
     since = heard - timedelta(seconds=work["seconds"])
     return {name: work.get(name) for name in ("what", "run", "message_id")} | {"since": since}
 
 
-def at_work(batches: Sequence[str] | None = None, run: int | None = None) -> Iterator[str]:
+def describe_work(batches: Sequence[str] | None = None, run: int | None = None) -> Iterator[str]:
     """Yield a sentence for each run and child at work: of these batches, of a run, or all."""
     instant = now()
     names = {one.name for name in batches or () for one in (BATCHES[name], *BATCHES[name].children)}
 
-    def chosen(what: str, of: int | None) -> bool:
-        return (batches is None or what in names) and run in {None, of}
+    def is_chosen(what: str, run_id: int | None) -> bool:
+        return (batches is None or what in names) and run in {None, run_id}
 
     for one in JobRun.select().where(JobRun.state == "started").order_by(JobRun.id):
-        if chosen(one.batch, one.id):
-            yield f"run {one.id} of {one.batch} is at work on {one.started_by}, for {lasting(instant - one.started_at)}"
-    for process in facts_of(Process.known(), instant):
+        if is_chosen(one.batch, one.id):
+            yield (
+                f"run {one.id} of {one.batch} is at work on {one.started_by}, for"
+                f" {format_duration(instant - one.started_at)}"
+            )
+    for process in process_facts(Process.list_all(), instant):
         for work in process["at_work"]:
-            if work["what"] not in BATCHES and chosen(work["what"], work["run"]):
-                where, since = f"{process['host']}:{process['pid']}", lasting(instant - work["since"])
+            if work["what"] not in BATCHES and is_chosen(work["what"], work["run"]):
+                where, since = f"{process['host']}:{process['pid']}", format_duration(instant - work["since"])
                 yield f"{work['what']}, a child of run {work['run']}, is at work on {where}, for {since}"
 
 
 def leases_list(json: Json = False) -> None:
     """List the leases that are held, the one held for longest first."""
-    with connected("leases"):
+    with connect_command("leases"):
         require_redis()
-        found = held()
+        found = list_held_leases()
     if json:
-        emit({"leases": found})
+        print_json({"leases": found})
     else:
-        table(("lease", "holder", "since", "seconds left"), (one.values() for one in found))
+        print_table(("lease", "holder", "since", "seconds left"), (one.values() for one in found))
 
 
-leases = group("leases", "Leases: which process works on what alone, and since when.", leases_list)
+leases = create_group("leases", "Leases: which process works on what alone, and since when.", leases_list)
 
 
 @leases.command("break")
@@ -181,17 +186,17 @@ def leases_break(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `leases list` shows it.")], json: Json = False
 ) -> None:
     """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
-    with connected("leases"):
-        freed = free(name)
-    answer({"lease": name, "broken": True}, freed.sentence, json=json)
+    with connect_command("leases"):
+        freed = free_lease(name)
+    print_answer({"lease": name, "broken": True}, freed.sentence, json=json)
 
 
-def holder_of(lease: str) -> str:
+def describe_holder(lease: str) -> str:
     """Return who holds a lease, and since when. Raises Redis' error if Redis does not answer."""
     return _say_holder(_find_lease(lease))
 
 
-def free(lease: str, *, seen: str | None = None) -> Done:
+def free_lease(lease: str, *, seen: str | None = None) -> CompletedAct:
     """Free a lease and record it. Needs a connection.
 
     *seen* is the sentence of `holder_of` that the person has read. Raises `Problem` if nobody holds the lease, or if
@@ -202,21 +207,21 @@ def free(lease: str, *, seen: str | None = None) -> Done:
     if found is not None and seen not in {None, _say_holder(found)}:
         raise Problem(f"{_say_holder(found)} now: nothing is done; look at it again")
     if found is not None:
-        acts.record("leases break", lease, before={"holder": found.holder, "since": found.since})
+        acts.record_act("leases break", lease, before={"holder": found.holder, "since": found.since})
     if found is None or not locks.break_lease(client, lease, held=found):
         raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` shows those that are held")
-    log.warning("lease broken", lease=lease, by=identity())
-    return Done(f"{lease} is free")
+    log.warning("lease broken", lease=lease, by=process_identity())
+    return CompletedAct(f"{lease} is free")
 
 
-def _find_lease(lease: str) -> locks.Held | None:
-    return next((one for one in locks.leases(client) if one.name == lease), None)
+def _find_lease(lease: str) -> locks.HeldLease | None:
+    return next((one for one in locks.list_leases(client) if one.name == lease), None)
 
 
-def _say_holder(found: locks.Held | None) -> str:
-    return f"{found.holder} holds it since {moment(found.since)}" if found else "nobody holds it"
+def _say_holder(found: locks.HeldLease | None) -> str:
+    return f"{found.holder} holds it since {format_time(found.since)}" if found else "nobody holds it"
 
 
-def held() -> list[dict[str, Any]]:
+def list_held_leases() -> list[dict[str, Any]]:
     """Return the held leases as facts: name, holder, since, and seconds left unless renewed."""
-    return [one._asdict() | {"left": round(one.left.total_seconds(), 1)} for one in locks.leases(client)]
+    return [one._asdict() | {"left": round(one.left.total_seconds(), 1)} for one in locks.list_leases(client)]

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from forgekeeper.api.batches import ChildSpec
-from forgekeeper.cli.connection import connected
-from forgekeeper.cli.terminal import FAILED, Json, Problem, emit, visible, write, wrong_use
-from forgekeeper.engine.ref_restoring import DeletedRef, children_with_refs, find_deleted, restore_refs
+from forgekeeper.cli.connection import connect_command
+from forgekeeper.cli.terminal import FAILED_STATUS, Json, Problem, escape_unprintable, print_json, write_line, wrong_use
+from forgekeeper.engine.ref_restoring import DeletedRef, find_deleted_refs, list_children_with_refs, restore_refs
 from forgekeeper.platform.settings import Settings
 from forgekeeper.targets.git_repository import RootUnavailable
-from forgekeeper.targets.git_restore import POSSIBLE, RESTORED, Restored
+from forgekeeper.targets.git_restore import REF_RESTORED, WOULD_BE_RESTORED, RestoreOutcome
 
 refs = typer.Typer(name="refs", help="Git refs that were deleted wrongly.")
 
@@ -38,23 +38,23 @@ def refs_restore(
     if not which and run is None:
         wrong_use("name deletions by their ids, or say --run N")
     entries = list[dict[str, Any]]()
-    with connected("refs") as settings:
-        found = [(child, find_deleted(child, which or (), run)) for child in children_with_refs()]
+    with connect_command("refs") as settings:
+        found = [(child, find_deleted_refs(child, which or (), run)) for child in list_children_with_refs()]
         _require_known(found, which or ())
         try:
-            for one, outcome in _restore(found, settings, dry_run=dry_run):
+            for one, outcome in _restore_each(found, settings, dry_run=dry_run):
                 entries.append(one._asdict() | vars(outcome))
                 if not json:
                     _write_outcome(one, outcome)
         except RootUnavailable as error:
             raise Problem(str(error)) from None
-    done = sum(entry["state"] in (RESTORED.state, POSSIBLE.state) for entry in entries)
+    done = sum(entry["state"] in (REF_RESTORED.state, WOULD_BE_RESTORED.state) for entry in entries)
     if json:
-        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries})
+        print_json({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries})
     else:
-        write(f"{done} of {len(entries)} {'could be' if dry_run else 'were'} restored")
+        write_line(f"{done} of {len(entries)} {'could be' if dry_run else 'were'} restored")
     if done < len(entries):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILED_STATUS)
 
 
 def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids: Sequence[int]) -> None:
@@ -67,20 +67,23 @@ def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids:
         raise Problem(f"several batches have deleted a ref for {several[0]}; name its run with --run")
 
 
-def _restore(
+def _restore_each(
     found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], settings: Settings, *, dry_run: bool
-) -> Iterator[tuple[DeletedRef, Restored]]:
+) -> Iterator[tuple[DeletedRef, RestoreOutcome]]:
     """Restore the refs of each child; yield the outcome of each ref."""
     for child, deleted in found:
         if deleted:
             yield from restore_refs(child, deleted, settings, dry_run=dry_run)
 
 
-def _write_outcome(one: DeletedRef, outcome: Restored) -> None:
+def _write_outcome(one: DeletedRef, outcome: RestoreOutcome) -> None:
     """Write the outcome of a ref, without wrapping."""
-    write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {outcome.state}")
+    write_line(
+        f"deletion {one.id}, project {one.project_id}, {escape_unprintable(one.ref)} at"
+        f" {escape_unprintable(one.oid)}: {outcome.state}"
+    )
     if outcome.reason:
-        write(f"    {visible(outcome.reason)}")
+        write_line(f"    {escape_unprintable(outcome.reason)}")
     if outcome.command:
         command = join(outcome.command)
-        write(f"    {command if command.isprintable() else 'its name cannot be printed: --json has the command'}")
+        write_line(f"    {command if command.isprintable() else 'its name cannot be printed: --json has the command'}")

@@ -12,73 +12,75 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from forgekeeper.api.answers import Enqueued, Keyed
+from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
 from forgekeeper.api.batches import BatchSpec, ChildSpec
-from forgekeeper.cli.connection import sentence
-from forgekeeper.cli.terminal import Problem, err, progress, say
+from forgekeeper.cli.connection import describe_with_remedy
+from forgekeeper.cli.terminal import Problem, err, print_sentences, show_progress_line
 from forgekeeper.engine.attempt import Attempt, Runner
-from forgekeeper.ledger.job_runs import Started
+from forgekeeper.ledger.job_runs import StartedRun
 from forgekeeper.platform import shutdown
-from forgekeeper.platform.lifetime import end_programs
 from forgekeeper.platform.settings import Settings
-from metrics.logs import describe
-from metrics.threads import Thread
+from forgekeeper.platform.worker_shutdown import terminate_git_processes
+from metrics.logs import describe_error
+from metrics.threads import DaemonThread
 
-CHECK = "`forgekeeper check"
+CHECK_COMMAND = "`forgekeeper check"
 
 
-def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str, Any]:
+def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> dict[str, Any]:
     """Execute the attempt in this process; return its result or raise `Problem` if it failed."""
-    children: list[tuple[ChildSpec, Keyed]] = []
+    children: list[tuple[ChildSpec, KeyedArguments]] = []
 
-    def collect(_run: int, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
+    def collect_children(_run: int, child: ChildSpec, keyed_args: Sequence[KeyedArguments]) -> EnqueueCounts:
         children.extend((child, one) for one in keyed_args)
-        return Enqueued(len(keyed_args))
+        return EnqueueCounts(len(keyed_args))
 
-    runner = Runner(settings, collect)
+    runner = Runner(settings, collect_children)
     # A manual run is not retried; workers retry a scheduled run that was taken over.
     by_hand = started.tick is None
-    with _stopping_politely(settings.shutdown_timeout):
-        with runner.attempt(batch, started, final=by_hand) as attempt, _progress(attempt):
-            attempt.work()
+    with _stop_at_safe_point(settings.shutdown_timeout):
+        with runner.create_attempt(batch, started, final=by_hand) as attempt, _show_progress(attempt):
+            attempt.work_if_allowed()
         runner.stop()
         if attempt.blocked is not None:
-            say([f"{batch.name} is blocked: {attempt.blocked}"], err)
+            print_sentences([f"{batch.name} is blocked: {attempt.blocked}"], err)
         # As in a worker, children sent before a failure are executed.
-        results = _work_on(children, runner, run=started.id)
+        results = _work_on_children(children, runner, run=started.id)
     if attempt.held is not None:
-        say([f"{batch.name} is held: {attempt.held}"], err)
+        print_sentences([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):
-        return attempt.result() | results
+        return attempt.result_fields() | results
     if attempt.state is None:
         raise Problem(f"{batch.name} was taken from this process: its heartbeat was missing for too long")
     retry = "" if by_hand else "; workers will try it again"
-    raise Problem(f"{batch.name} failed: {_cause(attempt.error)}{retry}") from attempt.error
+    raise Problem(f"{batch.name} failed: {_describe_cause(attempt.error)}{retry}") from attempt.error
 
 
-def _cause(error: BaseException | None) -> str:
+def _describe_cause(error: BaseException | None) -> str:
     """Describe the cause of a failure and its remedy."""
     if error is None:
         return "unknown"
-    said = describe(error)
-    return sentence(error) or (said if CHECK in said else f"{said}; {CHECK}` looks for the cause")
+    said = describe_error(error)
+    return describe_with_remedy(error) or (
+        said if CHECK_COMMAND in said else f"{said}; {CHECK_COMMAND}` looks for the cause"
+    )
 
 
-def _work_on(calls: list[tuple[ChildSpec, Keyed]], runner: Runner, *, run: int) -> dict[str, Any]:
+def _work_on_children(calls: list[tuple[ChildSpec, KeyedArguments]], runner: Runner, *, run: int) -> dict[str, Any]:
     """Execute the children of a run in this process until drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for child, (key, args) in calls:
         more = not shutdown.requested.is_set()
         while more:
-            with runner.child(child, key, run=run) as attempt:
-                attempt.work(*args)
+            with runner.create_child_attempt(child, key, run=run) as attempt:
+                attempt.work_if_allowed(*args)
             if attempt.error is not None:
-                failures.append(f"{key}: {_cause(attempt.error)}")
+                failures.append(f"{key}: {_describe_cause(attempt.error)}")
                 break
             if attempt.blocked is not None:
-                say([f"{key} is blocked: {attempt.blocked}"], err)
-            outcomes.append(attempt.result())
+                print_sentences([f"{key} is blocked: {attempt.blocked}"], err)
+            outcomes.append(attempt.result_fields())
             more = attempt.wants_successor and not shutdown.requested.is_set()
     if failures:
         count = f"{len(failures)} of {len(calls)} children failed"
@@ -87,7 +89,7 @@ def _work_on(calls: list[tuple[ChildSpec, Keyed]], runner: Runner, *, run: int) 
 
 
 @contextmanager
-def _stopping_politely(within: timedelta) -> Iterator[None]:
+def _stop_at_safe_point(within: timedelta) -> Iterator[None]:
     """Stop the run at its next safe point after Ctrl-C or SIGTERM.
 
     A second signal, or the end of the time *within*, ends the process at once. A thread listens for signals, because
@@ -97,7 +99,7 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
     writing.setblocking(False)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    Thread(partial(_listen, reading, within.total_seconds()), "signals").start()
+    DaemonThread(partial(_listen_for_signals, reading, within.total_seconds()), "signals").start()
     try:
         yield
     finally:
@@ -107,7 +109,7 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
         writing.close()  # ends the listener
 
 
-def _listen(reading: socket.socket, within: float) -> None:
+def _listen_for_signals(reading: socket.socket, within: float) -> None:
     with reading:
         first = reading.recv(1)
         if not first:
@@ -118,20 +120,20 @@ def _listen(reading: socket.socket, within: float) -> None:
             if not reading.recv(1):
                 return
     err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
-    end_programs()
+    terminate_git_processes()
     os._exit(128 + first[0])
 
 
 @contextmanager
-def _progress(attempt: Attempt) -> Iterator[None]:
+def _show_progress(attempt: Attempt) -> Iterator[None]:
     """Show the number of deleted records on a terminal during the run."""
     ended, name = threading.Event(), attempt.declared.name
 
-    def show() -> None:
+    def show_count() -> None:
         while not ended.wait(0.5):
-            progress(f"{name}: {attempt.run.deadline.done:,} done")
+            show_progress_line(f"{name}: {attempt.run.deadline.done:,} done")
 
-    shower = Thread(show, "progress")
+    shower = DaemonThread(show_count, "progress")
     if err.is_terminal:
         shower.start()
     try:
@@ -140,4 +142,4 @@ def _progress(attempt: Attempt) -> Iterator[None]:
         ended.set()
         if shower.ident:
             shower.join()
-            progress("")
+            show_progress_line("")

@@ -11,39 +11,39 @@ import typer
 from rich.filesize import decimal
 
 from forgekeeper.api.batches import BatchSpec
-from forgekeeper.api.shown import Part
+from forgekeeper.api.inspection import PreviewPart
 from forgekeeper.audit import acts
-from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.run_here import perform
+from forgekeeper.cli.connection import batch_named, connect_command, require_installation, require_redis
+from forgekeeper.cli.run_here import execute_run
 from forgekeeper.cli.terminal import (
-    HELD,
-    Done,
+    HELD_STATUS,
+    CompletedAct,
     Json,
     Problem,
-    answer,
     err,
-    facts,
-    lasting,
-    moment,
-    progress,
-    say,
+    format_duration,
+    format_facts,
+    format_time,
+    print_answer,
+    print_sentences,
+    show_progress_line,
     wrong_use,
 )
-from forgekeeper.delivery.messages import deliver
-from forgekeeper.engine.previewing import SAMPLE, Preview, preview
+from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.engine.previewing import DEFAULT_SAMPLE_SIZE, BatchPreview, preview_batch
 from forgekeeper.guards.preconditions import Blocked
-from forgekeeper.ledger import by_hand, holds, reconcile
+from forgekeeper.ledger import holds, manual_runs, reconcile
 from forgekeeper.ledger.holds import Hold
-from forgekeeper.ledger.job_runs import JobRun, Started
-from forgekeeper.platform.connections import Limits, identity
+from forgekeeper.ledger.job_runs import JobRun, StartedRun
+from forgekeeper.platform.connections import ServerTimeouts, process_identity
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.settings import Settings
-from metrics.logs import clean
+from metrics.logs import clean_text
 
-BATCH = "The batch's name; `forgekeeper status` lists them."
-Name = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH)]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[BATCH...]", help=BATCH)]
-Reason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
+BATCH_HELP = "The batch's name; `forgekeeper status` lists them."
+BatchName = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH_HELP)]
+BatchNames = Annotated[list[str] | None, typer.Argument(metavar="[BATCH...]", help=BATCH_HELP)]
+OptionalReason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -57,7 +57,7 @@ Sample = Annotated[
 ]
 
 
-def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json = False) -> None:
+def run(batch: BatchName, dry_run: DryRun = False, sample: Sample = None, json: Json = False) -> None:
     """Run a batch here and now, and print its result.
 
     A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
@@ -70,36 +70,36 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     """
     chosen = batch_named(batch)
     if dry_run:
-        _show_preview(chosen, SAMPLE if sample is None else sample, json=json)
+        _show_preview(chosen, DEFAULT_SAMPLE_SIZE if sample is None else sample, json=json)
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
     silent = None
-    with connected(f"run {batch}") as settings:
+    with connect_command(f"run {batch}") as settings:
         require_installation()
-        back = Hold.why(batch)
-        started = None if back else _started(chosen, settings)
+        back = Hold.find_state(batch)
+        started = None if back else _start_run(chosen, settings)
         if started is not None:
-            result, run_id = perform(chosen, started, settings), started.id
+            result, run_id = execute_run(chosen, started, settings), started.id
         else:
-            silent = None if back else _silent(batch, settings)
-            say(holds.sentences(batch) if back else [silent or _overlapping(batch)], err)
+            silent = None if back else _describe_silent_run(batch, settings)
+            print_sentences(holds.describe_obstacles(batch) if back else [silent or _describe_open_run(batch)], err)
             result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
-    answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
+    print_answer({"run": run_id} | result, f"{batch}: {format_facts(result)}", json=json)
     if silent or _is_held(result):
-        raise typer.Exit(HELD)
+        raise typer.Exit(HELD_STATUS)
 
 
 def _show_preview(batch: BatchSpec, sample: int, *, json: bool) -> None:
-    def show_progress(part: Part) -> None:
-        progress(f"{batch.name}: {part.records:,} counted, {part.record}")
+    def show_progress(part: PreviewPart) -> None:
+        show_progress_line(f"{batch.name}: {part.records:,} counted, {part.record}")
 
-    with connected(f"preview {batch.name}") as settings:
+    with connect_command(f"preview {batch.name}") as settings:
         try:
-            found = preview_of(batch, settings, sample=sample, told=show_progress)
+            found = require_preview(batch, settings, sample=sample, on_part=show_progress)
         finally:
-            progress("")
-    answer(found.as_json(), "\n".join(map(clean, lines(found))), json=json)
+            show_progress_line("")
+    print_answer(found.as_json(), "\n".join(map(clean_text, list_preview_lines(found))), json=json)
 
 
 def _is_held(result: Mapping[str, Any]) -> bool:
@@ -109,18 +109,18 @@ def _is_held(result: Mapping[str, Any]) -> bool:
     return any("blocked" in one or one.get("skipped") == "held" for one in attempts)
 
 
-def preview_of(batch: BatchSpec, settings: Settings, **options: Any) -> Preview:
+def require_preview(batch: BatchSpec, settings: Settings, **options: Any) -> BatchPreview:
     """Return a preview; raise `Problem` if the batch would be blocked.
 
     *options* are passed to `preview`.
     """
     try:
-        return preview(batch, settings, **options)
+        return preview_batch(batch, settings, **options)
     except Blocked as blocked:
-        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD) from None
+        raise Problem(f"{batch.name} would be blocked: {blocked}", HELD_STATUS) from None
 
 
-def _started(batch: BatchSpec, settings: Settings) -> Started | None:
+def _start_run(batch: BatchSpec, settings: Settings) -> StartedRun | None:
     """Start the batch's run in this process and record it.
 
     Returns None if a run is open or the batch is held. A run of a dead process is taken over here, as there may be no
@@ -129,34 +129,34 @@ def _started(batch: BatchSpec, settings: Settings) -> Started | None:
     for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
         err.print(f"run {lost['id']} of {batch.name} was lost with {lost['worker']}, and is taken over")
     with database.atomic():
-        waiting = JobRun.open(batch.name)
-        started = JobRun.start_here(batch.name, by=identity())
+        waiting = JobRun.find_open(batch.name)
+        started = JobRun.start_here(batch.name, by=process_identity())
         if started is not None:
             taken_over = waiting is not None and waiting.id == started.id
             before = {"state": waiting.state, "tick": waiting.tick} if waiting and taken_over else None
             after = {"run": started.id, "taken_over": taken_over}
-            acts.record("run", f"run {started.id}", batch=batch.name, before=before, after=after)
+            acts.record_act("run", f"run {started.id}", batch=batch.name, before=before, after=after)
     return started
 
 
-def send(batch: Name, json: Json = False) -> None:
+def send(batch: BatchName, json: Json = False) -> None:
     """Send a batch to the workers now, unless it is queued or running already.
 
     Exit status 3 if it is held.
     """
     chosen = batch_named(batch)
     # The limits of a scheduler are short: a server that hangs must not delay the answer.
-    with connected("send", limits=Limits.of_scheduler):
-        sent = send_now(chosen)
-    say(sent.obstacles, err)
+    with connect_command("send", limits=ServerTimeouts.for_scheduler):
+        sent = send_batch(chosen)
+    print_sentences(sent.obstacles, err)
     facts = {"batch": batch, "run": sent.run, "skipped": sent.skipped}
     if json or sent.run is not None:
-        answer(facts, f"{batch} is queued as run {sent.run}; `forgekeeper why {batch}` follows it", json=json)
+        print_answer(facts, f"{batch} is queued as run {sent.run}; `forgekeeper why {batch}` follows it", json=json)
     if sent.skipped == "held":
-        raise typer.Exit(HELD)
+        raise typer.Exit(HELD_STATUS)
 
 
-class Sent(NamedTuple):
+class SendResult(NamedTuple):
     """The new *run* of the *batch*, or None with *skipped* (a word) and *obstacles*."""
 
     batch: str
@@ -164,69 +164,73 @@ class Sent(NamedTuple):
     skipped: str | None
     obstacles: list[str]
 
-    def said(self) -> list[str]:
+    def describe_changes(self) -> list[str]:
         """Return a sentence about the new run."""
         return [f"{self.batch} is queued as run {self.run}"] if self.run is not None else []
 
-    def not_done(self) -> list[str]:
+    def describe_refusals(self) -> list[str]:
         """Return the obstacles that prevented a run."""
         return self.obstacles
 
 
-def send_now(batch: BatchSpec) -> Sent:
+def send_batch(batch: BatchSpec) -> SendResult:
     """Send the batch to the workers and record it, unless it is held, queued or running.
 
     Needs a connection. Raises `Problem` if Redis belongs to another installation, and Redis' error if it is away.
     """
     require_redis()
-    back = Hold.why(batch.name)
-    number = None if back else by_hand.claim(batch)
-    obstacles = [] if number is not None else holds.sentences(batch.name) if back else [_overlapping(batch.name)]
-    reconcile.send(batch.name, deliver)
-    return Sent(batch.name, number, None if number else back or "overlap", obstacles)
+    back = Hold.find_state(batch.name)
+    number = None if back else manual_runs.claim_run(batch)
+    obstacles = (
+        [] if number is not None else holds.describe_obstacles(batch.name) if back else [_describe_open_run(batch.name)]
+    )
+    reconcile.send_open_run(batch.name, enqueue_run)
+    return SendResult(batch.name, number, None if number else back or "overlap", obstacles)
 
 
 def cancel(
     number: Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's number; `forgekeeper ticks` has it.")],
-    reason: Reason = None,
+    reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
     """End one run before its next chunk, and its children; one that waits will not run.
 
     What it has left is for the next run of its batch.
     """
-    with connected("cancel", redis_needed=False):
-        run, state, done = cancel_now(number, reason=reason)
+    with connect_command("cancel", redis_needed=False):
+        run, state, done = cancel_run(number, reason=reason)
     facts = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": reason}
-    answer(facts, done.sentence, json=json)
+    print_answer(facts, done.sentence, json=json)
 
 
-def cancel_now(number: int, *, reason: str | None) -> tuple[JobRun, str | None, Done]:
+def cancel_run(number: int, *, reason: str | None) -> tuple[JobRun, str | None, CompletedAct]:
     """Cancel a run and record it. Needs a connection.
 
     Returns the run before the act, its new state or None if it had ended, and a sentence. Raises `Problem` if the run
     is not in the ledger.
     """
-    run = numbered(number)
+    run = require_run(number)
     with database.atomic():
-        state = by_hand.cancel(number, reason=reason, by=acts.who())
+        state = manual_runs.cancel_run(number, reason=reason, by=acts.name_actor())
         before = {"state": run.state, "cancelled_at": run.cancelled_at}
-        acts.record("cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state})
-    return run, state, Done(f"run {number} of {run.batch} {_cancelled(run, state)}")
+        acts.record_act(
+            "cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state}
+        )
+    return run, state, CompletedAct(f"run {number} of {run.batch} {_describe_cancellation(run, state)}")
 
 
-def _cancelled(run: JobRun, state: str | None) -> str:
+def _describe_cancellation(run: JobRun, state: str | None) -> str:
     """Describe the effect on the run; *state* None means that it had ended before."""
     if state == "skipped":
         return "waited, and will not run"
     if state == "started":
         return "ends before its next chunk, and so do its children"
     if run.cancelled_at is not None:
-        return f"was cancelled already, at {moment(run.cancelled_at)}"
+        return f"was cancelled already, at {format_time(run.cancelled_at)}"
     return f"had ended already ({run.state}); any child of it that has not ends before its next chunk"
 
 
-def numbered(number: int) -> JobRun:
+def require_run(number: int) -> JobRun:
     """Return the run with that number; raise `Problem` if it is not in the ledger."""
     run: JobRun | None = JobRun.get_or_none(id=number)
     if run is None:
@@ -234,50 +238,50 @@ def numbered(number: int) -> JobRun:
     return run
 
 
-def _silent(batch: str, settings: Settings) -> str | None:
+def _describe_silent_run(batch: str, settings: Settings) -> str | None:
     """Return a hint when a silent process's run can be taken over; None if it has a heartbeat."""
-    row, instant = JobRun.open(batch), now()
+    row, instant = JobRun.find_open(batch), now()
     if row is None or row.state != "started" or instant - row.alive_at < settings.dead_after / 2:
         return None
-    left = lasting(max(timedelta(0), row.alive_at + settings.dead_after - instant))
-    since = lasting(instant - row.alive_at)
+    left = format_duration(max(timedelta(0), row.alive_at + settings.dead_after - instant))
+    since = format_duration(instant - row.alive_at)
     return f"run {row.id} of {batch} on {row.started_by} has been silent for {since}: try again in {left}"
 
 
-def _overlapping(batch: str) -> str:
+def _describe_open_run(batch: str) -> str:
     """Describe the open run that prevents a new run."""
-    row = JobRun.open(batch)
+    row = JobRun.find_open(batch)
     if row is None:
         return f"{batch} was busy a moment ago; try again"
     if row.state == "started":
-        return f"{batch} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
-    return f"{batch} is queued already, since {moment(row.claimed_at)}"
+        return f"{batch} is running on {row.started_by} since {format_time(row.started_at)}; wait until it ends"
+    return f"{batch} is queued already, since {format_time(row.claimed_at)}"
 
 
-def lines(found: Preview) -> Iterator[str]:
+def list_preview_lines(found: BatchPreview) -> Iterator[str]:
     """Yield a preview as lines of text."""
-    yield f"{found.batch}, if it ran at {moment(found.now)} UTC; nothing has been changed:"
+    yield f"{found.batch}, if it ran at {format_time(found.now)} UTC; nothing has been changed:"
     yield from (f"  note: {note}" for note in found.notes)
     for part in found.parts:
-        yield f"  {_headline(part)}"
-        yield from (f"    {line}" for line in _details(part))
+        yield f"  {_part_headline(part)}"
+        yield from (f"    {line}" for line in _part_details(part))
     if found.due is not None:
         yield f"  due in all: {found.due:,}"
-    if found.due and found.held:
+    if found.due and found.is_held:
         yield f"  `forgekeeper release {found.batch} --expect {found.due} --reason ...` lets so many go, and no more"
 
 
-def _headline(part: Part) -> str:
+def _part_headline(part: PreviewPart) -> str:
     about = "about " if part.estimate else ""
     said = f"{part.record} of {part.batch}: {about}{part.records:,} would be {part.verb}"
     return said + (f", {about}{decimal(part.bytes)}" if part.bytes is not None else "")
 
 
-def _details(part: Part) -> Iterator[str]:
+def _part_details(part: PreviewPart) -> Iterator[str]:
     if part.estimate:
         yield "an estimate: the time was up before all were counted"
     if part.oldest is not None:
-        yield f"due since {moment(part.oldest)}"
+        yield f"due since {format_time(part.oldest)}"
     shown = part.as_json()
     if shown["projects"]:
         others = shown["other_projects"]

@@ -20,23 +20,28 @@ import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
-from forgekeeper.api.batches import queues as declared_queues
-from forgekeeper.cli.connection import STATES, configured, require_redis, sentence
-from forgekeeper.cli.terminal import FAILED, wrong_use
-from forgekeeper.delivery.queues import types
-from forgekeeper.platform import lifetime, migrations, shutdown
-from forgekeeper.platform.connections import Limits, client, connect
-from forgekeeper.platform.coordination.values import DECLARED, misfits
-from forgekeeper.platform.database import database, release
-from forgekeeper.platform.installation import Installation, claim_by_writing, objection
+from forgekeeper.api.batches import list_queues as declared_queues
+from forgekeeper.cli.connection import (
+    SQLSTATE_REMEDIES,
+    describe_with_remedy,
+    load_and_configure_logging,
+    require_redis,
+)
+from forgekeeper.cli.terminal import FAILED_STATUS, wrong_use
+from forgekeeper.delivery.queues import required_key_types
+from forgekeeper.platform import migrations, shutdown, worker_shutdown
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
+from forgekeeper.platform.coordination.redis_values import KEY_TYPES, find_wrong_types
+from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.installation import Installation, claim_by_writing, why_misplaced
 from forgekeeper.platform.settings import PREFIX, Settings
-from forgekeeper.platform.settings.addresses import of_database, of_redis
-from metrics.endpoint import FOLDER, Endpoint, begin, listen
-from metrics.threads import Thread, ended_itself
+from forgekeeper.platform.settings.addresses import show_database_url, show_redis_url
+from metrics.endpoint import MULTIPROC_DIR_VARIABLE, MetricsEndpoint, create_metrics_folder, open_listening_socket
+from metrics.threads import DaemonThread, ended_itself
 
-SHORTEST, LONGEST = 1.0, 30.0
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 """First and longest pause between two checks for missing servers, in seconds."""
-LISTEN = 0.1
+SIGNAL_POLL_SECONDS = 0.1
 """Maximum delay of a signal during a check, in seconds."""
 
 log = structlog.get_logger(__name__)
@@ -48,16 +53,18 @@ def scheduler() -> None:
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
     import scheduler as timetable
-    from forgekeeper.ledger.reconcile import COUNT
+    from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS
 
-    settings, asked, ready = configured(), shutdown.requests(), threading.Event()
-    connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
+    settings, asked, ready = load_and_configure_logging(), shutdown.open_request_queue(), threading.Event()
+    configure_clients(settings, ServerTimeouts.for_scheduler(settings), name="scheduler", connections=None)
     unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
-    endpoint = _serve_probes(settings, settings.metrics_port_scheduler, COUNT.registry, unready=unready)
-    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
+    endpoint = _serve_probes(settings, settings.metrics_port_scheduler, SCHEDULER_COUNTERS.registry, unready=unready)
+    ServerWait(asked, process_name="scheduler").until_available(
+        lambda: find_missing_server(settings, required_key_types(declared_queues()))
+    )
     if endpoint is not None:
         endpoint.is_open = True
-    raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
+    raise typer.Exit(timetable.keep_timetable(settings, stop_requests=asked, on_ready=ready.set))
 
 
 def worker(
@@ -78,13 +85,13 @@ def worker(
     It waits for its servers.  SIGTERM and Ctrl-C let the runs end at their next safe point first.
     """
     queues = _read_queues(queues or ())
-    settings, asked = configured(), shutdown.requests()
+    settings, asked = load_and_configure_logging(), shutdown.open_request_queue()
     port = settings.metrics_port_worker if metrics_port is None else metrics_port
-    wait = Wait(asked, said="worker")
-    connect(settings, Limits.of_worker(settings), name="worker", connections=3)
+    wait = ServerWait(asked, process_name="worker")
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="worker", connections=3)
     # exec ends this endpoint's thread and closes its port.
     _serve_probes(settings, port, CollectorRegistry())
-    wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
+    wait.until_available(lambda: find_missing_server(settings, KEY_TYPES | required_key_types(declared_queues())))
     threads = threads or settings.worker_threads
     _set_environment(settings, threads)
     arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
@@ -95,7 +102,7 @@ def worker(
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     wait.end_if_asked()
     _count_in_files(port)
-    os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
+    os.execv(sys.executable, python_command("forgekeeper.process", *arguments))  # noqa: S606, our own program
 
 
 def _read_queues(given: Iterable[str]) -> list[str]:
@@ -114,7 +121,7 @@ def _set_environment(settings: Settings, threads: int) -> None:
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
 
 
-def python(module: str, *arguments: str) -> list[str]:
+def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command line of a module of ours.
 
     Without `-P`, Python would import modules from the current folder.
@@ -133,24 +140,26 @@ def python_path() -> str:
 
 def _serve_probes(
     settings: Settings, port: int, registry: CollectorRegistry, *, unready: Callable[[], str | None] = lambda: None
-) -> Endpoint | None:
+) -> MetricsEndpoint | None:
     """Serve an endpoint at *port* that is not open yet; return None if *port* is 0.
 
     Raises `PortTaken`: a busy port ends the start, not only the endpoint.
     """
     if not port:
         return None
-    endpoint = Endpoint(listen(settings.metrics_host, port), registry, unready=unready, is_open=False)
+    endpoint = MetricsEndpoint(
+        open_listening_socket(settings.metrics_host, port), registry, find_unready_reason=unready, is_open=False
+    )
     endpoint.start()
     return endpoint
 
 
 def _count_in_files(port: int) -> None:
     """Keep this worker's counters in files for the endpoint at *port*, unless *port* is 0."""
-    os.environ.pop(FOLDER, None)
+    os.environ.pop(MULTIPROC_DIR_VARIABLE, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
-        os.environ[FOLDER] = str(begin())
+        os.environ[MULTIPROC_DIR_VARIABLE] = str(create_metrics_folder())
 
 
 def exporter() -> None:
@@ -160,120 +169,132 @@ def exporter() -> None:
     """
     from forgekeeper import exporter as exporting
 
-    settings = configured()
-    connect(settings, exporting.LIMITS, name="exporter", connections=None)
+    settings = load_and_configure_logging()
+    configure_clients(settings, exporting.EXPORTER_LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a metrics endpoint has nothing to do")
-    page = Endpoint(listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
-    asked = shutdown.requests()
+    page = MetricsEndpoint(
+        open_listening_socket(settings.metrics_host, settings.metrics_port_exporter),
+        exporting.create_registry(settings),
+    )
+    asked = shutdown.open_request_queue()
     page.start()
-    lifetime.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
+    worker_shutdown.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
     if ended_itself():
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILED_STATUS)
 
 
-class Missing(NamedTuple):
+class MissingServer(NamedTuple):
     """A missing server or schema, its address, and the reason with a remedy."""
 
-    what: str
-    where: str
-    why: str
+    name: str
+    address: str
+    reason: str
 
 
-class Wait:
+class ServerWait:
     """Waits until nothing is missing, or until the process is asked to end."""
 
-    def __init__(self, asked: SimpleQueue[None], *, said: str) -> None:
-        self._asked, self._said = asked, said
+    def __init__(self, asked: SimpleQueue[None], *, process_name: str) -> None:
+        self._asked, self._process_name = asked, process_name
 
-    def until_there(self, look: Callable[[], Missing | None]) -> None:
+    def until_available(self, find_missing: Callable[[], MissingServer | None]) -> None:
         """Return when *look* finds nothing missing.
 
         Raises `typer.Exit` with status 0 if the process is asked to end meanwhile, and errors that waiting does not
         cure.
         """
-        pause, before = SHORTEST, ""
-        while (missing := self._answer(look)) is not None:
-            pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
-            before = missing.what
+        pause, before = MIN_PAUSE_SECONDS, ""
+        while (missing := self._call_in_thread(find_missing)) is not None:
+            pause = MIN_PAUSE_SECONDS if missing.name != before else min(pause * 2, MAX_PAUSE_SECONDS)
+            before = missing.name
             # Random, because many processes may wait for one server.
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
-            facts = {"missing": missing.what, "where": missing.where, "reason": missing.why, "next_try_in": seconds}
-            log.warning("not ready, waiting", process=self._said, **facts)
-            lifetime.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
-            self._sleep(seconds)
+            facts = {
+                "missing": missing.name,
+                "where": missing.address,
+                "reason": missing.reason,
+                "next_try_in": seconds,
+            }
+            log.warning("not ready, waiting", process=self._process_name, **facts)
+            worker_shutdown.tell_supervisor(f"STATUS=waiting for {missing.name} at {missing.address}: {missing.reason}")
+            self._sleep_or_end(seconds)
         self.end_if_asked()
 
-    def _answer(self, look: Callable[[], Missing | None]) -> Missing | None:
+    def _call_in_thread(self, find_missing: Callable[[], MissingServer | None]) -> MissingServer | None:
         """Call *look* in a thread and wait for its answer.
 
         The main thread gets no signal while libpq waits for a server that hangs.
         """
-        answer: futures.Future[Missing | None] = futures.Future()
+        answer: futures.Future[MissingServer | None] = futures.Future()
 
-        def ask() -> None:
+        def set_answer() -> None:
             try:
-                answer.set_result(look())
+                answer.set_result(find_missing())
             except BaseException as error:  # noqa: BLE001, the thread that waits raises it
                 answer.set_exception(error)
             finally:
-                release()
+                release_connection()
 
-        Thread(ask, "look").start()
-        while not futures.wait([answer], LISTEN).done:
+        DaemonThread(set_answer, "look").start()
+        while not futures.wait([answer], SIGNAL_POLL_SECONDS).done:
             self.end_if_asked()
         return answer.result()
 
     def end_if_asked(self) -> None:
         """Raise `typer.Exit` if a signal has arrived."""
-        self._sleep(0)
+        self._sleep_or_end(0)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep_or_end(self, seconds: float) -> None:
         try:
             self._asked.get(block=seconds > 0, timeout=seconds)
         except Empty:
             return
-        log.info("asked to end before it was ready", process=self._said)
+        log.info("asked to end before it was ready", process=self._process_name)
         raise typer.Exit(0)
 
 
-def database_missing(settings: Settings) -> Missing | None:
+def find_missing_database(settings: Settings) -> MissingServer | None:
     """Return why PostgreSQL is not usable; None if it accepts writes."""
-    where = of_database(settings.require_database())
+    where = show_database_url(settings.require_database())
     try:
         database.connect(reuse_if_open=True)
         (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
     except pw.PeeweeException as error:
-        return _refused("PostgreSQL", where, error)
-    return Missing("PostgreSQL", where, f"it takes no writes; {STATES['25006']}") if read_only else None
+        return _describe_missing("PostgreSQL", where, error)
+    return (
+        MissingServer("PostgreSQL", where, f"it takes no writes; {SQLSTATE_REMEDIES['25006']}") if read_only else None
+    )
 
 
-def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | None:
+def find_missing_server(settings: Settings, keys: Mapping[str, str]) -> MissingServer | None:
     """Return why PostgreSQL, its schema or Redis is not usable; None if all are.
 
     Redis must accept writes, and its *keys* must have the given types.
     """
-    if (missing := database_missing(settings)) is not None:
+    if (missing := find_missing_database(settings)) is not None:
         return missing
-    what, where = "the schema", of_database(settings.require_database())
+    what, where = "the schema", show_database_url(settings.require_database())
     try:
-        if pending := migrations.pending(database.obj):
-            return Missing(what, where, f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
-        what, where = "Redis", of_redis(settings.require_redis())
+        if pending := migrations.list_pending(database.obj):
+            return MissingServer(
+                what, where, f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`"
+            )
+        what, where = "Redis", show_redis_url(settings.require_redis())
         require_redis()
-        if objection() is None:
-            claim_by_writing(client, Installation.ensure())
-        misfit = next(misfits(client, keys), None)
+        if why_misplaced() is None:
+            claim_by_writing(client, Installation.ensure_id())
+        misfit = next(find_wrong_types(client, keys), None)
     except (redis.RedisError, pw.PeeweeException) as error:
-        return _refused(what, where, error)
-    return None if misfit is None else Missing(what, where, misfit)
+        return _describe_missing(what, where, error)
+    return None if misfit is None else MissingServer(what, where, misfit)
 
 
-def _refused(what: str, where: str, error: Exception) -> Missing:
-    said = sentence(error)
+def _describe_missing(what: str, where: str, error: Exception) -> MissingServer:
+    said = describe_with_remedy(error)
     if said is None:
         raise error
-    return Missing(what, where, said)
+    return MissingServer(what, where, said)

@@ -13,10 +13,10 @@ import peewee as pw
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.cli.terminal import err
-from forgekeeper.platform.database import database, release
-from metrics.threads import Thread
+from forgekeeper.platform.database import database, release_connection
+from metrics.threads import DaemonThread
 
-SAY_AFTER_SECONDS = 3.0
+WARN_AFTER_SECONDS = 3.0
 """Seconds that a command may wait before it prints the reason."""
 FIND_WAIT = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
 SHOW_STANDBY_NAMES = "select current_setting('synchronous_standby_names')"
@@ -28,25 +28,25 @@ WAITING_SENTENCE = (
     "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command goes on"
     " once one does, or synchronous_standby_names is set to '' and the server reloaded"
 )
-NOT_REPLICATED = (
+NOT_REPLICATED_SENTENCE = (
     "it is in force; no synchronous standby has it, as none answers: look again after a failover, which may lose it"
 )
 
 
 @contextmanager
-def said_while_waiting() -> Iterator[None]:
+def warn_while_waiting() -> Iterator[None]:
     """Print a warning once if this thread's session waits for a standby inside the block."""
     done = threading.Event()
     backend = database.connection().info.backend_pid
-    Thread(lambda: _watch(done, backend), "standby").start()
+    DaemonThread(lambda: _watch_session(done, backend), "standby").start()
     try:
         yield
     finally:
         done.set()
 
 
-def _watch(done: threading.Event, backend: int) -> None:
-    while not done.wait(SAY_AFTER_SECONDS):
+def _watch_session(done: threading.Event, backend: int) -> None:
+    while not done.wait(WARN_AFTER_SECONDS):
         with suppress(pw.PeeweeException, MaxConnectionsExceeded):
             try:
                 database.connect()
@@ -55,7 +55,7 @@ def _watch(done: threading.Event, backend: int) -> None:
                     err.print(WAITING_SENTENCE.format(names))
                     return
             finally:
-                release()
+                release_connection()
 
 
 def commit_without_standby() -> None:
@@ -66,7 +66,7 @@ def commit_without_standby() -> None:
     database.execute_sql("set local synchronous_commit = local")
 
 
-def warning() -> str | None:
+def describe_missing_standby() -> str | None:
     """Return a warning if no synchronous standby has received the commit."""
     (missing,) = database.execute_sql(FIND_NO_STANDBY).fetchone()
-    return NOT_REPLICATED if missing else None
+    return NOT_REPLICATED_SENTENCE if missing else None

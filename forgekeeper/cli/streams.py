@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
-from metrics.unread import LineWriter
+from metrics.line_writer import LineWriter
 
 
 class OutputLost(Exception):
@@ -21,11 +21,11 @@ class OutputLost(Exception):
 
     def __init__(self, error: OSError) -> None:
         super().__init__(os.strerror(error.errno) if error.errno else str(error))
-        self.unread = error.errno == errno.EPIPE
+        self.is_reader_closed = error.errno == errno.EPIPE
         """True if the reader closed the pipe, as `head` does when it has enough."""
 
 
-class Output(io.TextIOWrapper):
+class StandardOutput(io.TextIOWrapper):
     """Standard output; raises `OutputLost` if a write fails."""
 
     def write(self, text: str, /) -> int:
@@ -43,7 +43,7 @@ class Output(io.TextIOWrapper):
             raise OutputLost(error) from error
 
 
-class Errors(Output):
+class StandardError(StandardOutput):
     """Standard error; failed writes are ignored and the work continues."""
 
     def __init__(self, buffer: BinaryIO, encoding: str, errors: str | None, *, line_buffering: bool) -> None:
@@ -60,7 +60,7 @@ class Errors(Output):
         """Do nothing, as nothing is buffered."""
 
 
-def prepare() -> None:
+def install_streams() -> None:
     """Install both streams; a standard stream that is closed becomes /dev/null."""
     for number in range(3):
         try:
@@ -68,7 +68,7 @@ def prepare() -> None:
         except OSError:
             # Otherwise the next file or connection would get this number and receive the output.
             os.open(os.devnull, os.O_RDWR)
-    for name, number, kind in (("stdout", 1, Output), ("stderr", 2, Errors)):
+    for name, number, kind in (("stdout", 1, StandardOutput), ("stderr", 2, StandardError)):
         stream = getattr(sys, name)
         if stream is None:  # closed when Python started
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
@@ -77,14 +77,14 @@ def prepare() -> None:
             setattr(sys, name, kind(stream.buffer, stream.encoding, errors, line_buffering=stream.line_buffering))
 
 
-def discard() -> None:
+def discard_output() -> None:
     """Redirect standard output to /dev/null, as Python would retry lost output at its exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def end(status: int) -> NoReturn:
+def end_process(status: int) -> NoReturn:
     """End the process with *status*, after its exit handlers and a flush of standard output.
 
     Python's own exit is not used: threads of the object stores' client return to Python after their answer was read,

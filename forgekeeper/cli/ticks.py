@@ -12,19 +12,29 @@ import typer
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
-from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.process_list import cron, schedules
-from forgekeeper.cli.running import Name, numbered
-from forgekeeper.cli.terminal import Json, emit, facts, lasting, moment, read_time, say, table, wrong_use
+from forgekeeper.cli.connection import batch_named, connect_command
+from forgekeeper.cli.process_list import parse_known_schedule, read_schedules
+from forgekeeper.cli.running import BatchName, require_run
+from forgekeeper.cli.terminal import (
+    Json,
+    format_duration,
+    format_facts,
+    format_time,
+    print_json,
+    print_sentences,
+    print_table,
+    read_time,
+    wrong_use,
+)
 from forgekeeper.ledger import holds
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.limits import NO_AMOUNT, RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import NONE, RunTotal
 from forgekeeper.platform.database import exclusions, now
 from forgekeeper.platform.settings import Settings
 
-WHY = {
+REASON_TEXTS = {
     "overlap": "an earlier run was still open",
     "paused": "the batch was paused",
     "stopped": "the batch was stopped",
@@ -36,21 +46,21 @@ WHY = {
     "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
 }
 """Reason why a tick was skipped, or why a run did nothing or ended early."""
-UNRUN = {
+NOT_RUN_SENTENCES = {
     ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
     ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
     ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
     ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
 }
-HELD_BY = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
+HOLDING_ACTS = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
 """Acts of people that make a tick do nothing, by reason."""
-ACTS = 20
+MAX_READ_ACTS = 20
 """Maximum acts that are read from the audit."""
-ENDED = ("succeeded", "blocked", "skipped")
+ENDED_STATES = ("succeeded", "blocked", "skipped")
 """States of runs whose last attempt ended by itself."""
 
 
-class Told(NamedTuple):
+class RunEvent(NamedTuple):
     """Sentence about an event of a run, its time if known, and the state it led to."""
 
     sentence: str
@@ -59,23 +69,25 @@ class Told(NamedTuple):
 
 
 def ticks(
-    batch: Name, limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20, json: Json = False
+    batch: BatchName,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    json: Json = False,
 ) -> None:
     """List a batch's ticks and runs by hand, newest first."""
     name = batch_named(batch).name
-    with connected("ticks"):
-        runs = listed(name, limit=limit)
-        found, rows = (list(map(_facts, runs)), []) if json else ([], list(map(row_of, runs)))
+    with connect_command("ticks"):
+        runs = list_runs(name, limit=limit)
+        found, rows = (list(map(_run_facts, runs)), []) if json else ([], list(map(run_row, runs)))
     if json:
-        emit({"batch": name, "ticks": found})
+        print_json({"batch": name, "ticks": found})
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
-    table(columns, rows)
+    print_table(columns, rows)
 
 
-def listed(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
+def list_runs(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
     """Return the batch's runs, newest first, optionally in one *state* or *before* a number."""
-    query = JobRun.of(batch).limit(limit)
+    query = JobRun.select_newest_first(batch).limit(limit)
     query = query if state is None else query.where(JobRun.state == state)
     return list(query if before is None else query.where(JobRun.id < before))
 
@@ -99,93 +111,104 @@ def why(
     if number is not None and time is not None:
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
     name = "" if number is not None else batch_named(batch).name
-    with connected("why", redis_needed=False) as settings:
+    with connect_command("why", redis_needed=False) as settings:
         tick = None if time is None else read_time(time, now(), ahead=False)
-        run = numbered(number) if number is not None else at(name, tick)
+        run = require_run(number) if number is not None else find_run(name, tick)
         name = name or (run.batch if run else "")
-        sentences = absent(name, tick, settings) if run is None else [told.sentence for told in timeline(run)]
+        sentences = (
+            explain_absence(name, tick, settings) if run is None else [told.sentence for told in build_timeline(run)]
+        )
         failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*holding(name), *of_children(name, failing)]
-        found = run and _facts(run)
+        sentences += [*describe_obstacles(name), *describe_failing_children(name, failing)]
+        found = run and _run_facts(run)
     if json:
-        emit({"batch": name, "run": found, "children_failing": failing, "story": sentences})
+        print_json({"batch": name, "run": found, "children_failing": failing, "story": sentences})
     else:
-        say(sentences)
+        print_sentences(sentences)
 
 
-def holding(name: str) -> list[str]:
+def describe_obstacles(name: str) -> list[str]:
     """Return sentences about the current holds and exclusions of the batch."""
-    return [*holds.sentences(name), *exclusions.sentences(name)]
+    return [*holds.describe_obstacles(name), *exclusions.describe_exclusions(name)]
 
 
-def at(batch: str, tick: datetime | None) -> JobRun | None:
+def find_run(batch: str, tick: datetime | None) -> JobRun | None:
     """Return the run of the tick, or the newest run if *tick* is None; None if not found."""
-    run: JobRun | None = JobRun.of(batch).first() if tick is None else JobRun.at(batch, tick)
+    run: JobRun | None = JobRun.select_newest_first(batch).first() if tick is None else JobRun.find_by_tick(batch, tick)
     return run
 
 
-def absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
+def explain_absence(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     """Explain why *tick* is missing in the ledger."""
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
-    written, _whose = schedules(Process.known(), now(), settings)
-    schedule = cron(written[name])
+    written, _whose = read_schedules(Process.list_all(), now(), settings)
+    schedule = parse_known_schedule(written[name])
     if schedule is None:
         return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
-    near = schedule.newest(tick)
+    near = schedule.latest_until(tick)
     if near != tick:
         return [
-            f"The batch was not due at {moment(tick)}.",
-            f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
+            f"The batch was not due at {format_time(tick)}.",
+            (
+                f"Its schedule is {schedule}: it was due at {format_time(near)} and again at"
+                f" {format_time(schedule.next_after(tick))}."
+            ),
         ]
     because = "no scheduler has looked at it yet, or its row was so old that it has been removed"
-    return [f"The ledger has nothing of {moment(tick)}: {because}."]
+    return [f"The ledger has nothing of {format_time(tick)}: {because}."]
 
 
-def _facts(run: JobRun) -> dict[str, Any]:
-    return {**run.__data__, "result": result_of(run), "failed_attempts": failed_attempts(run)}
+def _run_facts(run: JobRun) -> dict[str, Any]:
+    return {**run.__data__, "result": read_result(run), "failed_attempts": failed_attempts(run)}
 
 
-def row_of(run: JobRun) -> tuple[Any, ...]:
+def run_row(run: JobRun) -> tuple[Any, ...]:
     """Return a row: run, tick, state, reason, attempt, started by, ended, error or result."""
-    aside = _set_aside(run)
-    tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
-    return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, _outcome(run)
+    aside = _set_aside_tick(run)
+    tick = format_time(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
+    return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, _describe_outcome(run)
 
 
-def story(run: JobRun) -> Iterator[Told]:
+def list_events(run: JobRun) -> Iterator[RunEvent]:
     """Yield the events of the run. Events without a time follow the event that led to them."""
-    yield Told(_claim(run), run.claimed_at)
-    if unrun := UNRUN.get((run.state, run.reason)):
-        yield Told(unrun, run.finished_at)
-    elif run.state == "skipped" and run.reason in WHY:
-        by = _overlapping(run) if run.reason == "overlap" else None
+    yield RunEvent(_describe_claim(run), run.claimed_at)
+    if unrun := NOT_RUN_SENTENCES.get((run.state, run.reason)):
+        yield RunEvent(unrun, run.finished_at)
+    elif run.state == "skipped" and run.reason in REASON_TEXTS:
+        by = _find_overlapping_run(run) if run.reason == "overlap" else None
         which = f": run {by.id}, which {by.started_by or 'no worker'} had started" if by else ""
-        yield Told(f"It was skipped, because {WHY[run.reason]}{which}.", run.finished_at)
+        yield RunEvent(f"It was skipped, because {REASON_TEXTS[run.reason]}{which}.", run.finished_at)
     if run.enqueued_at:
-        yield Told(f"It was sent to the workers at {moment(run.enqueued_at)}.", run.enqueued_at)
+        yield RunEvent(f"It was sent to the workers at {format_time(run.enqueued_at)}.", run.enqueued_at)
     if run.losses:
         times = "once" if run.losses == 1 else f"{run.losses} times"
         taken = f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
-        yield Told(taken)
-    yield from _failures(run)
+        yield RunEvent(taken)
+    yield from _list_failed_attempts(run)
     if run.started_at:
         who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
-        since = f", {lasting(run.started_at - run.tick)} after it was due" if run.tick else ""
-        yield Told(f"{who} was started by worker {run.started_by} at {moment(run.started_at)}{since}.", run.started_at)
-    if ending := _ending(run):
-        yield Told(ending, run.finished_at)
+        since = f", {format_duration(run.started_at - run.tick)} after it was due" if run.tick else ""
+        yield RunEvent(
+            f"{who} was started by worker {run.started_by} at {format_time(run.started_at)}{since}.", run.started_at
+        )
+    if ending := _describe_ending(run):
+        yield RunEvent(ending, run.finished_at)
     if run.cancelled_at is not None:
         because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
-        yield Told(f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}.", run.cancelled_at)
+        yield RunEvent(
+            f"It was cancelled by {run.cancelled_by} at {format_time(run.cancelled_at)}{because}.", run.cancelled_at
+        )
     if held := (run.result or {}).get("held"):
-        yield Told(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
+        yield RunEvent(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
 
 
-def _overlapping(run: JobRun) -> JobRun | None:
+def _find_overlapping_run(run: JobRun) -> JobRun | None:
     """Return the run that was open when this run was claimed."""
     open_then = JobRun.finished_at.is_null() | (JobRun.finished_at >= run.claimed_at)
-    earlier = JobRun.of(run.batch).where(JobRun.id < run.id, JobRun.claimed_at <= run.claimed_at, open_then)
+    earlier = JobRun.select_newest_first(run.batch).where(
+        JobRun.id < run.id, JobRun.claimed_at <= run.claimed_at, open_then
+    )
     found: JobRun | None = earlier.where(JobRun.reason.is_null() | (JobRun.reason != "overlap")).first()
     return found
 
@@ -197,46 +220,50 @@ def failed_attempts(run: JobRun) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict) and fields <= set(one)] if isinstance(found, list) else []
 
 
-def _failures(run: JobRun) -> Iterator[Told]:
+def _list_failed_attempts(run: JobRun) -> Iterator[RunEvent]:
     for one in failed_attempts(run):
         at = datetime.fromisoformat(one["started_at"])
         error = str(one["error"]).rstrip(". ")
-        yield Told(f"Attempt {one['attempt']} was started by worker {one['worker']} at {moment(at)}: {error}.", at)
+        yield RunEvent(
+            f"Attempt {one['attempt']} was started by worker {one['worker']} at {format_time(at)}: {error}.", at
+        )
 
 
-def timeline(run: JobRun) -> list[Told]:
+def build_timeline(run: JobRun) -> list[RunEvent]:
     """Return the events of the run and the acts of people during it, ordered by time.
 
     An event without a time stays behind the event before it.
     """
-    at, placed = run.tick or run.claimed_at, list[Told]()
-    told = list(story(run))
+    at, placed = run.tick or run.claimed_at, list[RunEvent]()
+    told = list(list_events(run))
     for one in told:
         at = one.at or at
-        placed.append(Told(one.sentence, at, run.state if at == run.finished_at or one is told[-1] else ""))
-    for act in _acts(run):
+        placed.append(RunEvent(one.sentence, at, run.state if at == run.finished_at or one is told[-1] else ""))
+    for act in _list_acts(run):
         because = f" ({act.reason})" if act.reason else ""
         by = act.actor or f"{act.by_user}@{act.by_host}"
-        said = f"{by} did this at {moment(act.at)}: {act.act} {act.what}{because}."
-        placed.append(Told(said, act.at, "paused"))
+        said = f"{by} did this at {format_time(act.at)}: {act.act} {act.what}{because}."
+        placed.append(RunEvent(said, act.at, "paused"))
     return sorted(placed, key=attrgetter("at"))
 
 
-def _acts(run: JobRun) -> Iterator[Act]:
+def _list_acts(run: JobRun) -> Iterator[Act]:
     """Yield acts on the batch during the run, and the earlier act that kept the run idle."""
     begun, ended = run.claimed_at or run.tick, run.finished_at or now()
-    found = lookup.acts(None, limit=ACTS, batch=run.batch, until=ended)
+    found = lookup.list_acts(None, limit=MAX_READ_ACTS, batch=run.batch, until=ended)
     yield from (act for act in found if act.at >= begun)
     because = run.reason if run.state == "skipped" else (run.result or {}).get("skipped")
-    if (kinds := HELD_BY.get(str(because))) is None:
+    if (kinds := HOLDING_ACTS.get(str(because))) is None:
         return
     batch = BATCHES.get(run.batch)
-    turned = lookup.latest("flags on", *kinds).get(batch.flag or "") if batch and because == "flag_off" else None
+    turned = (
+        lookup.find_latest_acts("flags on", *kinds).get(batch.flag or "") if batch and because == "flag_off" else None
+    )
     earlier = [turned] if turned else found
     yield from [act for act in earlier if act.act in kinds and act.at < begun][:1]
 
 
-def result_of(run: JobRun) -> dict[str, Any] | None:
+def read_result(run: JobRun) -> dict[str, Any] | None:
     """Return the run's result without earlier errors, and with its children's deletions.
 
     `stopped` is left out until an attempt has ended: before that it has its initial value, such as ``drained``. Needs a
@@ -244,55 +271,55 @@ def result_of(run: JobRun) -> dict[str, Any] | None:
     """
     if run.result is None:
         return None
-    result = dict(run.result) if run.state in ENDED else _unended(run.result)
+    result = dict(run.result) if run.state in ENDED_STATES else _without_initial_stop(run.result)
     result.pop("failures", None)
     if (batch := BATCHES.get(run.batch)) is not None and batch.children:
-        result["children_deleted"] = RunTotal.of_runs(run.batch, [run.id]).get(run.id, NONE).records
+        result["children_deleted"] = RunTotal.sum_of_runs(run.batch, [run.id]).get(run.id, NO_AMOUNT).records
     earlier = result.get("earlier")
-    return result | {"earlier": list(map(_unended, earlier))} if isinstance(earlier, list) else result
+    return result | {"earlier": list(map(_without_initial_stop, earlier))} if isinstance(earlier, list) else result
 
 
-def _unended(result: Any) -> Any:
+def _without_initial_stop(result: Any) -> Any:
     if not isinstance(result, dict):
         return result
     return {name: value for name, value in result.items() if name != "stopped" or "braked" in result}
 
 
-def _outcome(run: JobRun) -> str:
+def _describe_outcome(run: JobRun) -> str:
     """Return the end of the run, its error and its result in one line."""
-    result = result_of(run) or {}
+    result = read_result(run) or {}
     ended = result.get("braked")
     if run.reason in ("worker_lost", "poison"):
         ended = "killed"
     elif run.cancelled_at is not None:
         ended = "cancelled"
-    return "; ".join(str(part) for part in (ended, run.error, facts(result)) if part)
+    return "; ".join(str(part) for part in (ended, run.error, format_facts(result)) if part)
 
 
-def _set_aside(run: JobRun) -> str | None:
+def _set_aside_tick(run: JobRun) -> str | None:
     """Return the future tick that was removed from the run, if any."""
     return (run.result or {}).get("set_aside")
 
 
-def _claim(run: JobRun) -> str:
-    aside = _set_aside(run)
+def _describe_claim(run: JobRun) -> str:
+    aside = _set_aside_tick(run)
     if aside is not None:
         return (
             f"The tick of {aside} was claimed by scheduler {run.claimed_by} before its time had come, because "
             "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
         )
     if run.tick is None:
-        return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {moment(run.claimed_at)}."
+        return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {format_time(run.claimed_at)}."
     late = (run.claimed_at or run.tick) - run.tick
     claimed = run.state not in ("skipped", "coalesced", "missed")
-    by = f"{'claimed' if claimed else 'found'} by scheduler {run.claimed_by}, {lasting(late)} after it was due"
-    return f"The tick of {moment(run.tick)} was {by}."
+    by = f"{'claimed' if claimed else 'found'} by scheduler {run.claimed_by}, {format_duration(late)} after it was due"
+    return f"The tick of {format_time(run.tick)} was {by}."
 
 
-def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
+def _describe_ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
     error = f" The last error was: {run.error.rstrip('. ')}." if run.error else ""
     if run.state in ("succeeded", "blocked"):
-        return _ended(run)
+        return _describe_normal_end(run)
     if run.reason == "superseded":
         return f"It waited for a retry when a newer tick came and took over its work.{error}"
     if run.reason == "poison":
@@ -300,25 +327,28 @@ def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
     if run.state == "failed":
         return f"It failed for good after {run.failures} failure(s).{error}"
     if run.state == "enqueued" and run.retry_at:
-        return f"It has failed {run.failures} time(s), and waits for its retry at {moment(run.retry_at)}.{error}"
+        return f"It has failed {run.failures} time(s), and waits for its retry at {format_time(run.retry_at)}.{error}"
     if run.state in ("claimed", "enqueued"):
         return "It waits for a worker."
-    return f"It is running; its last heartbeat was at {moment(run.alive_at)}." if run.state == "started" else ""
+    return f"It is running; its last heartbeat was at {format_time(run.alive_at)}." if run.state == "started" else ""
 
 
-def _ended(run: JobRun) -> str:
+def _describe_normal_end(run: JobRun) -> str:
     result = run.result or {}
     if run.state == "blocked":
         return f"It was blocked ({run.reason}): {result.get('blocked')}."
-    if result.get("skipped") in WHY:
-        return f"It did nothing, because {WHY[result['skipped']]}."
-    after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
-    if result.get("braked") in WHY:
-        return f"It ended before its work was done{after}, because {WHY[result['braked']]}: {facts(result_of(run))}."
-    return f"It ended well{after}: {facts(result_of(run))}."
+    if result.get("skipped") in REASON_TEXTS:
+        return f"It did nothing, because {REASON_TEXTS[result['skipped']]}."
+    after = f" after {format_duration(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+    if result.get("braked") in REASON_TEXTS:
+        return (
+            f"It ended before its work was done{after}, because {REASON_TEXTS[result['braked']]}:"
+            f" {format_facts(read_result(run))}."
+        )
+    return f"It ended well{after}: {format_facts(read_result(run))}."
 
 
-def of_children(batch: str, failing: int) -> list[str]:
+def describe_failing_children(batch: str, failing: int) -> list[str]:
     """Return a sentence with the number of failing children, if any."""
     which = "child is" if failing == 1 else "children are"
     hint = f"`forgekeeper quarantine list --kind child --batch {batch}` lists them"

@@ -15,15 +15,24 @@ from peewee import chunked
 from forgekeeper.api.batches import BATCHES, BatchSpec
 from forgekeeper.audit import acts
 from forgekeeper.cli import connection
-from forgekeeper.cli.terminal import All, Json, Problem, emit, moment, visible, write, wrong_use
+from forgekeeper.cli.terminal import (
+    All,
+    Json,
+    Problem,
+    escape_unprintable,
+    format_time,
+    print_json,
+    write_line,
+    wrong_use,
+)
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.values import text
+from forgekeeper.platform.coordination.redis_values import decode_text
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND
-from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
+from forgekeeper.sources.register.redis_register import ADOPTION_DELAY, RedisRegister
 from forgekeeper.targets import stores
-from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON, StoreUnavailable
 
 ORPHAN_AFTER = timedelta(days=1)
 """Minimum age of an orphaned object; an upload takes some hours."""
@@ -34,13 +43,13 @@ A larger share indicates another database, or a shared store.
 """
 
 uploads = typer.Typer(name="uploads", help="Objects in a store that nobody answers for.")
-OfBatch = Annotated[
+RegisterBatch = Annotated[
     str | None,
     typer.Option("--batch", metavar="BATCH", help="Whose register; needed only if several batches have one."),
 ]
 
 
-class Found(NamedTuple):
+class OrphanScan(NamedTuple):
     """Objects below a prefix: the number *examined* (older than a day), and *named* by rows.
 
     *orphans* are named by nothing, not even a register; *outside* counts orphans that may not be deleted.
@@ -51,7 +60,7 @@ class Found(NamedTuple):
     orphans: list[str]
     outside: int
 
-    def refusal(self, expect: int | None) -> str | None:
+    def explain_refusal(self, expect: int | None) -> str | None:
         """Return why the orphans must not be registered; None if they may.
 
         *expect* is the number of orphans, repeated by a person.
@@ -69,7 +78,7 @@ class Found(NamedTuple):
         return None
 
 
-class Holder(NamedTuple):
+class RegisterHolder(NamedTuple):
     """A batch, its register, and the model that names objects."""
 
     batch: BatchSpec
@@ -77,16 +86,16 @@ class Holder(NamedTuple):
     owner: Any
 
 
-def find_holders() -> list[Holder]:
+def find_holders() -> list[RegisterHolder]:
     """Return all batches that have a register."""
     return [
-        Holder(batch, RedisRegister(objects.register), None if objects.unless is None else objects.unless.owner)
+        RegisterHolder(batch, RedisRegister(objects.register), None if objects.unless is None else objects.unless.owner)
         for batch in BATCHES.values()
-        if (objects := batch.registered) is not None
+        if (objects := batch.registered_objects) is not None
     ]
 
 
-def _holder(name: str | None) -> Holder:
+def _require_holder(name: str | None) -> RegisterHolder:
     """Return the batch with that *name*, or the only batch with a register if None.
 
     Raises `Problem` unless exactly one batch fits.
@@ -108,7 +117,7 @@ def uploads_reconcile(
     prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
     yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
     expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
-    batch: OfBatch = None,
+    batch: RegisterBatch = None,
     json: Json = False,
 ) -> None:
     """Show objects older than a day that neither an artifact, the outbox nor the register names.
@@ -116,41 +125,43 @@ def uploads_reconcile(
     With --yes they are put into the register, where they wait another day before the batch of the register
     deletes them; `uploads forget` takes them back until then.  It refuses while a run of that batch would be blocked.
     """
-    holder = _holder(batch)
-    with connection.connected("uploads") as settings:
+    holder = _require_holder(batch)
+    with connection.connect_command("uploads") as settings:
         connection.require_redis()
         # If a run would be blocked, missing rows and entries do not prove that nothing names an object.
         for one in find_holders():
             connection.require_unblocked(one.batch, settings)
-        found = _look(holder, location, prefix, settings)
-        refusal = found.refusal(expect)
+        found = _scan_store(holder, location, prefix, settings)
+        refusal = found.explain_refusal(expect)
         if yes and refusal:
             raise Problem(refusal)
         if yes and found.orphans:
-            after = {"expected": expect} | acts.some(found.orphans)
-            acts.record("uploads reconcile", f"{location}:{prefix}", batch=holder.batch.name, after=after)
+            after = {"expected": expect} | acts.summarize_things(found.orphans)
+            acts.record_act("uploads reconcile", f"{location}:{prefix}", batch=holder.batch.name, after=after)
         registered = holder.register.adopt(client, location, found.orphans) if yes else 0
-        due = now() + ADOPTION if registered else None
+        due = now() + ADOPTION_DELAY if registered else None
     if json:
         counts = {"location": location, "prefix": prefix, **found._asdict()}
-        emit(counts | {"registered": registered, "due": due, "refused": refusal})
+        print_json(counts | {"registered": registered, "due": due, "refused": refusal})
         return
     for path in found.orphans:
-        write(visible(path))
-    write(f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, {registered} registered")
+        write_line(escape_unprintable(path))
+    write_line(
+        f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, {registered} registered"
+    )
     if found.outside:
-        write(f"{found.outside} more named by nothing, but {OUTSIDE}: they stay")
+        write_line(f"{found.outside} more named by nothing, but {OUTSIDE_PREFIXES_REASON}: they stay")
     if registered:
-        write(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
+        write_line(f"they will be deleted from {format_time(due)} UTC on; `forgekeeper uploads forget` takes that back")
     elif found.orphans:
-        write(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
+        write_line(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
 
 
 @uploads.command("forget")
 def uploads_forget(
     path: Annotated[str | None, typer.Argument(help="An entry that `reconcile` registered: location:path.")] = None,
     everything: All = False,
-    batch: OfBatch = None,
+    batch: RegisterBatch = None,
     json: Json = False,
 ) -> None:
     """Take back what `uploads reconcile` has registered: the objects stay.
@@ -159,48 +170,52 @@ def uploads_forget(
     """
     if (path is None) != everything:
         wrong_use("name one entry, or say --all")
-    holder = _holder(batch)
-    with connection.connected("uploads"):
+    holder = _require_holder(batch)
+    with connection.connect_command("uploads"):
         connection.require_redis()
         adopted: Any = client.zrange(holder.register.keys.adopted, 0, -1)
-        chosen = [entry for entry in map(text, adopted) if path in (None, entry)]
+        chosen = [entry for entry in map(decode_text, adopted) if path in (None, entry)]
         if chosen:
-            acts.record("uploads forget", path or "all", batch=holder.batch.name, before=acts.some(chosen))
+            acts.record_act(
+                "uploads forget", path or "all", batch=holder.batch.name, before=acts.summarize_things(chosen)
+            )
         forgotten, too_late = answer = holder.register.withdraw(client, chosen)
     if path is not None and not forgotten:
         why = "being deleted just now" if too_late else "not among what `reconcile` has registered"
         raise Problem(f"{path} is {why}")
     if json:
-        emit(answer._asdict())
+        print_json(answer._asdict())
         return
     for entry in forgotten:
-        write(visible(entry))
-    write(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
+        write_line(escape_unprintable(entry))
+    write_line(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 
-def _look(holder: Holder, location: str, prefix: str, settings: Settings) -> Found:
+def _scan_store(holder: RegisterHolder, location: str, prefix: str, settings: Settings) -> OrphanScan:
     """Find orphaned objects below *prefix*; raise `Problem` if the store cannot be used."""
     if location not in settings.object_stores:
         wrong_use(f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}")
     try:
-        store = stores.at(location, settings)
+        store = stores.for_location(location, settings)
         assert store is not None
         horizon = now() - ORPHAN_AFTER
-        found, named, unnamed = store.listed(prefix, before=horizon), 0, list[str]()
+        found, named, unnamed = store.list_paths(prefix, before=horizon), 0, list[str]()
         for page in chunked(found, ENTRIES_PER_COMMAND):
-            in_database = stores.answered_for(holder.owner, location, page, settings)
+            in_database = stores.find_kept_paths(holder.owner, location, page, settings)
             named += len(in_database)
-            known = in_database.keys() | _registered(location, page)
+            known = in_database.keys() | _find_registered(location, page)
             unnamed += [path for path in page if path not in known]
         allowed = [path for path in unnamed if store.may_delete(path)]
         # A listing may spell a name differently from the object, and so refer to another object.
-        orphans = [path for path in allowed if (written := store.written(path)) is not None and written < horizon]
-        return Found(len(found), named, orphans, len(unnamed) - len(allowed))
+        orphans = [
+            path for path in allowed if (written := store.read_last_modified(path)) is not None and written < horizon
+        ]
+        return OrphanScan(len(found), named, orphans, len(unnamed) - len(allowed))
     except StoreUnavailable as error:
         hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"
         raise Problem(f"object store {error}; {hint}") from error
 
 
-def _registered(location: str, paths: Sequence[str]) -> set[str]:
+def _find_registered(location: str, paths: Sequence[str]) -> set[str]:
     """Return the *paths* that a register names, pending or not."""
-    return {path for holder in find_holders() for path in holder.register.known(client, location, paths)}
+    return {path for holder in find_holders() for path in holder.register.find_registered(client, location, paths)}

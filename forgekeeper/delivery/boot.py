@@ -8,40 +8,42 @@ from pkgutil import iter_modules
 
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BATCHES, all_declared
-from forgekeeper.platform.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
+from forgekeeper.platform.settings import PREFIX, BatchFacts, Settings, SettingsError, build_settings_class, reading
 
-FORGES = "forges"
+FORGES_PACKAGE = "forges"
 """The package with a package for each kind of forge; its module `signs` has the marks that identify that forge."""
 
 
-def load() -> Settings:
+def load_settings() -> Settings:
     """Import the modules of the setting `batches`, and read all settings.
 
     Raises `SettingsError`.
     """
-    declare(reading.modules())
-    return reading.read(model())
+    import_batches(reading.read_modules())
+    return reading.read_settings(settings_class())
 
 
-def model() -> type[Settings]:
+def settings_class() -> type[Settings]:
     """Return the settings of a process with the declared batches.
 
     Raises `SettingsError` if names clash.
     """
-    return settings_of(
+    return build_settings_class(
         tuple(
-            OfBatch(one.name, one.cron, one.deletes, any(each.counted_bytes for each in (one, *one.children)))
+            BatchFacts(
+                one.name, one.cron, one.deletes_records, any(each.counted_byte_fields for each in (one, *one.children))
+            )
             for one in BATCHES.values()
         )
     )
 
 
-def declare(modules: Iterable[str]) -> None:
+def import_batches(modules: Iterable[str]) -> None:
     """Import *modules* and the signs of all forges.
 
     Raises `SettingsError` if a module cannot be imported, declares nothing, or declares a name twice.
     """
-    for forge in iter_modules(import_module(FORGES).__path__, f"{FORGES}."):
+    for forge in iter_modules(import_module(FORGES_PACKAGE).__path__, f"{FORGES_PACKAGE}."):
         if forge.ispkg:
             import_module(f"{forge.name}.signs")
     for name in modules:
@@ -50,8 +52,10 @@ def declare(modules: Iterable[str]) -> None:
         except Mistake as mistake:
             raise SettingsError(f"{PREFIX}BATCHES names {name}: {mistake}") from mistake
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            error_text = f"{type(error).__name__}: {error}"
             hint = "its folder must be on PYTHONPATH, or the module be installed"
-            raise SettingsError(f"{PREFIX}BATCHES names {name}, which cannot be imported ({said}); {hint}") from error
+            raise SettingsError(
+                f"{PREFIX}BATCHES names {name}, which cannot be imported ({error_text}); {hint}"
+            ) from error
         if not any(f"{one.module}.".startswith(f"{name}.") for one in all_declared()):
             raise SettingsError(f"{PREFIX}BATCHES names {name}, which declares no batch; `@batch` declares one")

@@ -12,17 +12,17 @@ from dramatiq.middleware import TimeLimit
 
 from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.delivery import boot
-from forgekeeper.delivery.messages import ChildMessages, Encoder, RunMessages, send, send_children
-from forgekeeper.delivery.process import Process
+from forgekeeper.delivery.messages import ChildMessages, MessageEncoder, RunMessages, send_batch, send_children
+from forgekeeper.delivery.process import ProcessMiddleware
 from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.engine.attempt import Attempt
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.settings import reading
-from metrics.catalogue import table
-from metrics.counting import WORKER
+from metrics.catalogue import build_metrics
+from metrics.counting import WORKER_METRICS
 
-dramatiq.set_encoder(Encoder())
-process = Process(send_children)
+dramatiq.set_encoder(MessageEncoder())
+process = ProcessMiddleware(send_children)
 broker = RedisBroker(
     client=client,
     namespace=NAMESPACE,
@@ -37,12 +37,12 @@ dramatiq.set_broker(broker)
 
 def load_batches() -> None:
     """Import the batches and bind their actors; idempotent; raises `SettingsError`."""
-    boot.declare(reading.modules())
+    boot.import_batches(reading.read_modules())
     for one in all_declared():
         if one.name not in broker.actors:
-            one.bind(broker, Attempt.work)
+            one.bind_actor(broker, Attempt.work_if_allowed)
     for batch in BATCHES.values():
-        batch.sender = send
-    WORKER.know(table(all_declared()))
-    if WORKER.in_files:
-        WORKER.zero()
+        batch.sender = send_batch
+    WORKER_METRICS.declare_metrics(build_metrics(all_declared()))
+    if WORKER_METRICS.uses_files:
+        WORKER_METRICS.create_all_series()

@@ -32,36 +32,36 @@ from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.api.answers import Enqueued, Keyed
+from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
 from forgekeeper.api.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
-from forgekeeper.delivery.process import NotReady, Process
-from forgekeeper.delivery.queues import QUEUED, STARTED, bodies, fetched, ready
-from forgekeeper.engine import counting
-from forgekeeper.engine.counting import harmless
-from forgekeeper.ledger import by_hand, quarantine
+from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
+from forgekeeper.delivery.queues import QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY, bodies_key, list_fetched, ready_key
+from forgekeeper.engine import record_counts
+from forgekeeper.engine.record_counts import suppress_count_errors
+from forgekeeper.ledger import manual_runs, quarantine
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.retry import MAX_LOSSES
 from forgekeeper.platform import shutdown
-from forgekeeper.platform.connections import client, identity
+from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.database import database
 from metrics.catalogue import NO_BATCH
-from metrics.counting import dead_lettered
-from metrics.logs import clean
+from metrics.counting import count_dead_letter
+from metrics.logs import clean_text
 
-TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
+TOKEN_OPTION = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option with the token of the run's row: a number alone may name another run after a restore."""
-RUN = "forgekeeper_run"
+RUN_OPTION = "forgekeeper_run"
 """The option with the number of the run that sent the child's message."""
-UNREADABLE = "unreadable"
+UNREADABLE_ACTOR = "unreadable"
 """The actor of a body that is not a message, and the option with that body."""
-TEXTS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
-FIELDS = TEXTS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
+TEXT_FIELDS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
+MESSAGE_FIELD_TYPES = TEXT_FIELDS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
 
 log = structlog.get_logger(__name__)
 
 
-class Encoder(JSONEncoder):
+class MessageEncoder(JSONEncoder):
     """Dramatiq's JSON, which reads every body.
 
     A body that is not a message gets an unknown actor.  Dramatiq rejects that actor's message.  Otherwise its consumer
@@ -75,9 +75,11 @@ class Encoder(JSONEncoder):
             types = {name: type(value) for name, value in found.items()}
         except (DecodeError, ValueError, RecursionError, AttributeError):
             types = {}
-        if types == FIELDS and isinstance(found["options"].get("redis_message_id"), str):
+        if types == MESSAGE_FIELD_TYPES and isinstance(found["options"].get("redis_message_id"), str):
             return found
-        return Message(UNREADABLE, UNREADABLE, (), {}, {UNREADABLE: data}, UNREADABLE, 0).asdict()
+        return Message(
+            UNREADABLE_ACTOR, UNREADABLE_ACTOR, (), {}, {UNREADABLE_ACTOR: data}, UNREADABLE_ACTOR, 0
+        ).asdict()
 
 
 class RunMessages(Middleware):
@@ -86,7 +88,7 @@ class RunMessages(Middleware):
     The actor gets the attempt.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ProcessMiddleware) -> None:
         self._process = process
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
@@ -94,68 +96,71 @@ class RunMessages(Middleware):
         batch = BATCHES.get(message.actor_name)
         if batch is None:
             return
-        number, token = message.message_id, message.options.get(TOKEN)
+        number, token = message.message_id, message.options.get(TOKEN_OPTION)
         try:
-            started = JobRun.start(batch.name, int(number), token=UUID(token), by=identity())
-            reason = Hold.why(batch.name) if started is None else None
+            started = JobRun.start(batch.name, int(number), token=UUID(token), by=process_identity())
+            reason = Hold.find_state(batch.name) if started is None else None
         except (pw.PeeweeException, AttributeError, TypeError, ValueError) as error:
-            raise NotReady(f"run {number} cannot be started: {error}") from error
+            raise MessageNotReady(f"run {number} cannot be started: {error}") from error
         if started is None:
             # The row of a batch with a hold stays open; its message is sent again after the hold.
-            counting.run_skipped(batch.name, reason or "duplicate")
+            record_counts.count_skipped_run(batch.name, reason or "duplicate")
             log.info("run skipped", batch=batch.name, run=int(number), reason=reason or "duplicate")
             raise SkipMessage
-        counting.run_started(batch.name, started)
-        message.args = (self._process.begin(self._process.runner.attempt(batch, started)),)
+        record_counts.count_late_start(batch.name, started)
+        message.args = (self._process.begin_attempt(self._process.runner.create_attempt(batch, started)),)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Close the attempt; if it could not begin, its run is sent again."""
         if message.actor_name in BATCHES:
-            self._process.close(message, exception)
+            self._process.close_attempt(message, exception)
 
 
-def message_of(batch: BatchSpec, run: JobRun) -> Message[Any]:
+def build_run_message(batch: BatchSpec, run: JobRun) -> Message[Any]:
     """Return the message that starts *run*, and no other run with its number before a restore."""
-    return Message(batch.queue, batch.name, (), {}, {TOKEN: str(run.token)}, str(run.id))
+    return Message(batch.queue, batch.name, (), {}, {TOKEN_OPTION: str(run.token)}, str(run.id))
 
 
-def deliver(run: JobRun) -> None:
+def enqueue_run(run: JobRun) -> None:
     """Send the run's message; raise `redis.RedisError`."""
     batch = BATCHES[run.batch]
-    batch.broker.enqueue(message_of(batch, run))
+    batch.broker.enqueue(build_run_message(batch, run))
 
 
-def send(batch: BatchSpec) -> Message[Any]:
+def send_batch(batch: BatchSpec) -> Message[Any]:
     """Send a new run of the batch, or its open run; return the message, or raise `NotSent`."""
-    return message_of(batch, by_hand.send(batch, deliver))
+    return build_run_message(batch, manual_runs.send_run(batch, enqueue_run))
 
 
 class ChildMessages(Middleware):
     """Middleware that begins a child's attempt and closes it before the acknowledgement."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ProcessMiddleware) -> None:
         self._process = process
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the attempt; skip a child that has killed too many processes."""
-        child, key, said = CHILDREN.get(message.actor_name), message.message_id, message.options.get(RUN)
+        child, key, sender_run = CHILDREN.get(message.actor_name), message.message_id, message.options.get(RUN_OPTION)
         if child is None:
             return
-        run = said if isinstance(said, int) else None
+        run = sender_run if isinstance(sender_run, int) else None
         try:
-            starts: Any = client.hincrby(STARTED, key, 1)
+            starts: Any = client.hincrby(STARTED_CHILDREN_KEY, key, 1)
             if starts > MAX_LOSSES:
                 error = f"{MAX_LOSSES} processes died while they worked on it"
-                quarantine.fail(child.batch.name, child.name, key, error, reason="worker_lost", run=run)
+                quarantine.record_failure(child.batch.name, child.name, key, error, reason="worker_lost", run=run)
                 log.error("child quarantined", child=child.name, message_id=key, reason="worker_lost")
-                with harmless():
-                    dead_lettered(child.name)
+                with suppress_count_errors():
+                    count_dead_letter(child.name)
                 raise SkipMessage
         except (redis.RedisError, pw.PeeweeException) as error:
-            raise NotReady(f"{key} is not begun: {error}") from error
-        message.args = (self._process.begin(self._process.runner.child(child, key, run=run)), *message.args)
+            raise MessageNotReady(f"{key} is not begun: {error}") from error
+        message.args = (
+            self._process.begin_attempt(self._process.runner.create_child_attempt(child, key, run=run)),
+            *message.args,
+        )
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -164,45 +169,52 @@ class ChildMessages(Middleware):
         child, key = CHILDREN.get(message.actor_name), message.message_id
         if child is None:
             return
-        attempt = self._process.close(message, exception)
-        client.hdel(QUEUED, key)
+        attempt = self._process.close_attempt(message, exception)
+        client.hdel(QUEUED_CHILDREN_KEY, key)
         if attempt is not None:
             # The earlier starts of a child that did not begin still count.
-            client.hdel(STARTED, key)
+            client.hdel(STARTED_CHILDREN_KEY, key)
             if attempt.wants_successor and not shutdown.requested.is_set():
                 self._process.fan_out(attempt.run.number, child, [(key, message.args[1:])])
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Forget the message and its starts."""
-        for entries in (QUEUED, STARTED) if message.actor_name in CHILDREN else ():
+        for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if message.actor_name in CHILDREN else ():
             client.hdel(entries, message.message_id)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Put an unreadable message into quarantine; Dramatiq keeps it for some days to look at."""
         assert isinstance(broker, RedisBroker)
         known = message.actor_name in broker.actors
-        why = "it names another queue than its own" if known else f"there is no actor {clean(message.actor_name)}"
-        queue, number = clean(message.queue_name), message.message_id
+        why = "it names another queue than its own" if known else f"there is no actor {clean_text(message.actor_name)}"
+        queue, number = clean_text(message.queue_name), message.message_id
         try:
-            if UNREADABLE in message.options:
+            if UNREADABLE_ACTOR in message.options:
                 # Dramatiq passes neither its queue nor its id: this process has fetched it, so look there.
-                mine = [(name, one) for name in broker.queues for one in fetched(client, broker.broker_id, name)]
-                bad = (one for one in mine if client.hget(bodies(one[0]), one[1]) == message.options[UNREADABLE])
+                mine = [(name, one) for name in broker.queues for one in list_fetched(client, broker.broker_id, name)]
+                bad = (
+                    one for one in mine if client.hget(bodies_key(one[0]), one[1]) == message.options[UNREADABLE_ACTOR]
+                )
                 queue, number = next(bad, ("", ""))
                 message.options["redis_message_id"], why = number, "its body is no message"
             with database.connection_context():
-                quarantine.fail(NO_BATCH, queue, number, why, reason="unreadable")
+                quarantine.record_failure(NO_BATCH, queue, number, why, reason="unreadable")
         except (redis.RedisError, pw.PeeweeException, MaxConnectionsExceeded) as error:
             # The message stays fetched and is given back: a message rejected now would be lost from view.
-            raise NotReady(f"{number} is not rejected: {error}") from error
+            raise MessageNotReady(f"{number} is not rejected: {error}") from error
         log.error("message rejected", queue=queue, message_id=number, reason=why)
-        with harmless():
-            dead_lettered(message.actor_name)
+        with suppress_count_errors():
+            count_dead_letter(message.actor_name)
 
 
 def send_children(
-    broker: RedisBroker, run: int | None, child: ChildSpec, keyed_args: Sequence[Keyed], *, limit_depth: int | None
-) -> Enqueued:
+    broker: RedisBroker,
+    run: int | None,
+    child: ChildSpec,
+    keyed_args: Sequence[KeyedArguments],
+    *,
+    limit_depth: int | None,
+) -> EnqueueCounts:
     """Send *child* a message of the *run* for each pair of key and arguments.
 
     All messages are sent in one transaction.  A key with a message on its way or a row in quarantine gets none.  If two
@@ -210,25 +222,25 @@ def send_children(
     `redis.RedisError` if nothing was sent, or if everything was sent and the reply was lost.
     """
     client, queue, wanted = broker.client, child.queue, dict(keyed_args)
-    if limit_depth is not None and client.llen(ready(queue)) >= limit_depth:
-        return Enqueued(queue_full=True)
+    if limit_depth is not None and client.llen(ready_key(queue)) >= limit_depth:
+        return EnqueueCounts(queue_full=True)
     if not wanted:
-        return Enqueued()
-    found: Any = client.hmget(QUEUED, list(wanted))
+        return EnqueueCounts()
+    found: Any = client.hmget(QUEUED_CHILDREN_KEY, list(wanted))
     sent = {key: sent_as for key, sent_as in zip(wanted, found, strict=True) if sent_as is not None}
-    kept: Any = client.hmget(bodies(queue), list(sent.values())) if sent else []
+    kept: Any = client.hmget(bodies_key(queue), list(sent.values())) if sent else []
     left_out = {key for key, body in zip(sent, kept, strict=True) if body is not None}
-    left_out |= quarantine.waiting(child.batch.name, child.name, wanted)
+    left_out |= quarantine.find_waiting_keys(child.batch.name, child.name, wanted)
     ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
     if ids:
         # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
         encoded: Any = {}
         for key, sent_as in ids.items():
-            options = {"redis_message_id": sent_as, RUN: run}
+            options = {"redis_message_id": sent_as, RUN_OPTION: run}
             encoded[sent_as] = Message[None](queue, child.name, wanted[key], {}, options, key).encode()
         with client.pipeline(transaction=True) as pipe:
-            pipe.hset(bodies(queue), mapping=encoded)
-            pipe.rpush(ready(queue), *encoded)
-            pipe.hset(QUEUED, mapping=ids)
+            pipe.hset(bodies_key(queue), mapping=encoded)
+            pipe.rpush(ready_key(queue), *encoded)
+            pipe.hset(QUEUED_CHILDREN_KEY, mapping=ids)
             pipe.execute()
-    return Enqueued(len(ids), len(keyed_args) - len(ids))
+    return EnqueueCounts(len(ids), len(keyed_args) - len(ids))

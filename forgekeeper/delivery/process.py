@@ -26,33 +26,33 @@ from dramatiq.common import current_millis, q_name
 from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.api.answers import Enqueued
-from forgekeeper.api.batches import Declared
+from forgekeeper.api.answers import EnqueueCounts
+from forgekeeper.api.batches import Declaration
 from forgekeeper.delivery import queues
-from forgekeeper.delivery.boot import load
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.engine.attempt import Attempt, Runner
-from forgekeeper.engine.counting import attempt_ended, harmless
-from forgekeeper.ledger.processes import Heartbeat
-from forgekeeper.platform import lifetime, shutdown
-from forgekeeper.platform.connections import Limits, client, connect
-from forgekeeper.platform.database import database, release
-from forgekeeper.platform.lifetime import Drain
+from forgekeeper.engine.record_counts import count_duration_and_failure, suppress_count_errors
+from forgekeeper.ledger.heartbeats import Heartbeat
+from forgekeeper.platform import shutdown, worker_shutdown
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
+from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.worker_shutdown import ShutdownWatchdog
 from metrics import logs
-from metrics.counting import WORKER, line_written
-from metrics.logs import clean, describe
-from metrics.threads import Rounds, end_process
+from metrics.counting import WORKER_METRICS, count_log_line
+from metrics.logs import clean_text, describe_error
+from metrics.threads import PeriodicThread, end_process
 
-LIMIT_LATE = 60.0
+TIME_LIMIT_GRACE_SECONDS = 60.0
 """Seconds after a message's time limit until the limit counts as ineffective."""
 
 log = structlog.get_logger(__name__)
 
 
-class NotReady(MiddlewareError):
+class MessageNotReady(MiddlewareError):
     """The message cannot be processed now; Dramatiq swallows other errors of a hook."""
 
 
-class Work(NamedTuple):
+class InFlightMessage(NamedTuple):
     """A message in work *since* an instant of the monotonic clock, and its attempt once begun."""
 
     message: MessageProxy
@@ -60,55 +60,57 @@ class Work(NamedTuple):
     attempt: Attempt | None = None
 
 
-class Process(Middleware):
+class ProcessMiddleware(Middleware):
     """The state of a worker process."""
 
-    def __init__(self, send_children: Callable[..., Enqueued]) -> None:
+    def __init__(self, send_children: Callable[..., EnqueueCounts]) -> None:
         self._send_children = send_children
         # The message of each thread, from before its processing until its acknowledgement begins.
-        self._works: dict[int, Work] = {}
+        self._in_flight: dict[int, InFlightMessage] = {}
         self._worker: Worker | None = None
         self._stranded: set[tuple[str, str]] = set()
-        self._ahead: dict[tuple[bytes, float], float] = {}
+        self._ahead_since: dict[tuple[bytes, float], float] = {}
 
     def before_declare_actor(self, broker: Broker, actor: Any) -> None:
         """Accept only batches and children."""
-        if not isinstance(actor, Declared):
+        if not isinstance(actor, Declaration):
             raise MiddlewareError(f"actor {actor.actor_name} is no batch and no child: declare it as one of them")
 
-    @lifetime.needed()
+    @worker_shutdown.exit_on_error()
     def after_process_boot(self, broker: Broker) -> None:
         """Connect this process to its servers."""
         assert isinstance(broker, RedisBroker)
-        lifetime.follow()
-        settings = load()
+        worker_shutdown.drain_on_signals()
+        settings = load_settings()
         # Not to Dramatiq's replacement: a pipe to the master, whose death would lose lines.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=line_written)
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=count_log_line)
         # One connection for each thread, one for the consumers' rejects, one for the heartbeat.
-        connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
+        configure_clients(
+            settings, ServerTimeouts.for_worker(settings), name="worker", connections=settings.worker_threads + 2
+        )
         # If the master has imported the broker, all its processes would share one id.
         broker.broker_id = str(uuid4())
         broker.heartbeat_timeout = round(settings.dead_after.total_seconds() * 1000)
         # Fetches in a million that look for messages of dead workers: one every few seconds in an idle queue.
         broker.maintenance_chance = 200_000
         self._broker = broker
-        self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._facts)
-        self._rounds = Rounds("rounds", self._turn, interval=settings.dead_after.total_seconds() / 3)
+        self.heartbeat = Heartbeat("worker", dead_after=settings.dead_after, facts=self._collect_facts)
+        self._rounds = PeriodicThread("rounds", self._do_round, interval=settings.dead_after.total_seconds() / 3)
         self.fan_out = partial(self._send_children, broker, limit_depth=settings.queue_limit)
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
-        self._drain = Drain(self.at_work, settings.shutdown_timeout)
+        self._drain = ShutdownWatchdog(self.list_in_flight, settings.shutdown_timeout)
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Store the worker, so that its consumers are known before they fetch."""
         self._worker = worker
 
-    @lifetime.needed()
+    @worker_shutdown.exit_on_error()
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Start the heartbeat and report that the process is ready: its consumers fetch."""
         self.heartbeat.start()
         self._rounds.start()
-        lifetime.at_last += [self.heartbeat.stop, self._forget_starts]
-        self._drain.ready(worker)
+        worker_shutdown.last_steps += [self.heartbeat.stop, self._forget_starts]
+        self._drain.announce_ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """End every run at its next safe point, and stop fetching.
@@ -121,7 +123,7 @@ class Process(Middleware):
         for consumer in worker.consumers.values():
             consumer.stop()
         log.info("worker draining")
-        self.heartbeat.wake()
+        self.heartbeat.send_now()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Stop the heartbeat, which deletes the row of the process."""
@@ -139,30 +141,30 @@ class Process(Middleware):
             message.queue_name = mine[0]
             message.fail()
             raise SkipMessage
-        self._works[get_ident()] = Work(message, time.monotonic())
-        with harmless():
-            WORKER.inc("forgekeeper_runs_in_progress", message.actor_name)
+        self._in_flight[get_ident()] = InFlightMessage(message, time.monotonic())
+        with suppress_count_errors():
+            WORKER_METRICS.inc("forgekeeper_runs_in_progress", message.actor_name)
             waited = max(0.0, (current_millis() - message.message_timestamp) / 1000)
-            WORKER.observe("forgekeeper_run_wait_seconds", message.actor_name, seconds=waited)
+            WORKER_METRICS.observe("forgekeeper_run_wait_seconds", message.actor_name, seconds=waited)
         try:
             database.connect()
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
-            raise NotReady(f"no connection to the database: {error}") from error
+            raise MessageNotReady(f"no connection to the database: {error}") from error
 
-    def begin(self, attempt: Attempt) -> Attempt:
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
         """Begin the attempt at the message of this thread."""
-        self._works[get_ident()] = self._works[get_ident()]._replace(attempt=attempt.__enter__())
+        self._in_flight[get_ident()] = self._in_flight[get_ident()]._replace(attempt=attempt.__enter__())
         return attempt
 
-    def close(self, message: MessageProxy, error: BaseException | None) -> Attempt | None:
+    def close_attempt(self, message: MessageProxy, error: BaseException | None) -> Attempt | None:
         """Close the attempt at this thread's message; return it, None if it did not begin."""
-        _, since, attempt = self._works[get_ident()]
+        _, since, attempt = self._in_flight[get_ident()]
         if attempt is not None:
             attempt.close(error)
         elif error is not None:
             log.error("message not begun", actor=message.actor_name, message_id=message.message_id, exc_info=error)
-            with harmless():
-                attempt_ended(message.actor_name, time.monotonic() - since, error.__cause__ or error)
+            with suppress_count_errors():
+                count_duration_and_failure(message.actor_name, time.monotonic() - since, error.__cause__ or error)
         return attempt
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
@@ -170,70 +172,77 @@ class Process(Middleware):
 
         The acknowledgement may wait for Redis or get lost.
         """
-        if self._works.pop(get_ident(), None) is not None:
-            with harmless():
-                WORKER.inc("forgekeeper_runs_in_progress", message.actor_name, by=-1)
-            release()
+        if self._in_flight.pop(get_ident(), None) is not None:
+            with suppress_count_errors():
+                WORKER_METRICS.inc("forgekeeper_runs_in_progress", message.actor_name, by=-1)
+            release_connection()
 
     before_nack = before_ack
 
-    def at_work(self) -> list[dict[str, Any]]:
+    def list_in_flight(self) -> list[dict[str, Any]]:
         """List the messages in work, the longest first, for the row of the process."""
         return [
             {
                 "what": message.actor_name,
-                "message_id": clean(message.message_id)[:200],  # other programs make up their own
+                "message_id": clean_text(message.message_id)[:200],  # other programs make up their own
                 "run": attempt and attempt.run.number,
                 "seconds": round(time.monotonic() - since, 3),
             }
-            for message, since, attempt in sorted(self._works.values(), key=lambda work: work.since)
+            for message, since, attempt in sorted(self._in_flight.values(), key=lambda work: work.since)
         ]
 
     def _forget_starts(self) -> None:
         """Forget the starts of interrupted work: three deployments would make it poison."""
-        if keys := [work.message.message_id for work in list(self._works.values())]:
-            client.hdel(queues.STARTED, *keys)
+        if keys := [work.message.message_id for work in list(self._in_flight.values())]:
+            client.hdel(queues.STARTED_CHILDREN_KEY, *keys)
 
-    def _facts(self) -> dict[str, Any]:
-        return {"queues": self._queues(), "draining": shutdown.requested.is_set(), "at_work": self.at_work()}
+    def _collect_facts(self) -> dict[str, Any]:
+        return {
+            "queues": self._list_queues(),
+            "draining": shutdown.requested.is_set(),
+            "at_work": self.list_in_flight(),
+        }
 
-    def _queues(self) -> list[str]:
+    def _list_queues(self) -> list[str]:
         return sorted({q_name(queue) for queue in self._worker.consumers}) if self._worker else []
 
-    def _turn(self) -> None:
+    def _do_round(self) -> None:
         """Check the threads, send the heartbeat, and return stranded messages."""
         assert self._worker is not None
         if not shutdown.requested.is_set():
-            self._look_after_threads(self._worker)
+            self._check_threads(self._worker)
         try:
             # Any command of Dramatiq's is a heartbeat in Redis, and consumers that do not fetch send none.
             self._broker.do_qsize(next(iter(self._worker.consumers)))
-            self._give_back(self._worker)
-            self._expire()
+            self._requeue_stranded(self._worker)
+            self._expire_dead_workers()
         except redis.RedisError as error:
-            self._ahead = {}
-            log.warning("heartbeat in Redis failed", error=describe(error))
+            self._ahead_since = {}
+            log.warning("heartbeat in Redis failed", error=describe_error(error))
 
-    def _look_after_threads(self, worker: Worker) -> None:
+    def _check_threads(self, worker: Worker) -> None:
         # Check the list of threads: a thread made before the fork always reports that it has stopped.
         dead = {*worker.workers, *worker.consumers.values()} - {*threading.enumerate()}
         if dead:
             end_process("a thread has died", threads=[one.name for one in dead])
         # A thread that waits in C ignores its time limit, and keeps the messages that were fetched for it.
-        limit = {name: actor.options["time_limit"] / 1000 + LIMIT_LATE for name, actor in self._broker.actors.items()}
-        works, now = list(self._works.values()), time.monotonic()
+        limit = {
+            name: actor.options["time_limit"] / 1000 + TIME_LIMIT_GRACE_SECONDS
+            for name, actor in self._broker.actors.items()
+        }
+        works, now = list(self._in_flight.values()), time.monotonic()
         stuck = [one.message.message_id for one in works if now > one.since + limit[one.message.actor_name]]
         if stuck:
             end_process("its time limit has not ended a message", messages=stuck)
 
-    def _give_back(self, worker: Worker) -> None:
+    def _requeue_stranded(self, worker: Worker) -> None:
         """Give back messages that only Redis assigns to this process, in two turns in a row."""
-        known: list[Any] = [*list(self._works.values()), *list(worker.work_queue.queue)]
+        known: list[Any] = [*list(self._in_flight.values()), *list(worker.work_queue.queue)]
         held = {one.message.options["redis_message_id"] for one in known}
         found = {
             (queue, number)
-            for queue in self._queues()
-            for number in queues.fetched(client, self._broker.broker_id, queue)
+            for queue in self._list_queues()
+            for number in queues.list_fetched(client, self._broker.broker_id, queue)
             if number not in held
         }
         for queue, number in found & self._stranded:
@@ -241,14 +250,14 @@ class Process(Middleware):
             self._broker.do_requeue(queue, number)
         self._stranded = found - self._stranded
 
-    def _expire(self) -> None:
+    def _expire_dead_workers(self) -> None:
         """Expire processes that died while their clock was ahead.
 
         Their last heartbeat would count until then.
         """
         instant, timeout = time.monotonic(), self._broker.heartbeat_timeout
-        ahead: Any = client.zrangebyscore(queues.HEARTBEATS, current_millis() + timeout, "inf", withscores=True)
-        self._ahead = {one: self._ahead.get(one, instant) for one in ahead}
-        for (name, _), since in self._ahead.items():
+        ahead: Any = client.zrangebyscore(queues.HEARTBEATS_KEY, current_millis() + timeout, "inf", withscores=True)
+        self._ahead_since = {one: self._ahead_since.get(one, instant) for one in ahead}
+        for (name, _), since in self._ahead_since.items():
             if instant > since + timeout / 1000:
-                client.zadd(queues.HEARTBEATS, {name: 0}, xx=True)
+                client.zadd(queues.HEARTBEATS_KEY, {name: 0}, xx=True)

@@ -18,27 +18,27 @@ from typing import Any, Self, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper.api.answers import Enqueued, Keyed
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared
+from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declaration
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.engine import counting
+from forgekeeper.engine import record_counts
 from forgekeeper.engine.run import Run
 from forgekeeper.guards import breaker, preconditions
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.ledger import quarantine
-from forgekeeper.ledger.holds import Batch, Held
-from forgekeeper.ledger.job_runs import JobRun, Started
-from forgekeeper.ledger.processes import Heartbeat, LostRun, Row
-from forgekeeper.ledger.retry import MAX_RETRIES, backoff
-from forgekeeper.platform.connections import identity
-from forgekeeper.platform.database import database, reachable, release
-from forgekeeper.platform.database.sessions import reading_only
-from forgekeeper.platform.failpoints import arm, failpoint
+from forgekeeper.ledger.heartbeats import Heartbeat, LostRun, WatchedRun
+from forgekeeper.ledger.holds import Batch, BatchHeld
+from forgekeeper.ledger.job_runs import JobRun, StartedRun
+from forgekeeper.ledger.retry import MAX_RETRIES, compute_backoff
+from forgekeeper.platform.connections import process_identity
+from forgekeeper.platform.database import database, is_connected, release_connection
+from forgekeeper.platform.database.sessions import read_only_session
+from forgekeeper.platform.failpoints import arm_failpoints, failpoint
 from forgekeeper.platform.settings import Settings
-from metrics.logs import clean, describe
+from metrics.logs import clean_text, describe_error
 
-Answer = TypeVar("Answer")
+WriteResult = TypeVar("WriteResult")
 
 log = structlog.get_logger(__name__)
 
@@ -52,10 +52,10 @@ class Runner:
     def __init__(
         self,
         settings: Settings,
-        fan_out: Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued],
+        fan_out: Callable[[int, ChildSpec, Sequence[KeyedArguments]], EnqueueCounts],
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        arm(settings.failpoints)
+        arm_failpoints(settings.failpoints)
         self.settings = settings
         self.fan_out = fan_out
         self.heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
@@ -66,11 +66,11 @@ class Runner:
         """End the heartbeat; runs that are still open will be found lost."""
         self.heartbeat.stop()
 
-    def attempt(self, batch: BatchSpec, started: Started, *, final: bool = False) -> Attempt:
+    def create_attempt(self, batch: BatchSpec, started: StartedRun, *, final: bool = False) -> Attempt:
         """Create an attempt at a started run."""
         return Attempt(self, batch, str(started.id), started.id, started, final=final)
 
-    def child(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
+    def create_child_attempt(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
         """Create an attempt at a child; *run* is the run that sent it, if known."""
         return Attempt(self, child, message_id, run)
 
@@ -86,33 +86,33 @@ class Attempt:
     def __init__(
         self,
         runner: Runner,
-        declared: Declared,
+        declared: Declaration,
         message_id: str,
         number: int | None,
-        started: Started | None = None,
+        started: StartedRun | None = None,
         *,
         final: bool = False,
     ) -> None:
         settings = runner.settings
         self.declared = declared
         self.message_id = message_id
-        self.row = Row(started, self.result, dead_after=settings.dead_after) if started else None
+        self.row = WatchedRun(started, self.result_fields, dead_after=settings.dead_after) if started else None
         self.blocked: Blocked | None = None
-        self.held: Held | None = None
+        self.held: BatchHeld | None = None
         self.error: BaseException | None = None
         self.state: str | None = None
-        self.ordinary: bool | None = None
+        self.is_ordinary: bool | None = None
         self._settings = settings
         self._heartbeat = runner.heartbeat
-        self._final = final
-        self._began = time.monotonic()
+        self._is_final = final
+        self._started_monotonic = time.monotonic()
         batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
-        audit = Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=child)
+        audit = Audit(batch, on=settings.is_audited(batch), run=number, tick=tick, child=child)
         fan_out = partial(runner.fan_out, started.id) if started else None
         self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out)
         self._brakes = self.run.brakes
-        self._growth = counting.Growth(declared, self.run.outcome)
-        self.run.deadline = self._deadline()
+        self._outcome_counter = record_counts.OutcomeCounter(declared, self.run.outcome)
+        self.run.deadline = self._start_deadline()
 
     def __enter__(self) -> Self:
         """Begin the attempt in this thread, and add its facts to the thread's log lines."""
@@ -120,7 +120,7 @@ class Attempt:
         if self.row is not None:
             started = self.row.started
             facts |= {"attempt": started.attempt, "tick": started.tick and started.tick.isoformat()}
-        structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
+        structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=process_identity())
         log.info("child started" if self.row is None else "run started")
         if self.row is not None:
             self._heartbeat.watch(self.row)
@@ -133,22 +133,22 @@ class Attempt:
         self.close(error)
         return True
 
-    def work(self, *args: object, **kwargs: object) -> None:
+    def work_if_allowed(self, *args: object, **kwargs: object) -> None:
         """Do the declared work, unless the attempt is blocked, held or skipped."""
         try:
-            self.run.skipped = self._brakes.why(now=True)
+            self.run.skipped = self._brakes.find_stop_reason(now=True)
             if self.run.skipped is None:
-                preconditions.require(self.declared.batch, self._settings)
+                preconditions.require_met(self.declared.batch, self._settings)
                 self._ask_breaker()
-                self.run.skipped = self._brakes.why(now=True)
+                self.run.skipped = self._brakes.find_stop_reason(now=True)
             if self.run.skipped is None:
                 # The checks above do not use up the budget.
-                self.run.deadline = self._deadline()
-                with reading_only(self.declared.name) if self.declared.batch.writes is None else nullcontext():
+                self.run.deadline = self._start_deadline()
+                with read_only_session(self.declared.name) if self.declared.batch.writes is None else nullcontext():
                     self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
             self.blocked, self.run.skipped = blocked, blocked.reason
-        except Held as held:
+        except BatchHeld as held:
             self.held, self.run.skipped = held, "held"
 
     def _ask_breaker(self) -> None:
@@ -156,72 +156,84 @@ class Attempt:
         if self.row is None or not isinstance(self.declared, BatchSpec):
             return
         batch, number = self.declared, self.row.started.id
-        if self._brakes.released:
+        if self._brakes.has_release:
             breaker.begin_release(batch.name, number)
-        released = self._brakes.released and breaker.released(batch.name, number)
-        self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, released=released)
+        released = self._brakes.has_release and breaker.is_released(batch.name, number)
+        self.is_ordinary = breaker.check_run(batch, self._settings, number, self.run.now, released=released)
         # Not earlier: until the breaker answers, the release limits children of earlier runs.
-        if self._brakes.released and not released:
+        if self._brakes.has_release and not released:
             breaker.end_release(batch.name)
-            self._brakes.why(now=True)
+            self._brakes.find_stop_reason(now=True)
 
     def close(self, error: BaseException | None) -> None:
         """Close the attempt with an *error* of any kind, or with the outcome; needs a connection."""
         self.error = error
         try:
             # If the server is away, only the audit knows the number of deletions.
-            _tried("totals not written", self._brakes.end)
+            _write_or_log("totals not written", self._brakes.count_unreserved)
             if self.row is None:
                 self._end_child()
             else:
                 self.state = self._end_run(self.row.started)
         finally:
             if self.row is not None:
-                self._heartbeat.forget(self.row)
-            self._growth.count()
-            self._count()
+                self._heartbeat.stop_watching(self.row)
+            self._outcome_counter.count_growth()
+            self._count_end()
             structlog.contextvars.clear_contextvars()
 
     @property
     def wants_successor(self) -> bool:
         """Whether a child ended without an error and has left work for the next child."""
-        return self.run.more and self.error is None and self.blocked is None and self._braked is None
+        return self.run.has_more_work and self.error is None and self.blocked is None and self._brake_reason is None
 
-    def result(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         """Return the outcome's fields as they are now.
 
         If the attempt was braked, skipped, blocked or held, the reasons are added.
         """
         fields = asdict(self.run.outcome)
-        if self._braked is not None:
-            return fields | ({"stopped": self._braked} if "stopped" in fields else {}) | {"braked": self._braked}
+        if self._brake_reason is not None:
+            return (
+                fields
+                | ({"stopped": self._brake_reason} if "stopped" in fields else {})
+                | {"braked": self._brake_reason}
+            )
         fields |= {"skipped": self.run.skipped} if self.run.skipped else {}
         sentences = {"blocked": self.blocked, "held": self.held}
-        return fields | {name: clean(str(why)) for name, why in sentences.items() if why is not None}
+        return fields | {name: clean_text(str(why)) for name, why in sentences.items() if why is not None}
 
-    def _deadline(self) -> Deadline:
+    def _start_deadline(self) -> Deadline:
         """Start the budget; each of its safe points counts the outcome's growth."""
-        pace = self._settings.pace(self.declared.batch.name)
-        check = (lambda: None) if self.row is None else self.row.check
+        pace = self._settings.max_records_per_second(self.declared.batch.name)
+        check = (lambda: None) if self.row is None else self.row.require_ours
         return Deadline(
-            self.declared.budget, safe_point=check, on_progress=self._growth.count, brake=self._brakes.why, pace=pace
+            self.declared.budget,
+            safe_point=check,
+            on_progress=self._outcome_counter.count_growth,
+            brake=self._brakes.find_stop_reason,
+            pace=pace,
         )
 
     @property
-    def _braked(self) -> str | None:
+    def _brake_reason(self) -> str | None:
         """Why the attempt ended before its work was done, if it did anything at all."""
-        return None if self.run.skipped else self._brakes.reason
+        return None if self.run.skipped else self._brakes.stop_reason
 
-    def _end_run(self, started: Started) -> str | None:
+    def _end_run(self, started: StartedRun) -> str | None:
         """Close the row and log the end; return its state, None if another process has the row."""
-        result = self.result()
-        state = None if isinstance(self.error, LostRun) else _written(partial(self._close_row, started, result))
-        facts = {"seconds": self._seconds()} | result
+        result = self.result_fields()
+        state = (
+            None
+            if isinstance(self.error, LostRun)
+            else _write_with_reconnect(partial(self._close_row, started, result))
+        )
+        facts = {"seconds": self._elapsed_seconds()} | result
         if state is None:
             log.warning("run lost", **facts)
         elif self.error is not None:
             # `forgekeeper run` prints the error itself; its traceback is logged at debug level only.
-            trace = self.error if not self._final or log.is_enabled_for(logging.DEBUG) else None
+            trace = self.error if not self._is_final or log.is_enabled_for(logging.DEBUG) else None
             log.error("run failed", state=state, exc_info=trace, **facts)
         elif state == "succeeded":
             log.info("run finished", **facts)
@@ -231,63 +243,67 @@ class Attempt:
             failpoint("run.closed")
         return state
 
-    def _close_row(self, started: Started, result: dict[str, Any]) -> str | None:
+    def _close_row(self, started: StartedRun, result: dict[str, Any]) -> str | None:
         if self.error is not None:
-            delay = backoff(started.failures, first=self._settings.retry_after)
-            retries = 0 if self._final else MAX_RETRIES
-            return JobRun.fail(started, describe(self.error), result, delay=delay, retries=retries)
+            delay = compute_backoff(started.failures, first=self._settings.retry_after)
+            retries = 0 if self._is_final else MAX_RETRIES
+            return JobRun.fail(started, describe_error(self.error), result, delay=delay, retries=retries)
         if self.held is not None:
-            return JobRun.hold(started, result, kind=self.held.kind, sentence=clean(str(self.held)), by=identity())
+            return JobRun.hold(
+                started, result, kind=self.held.kind, sentence=clean_text(str(self.held)), by=process_identity()
+            )
         if self.blocked is not None:
-            return JobRun.block(started, result, reason=self.blocked.reason, sentence=clean(str(self.blocked)))
-        return JobRun.succeed(started, result, ordinary=self.ordinary)
+            return JobRun.block(started, result, reason=self.blocked.reason, sentence=clean_text(str(self.blocked)))
+        return JobRun.succeed(started, result, ordinary=self.is_ordinary)
 
     def _end_child(self) -> None:
         """Put a failed child into quarantine, or forget an earlier failure of a child that succeeded.
 
         A change that cannot be written now is left to the child's next end.
         """
-        facts = {"seconds": self._seconds()} | self.result()
+        facts = {"seconds": self._elapsed_seconds()} | self.result_fields()
         batch, name, key = self.declared.batch.name, self.declared.name, self.message_id
         if self.error is not None:
             log.error("child failed", exc_info=self.error, **facts)
-            fail = partial(quarantine.fail, batch, name, key, describe(self.error), reason="child_failed")
-            waits = _tried("quarantine not written", partial(fail, run=self.run.number))
+            fail = partial(
+                quarantine.record_failure, batch, name, key, describe_error(self.error), reason="child_failed"
+            )
+            waits = _write_or_log("quarantine not written", partial(fail, run=self.run.number))
             self.state = "failed" if waits else "enqueued"
         elif self.blocked is not None:
             log.error("child blocked", **facts)
-            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
-            _tried("block not noted", partial(Batch.block, batch, child=True, **why))
+            why = {"reason": self.blocked.reason, "sentence": clean_text(str(self.blocked))}
+            _write_or_log("block not noted", partial(Batch.block, batch, child=True, **why))
         else:
-            log.info("child finished", more=self.run.more, **facts)
+            log.info("child finished", more=self.run.has_more_work, **facts)
             # A child that was braked has not shown that its work can succeed.
-            if self._brakes.reason is None:
-                _tried("quarantine not written", partial(quarantine.forget, batch, name, [key]))
+            if self._brakes.stop_reason is None:
+                _write_or_log("quarantine not written", partial(quarantine.forget_failures, batch, name, [key]))
 
-    def _count(self) -> None:
-        facts = self._seconds(), self.run.outcome, self.error
-        counting.ended(self.declared, *facts, state=self.state, skipped=self.run.skipped)
+    def _count_end(self) -> None:
+        facts = self._elapsed_seconds(), self.run.outcome, self.error
+        record_counts.count_attempt(self.declared, *facts, state=self.state, skipped=self.run.skipped)
 
-    def _seconds(self) -> float:
-        return round(time.monotonic() - self._began, 3)
+    def _elapsed_seconds(self) -> float:
+        return round(time.monotonic() - self._started_monotonic, 3)
 
 
-def _written(write: Callable[[], Answer]) -> Answer:
+def _write_with_reconnect(write: Callable[[], WriteResult]) -> WriteResult:
     try:
         return write()
     except pw.PeeweeException:
-        if reachable():
+        if is_connected():
             raise
         # Perhaps only this connection is broken: a run that can record its end is not lost with its worker.
-        release()
+        release_connection()
         database.connect()
         return write()
 
 
-def _tried(failure: str, write: Callable[[], Answer]) -> Answer | None:
+def _write_or_log(failure: str, write: Callable[[], WriteResult]) -> WriteResult | None:
     """Write something that the attempt can end without; if that fails, log the *failure*."""
     try:
-        return _written(write)
+        return _write_with_reconnect(write)
     except pw.PeeweeException as error:
-        log.warning(failure, error=describe(error))
+        log.warning(failure, error=describe_error(error))
         return None

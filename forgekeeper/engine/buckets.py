@@ -14,31 +14,33 @@ import structlog
 
 from forgekeeper.api.answers import Answer, Children, Mistake, Note, Rows, Skip
 from forgekeeper.api.batches import BatchSpec, FeatureFlag
-from forgekeeper.api.buckets import LOOP_LIMIT, Buckets
+from forgekeeper.api.buckets import LOOP_LIMIT_REASON, Buckets
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.preconditions import Blocked
-from forgekeeper.ledger.holds import idle
+from forgekeeper.ledger.holds import find_idle_batches
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.database import reachable
+from forgekeeper.platform.database import is_connected
 from forgekeeper.platform.failpoints import failpoint
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.buckets import Bucket, BucketSet
-from metrics.catalogue import Counter, Gauge, Reading, at
-from metrics.logs import describe
+from metrics.catalogue import Counter, Gauge, Reading, read_instant
+from metrics.logs import describe_error
 
-NO_BUCKET = "no_bucket"
+NO_BUCKET_REASON = "no_bucket"
 """Reason why a child stopped that has claimed no bucket."""
-COUNTERS = [
+BUCKET_COUNTERS = [
     ("recovered", "Stale buckets put back (stale_count).", "stale_count"),
     ("refilled", "Missing buckets added (missing_count).", "missing_count"),
 ]
 """The counters of the parent's result: the end of the name, the help, and the field."""
-OLDEST = "Last heartbeat of the occupied bucket whose owner has been silent longest; absent when none is occupied."
+OLDEST_OCCUPIED_HELP = (
+    "Last heartbeat of the occupied bucket whose owner has been silent longest; absent when none is occupied."
+)
 
 log = structlog.get_logger(__name__)
 
 
-def read_limit(batch: BatchSpec) -> int:
+def read_bucket_limit(batch: BatchSpec) -> int:
     """Return how many buckets the batch has by its flags, 0 while its own flag is off.
 
     Raises `Blocked` if the flags cannot be read though the database answers.
@@ -50,17 +52,17 @@ def read_limit(batch: BatchSpec) -> int:
         raised = [count for flag, count in batch.buckets.count_with.items() if FeatureFlag.is_on(flag)]
         return max(raised, default=batch.buckets.count)
     except pw.PeeweeException as error:
-        if not reachable():
+        if not is_connected():
             raise
         flag = batch.flag or next(iter(batch.buckets.count_with))
         log.exception("feature flag unreadable", flag=flag)
-        raise Blocked("flag_unreadable", f"flag {flag} cannot be read ({describe(error)})") from error
+        raise Blocked("flag_unreadable", f"flag {flag} cannot be read ({describe_error(error)})") from error
 
 
 def ask_in_buckets(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Generator[object, None, str | None]:
     """Yield the *answers* of a batch if it has buckets now, or of a child if it claims one; return why it stopped."""
-    if run.declared.parent is None:
-        limit = read_limit(run.declared.batch)
+    if run.declared.parent_name is None:
+        limit = read_bucket_limit(run.declared.batch)
         yield from _ask_batch(run, limit, answers) if limit else [Skip("flag_off")]
         return None
     return (yield from _work_on_bucket(run, answers))
@@ -69,7 +71,7 @@ def ask_in_buckets(run: Run[Any], answers: Callable[[], Iterable[object]]) -> Ge
 def _ask_batch(run: Run[Any], limit: int, answers: Callable[[], Iterable[object]]) -> Iterator[object]:
     """Yield the answers; before the children are sent, tidy the buckets and note their counts."""
     buckets = run.declared.batch.buckets
-    with _asking(answers) as asked:
+    with _closing_answers(answers) as asked:
         for answer in asked:
             if isinstance(answer, Children) and buckets is not None and answer.of == buckets:
                 shares, silent_for = BucketSet(buckets.name), run.settings.bucket_silent_after
@@ -86,40 +88,40 @@ def _work_on_bucket(run: Run[Any], answers: Callable[[], Iterable[object]]) -> G
     batch, name = run.declared.batch, run.declared.name
     assert batch.buckets is not None, f"{batch.name} has no buckets"
     shares = BucketSet(batch.buckets.name)
-    with shares.claimed(client, read_limit(batch), child=run.audit.child) as bucket:
+    with shares.hold_bucket(client, read_bucket_limit(batch), child=run.audit.child) as bucket:
         if bucket is None:
-            return NO_BUCKET
+            return NO_BUCKET_REASON
         yield Note(bucket=bucket.number)
         failpoint(f"{name}.claimed")
-        until = partial(_stop, shares, bucket, batch.buckets.loop_limit, count(1))
-        with _asking(answers) as asked:
+        until = partial(_renew_or_stop, shares, bucket, batch.buckets.loop_limit, count(1))
+        with _closing_answers(answers) as asked:
             for answer in asked:
-                for rows in _divide(name, answer, bucket):
+                for rows in _select_rows_in_bucket(name, answer, bucket):
                     yield replace(rows, until=until)
         failpoint(f"{name}.finished")
     return "drained"
 
 
 @contextmanager
-def _asking(answers: Callable[[], Iterable[object]]) -> Iterator[Iterable[object]]:
+def _closing_answers(answers: Callable[[], Iterable[object]]) -> Iterator[Iterable[object]]:
     """Ask; if a generator answers, close it on every way out."""
     asked = answers()
     with closing(asked) if isinstance(asked, Generator) else nullcontext():
         yield asked
 
 
-def _divide(name: str, answer: object, bucket: Bucket) -> Iterator[Rows[Any]]:
+def _select_rows_in_bucket(name: str, answer: object, bucket: Bucket) -> Iterator[Rows[Any]]:
     """Yield the rows of each class in the bucket."""
     if not isinstance(answer, Rows) or answer.classes is None:
         raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
     for number in range(bucket.number, answer.classes.count, bucket.modulus):
-        yield from answer.in_class(number).by_index()
+        yield from answer.in_class(number).split_by_index()
 
 
-def _stop(buckets: BucketSet, bucket: Bucket, limit: int | None, loops: Iterator[int]) -> str | None:
+def _renew_or_stop(buckets: BucketSet, bucket: Bucket, limit: int | None, loops: Iterator[int]) -> str | None:
     """Renew the bucket; return why the child has to end."""
     if limit is not None and next(loops) >= limit:
-        return LOOP_LIMIT
+        return LOOP_LIMIT_REASON
     return buckets.renew(client, bucket)
 
 
@@ -127,12 +129,12 @@ def show_buckets(batch: BatchSpec, buckets: Buckets) -> None:
     """Let the exporter, `status` and the counters show the buckets of the batch."""
     shares, called = BucketSet(buckets.name), (buckets.called or batch.name.replace("_", " ")).capitalize()
     prefix = f"{batch.name}_" if buckets.prefix is None else buckets.prefix
-    shares.declare()
+    shares.declare_types()
     batch.counters = [
-        *(Counter(f"{prefix}buckets_{name}", text, (field,), by_batch=False) for name, text, field in COUNTERS),
+        *(Counter(f"{prefix}buckets_{name}", text, (field,), by_batch=False) for name, text, field in BUCKET_COUNTERS),
         *batch.counters,
     ]
-    numbers = " or ".join(map(str, buckets.counts))
+    numbers = " or ".join(map(str, buckets.possible_counts))
     gauges = [
         Gauge(
             f"{prefix}buckets",
@@ -141,21 +143,23 @@ def show_buckets(batch: BatchSpec, buckets: Buckets) -> None:
             (("available",), ("occupied",)),
         ),
         Gauge(f"{prefix}buckets_limit", f"Configured number of buckets ({numbers}); 0 while the batch is held back."),
-        Gauge(f"{prefix}bucket_oldest_occupied_timestamp_seconds", OLDEST),
+        Gauge(f"{prefix}bucket_oldest_occupied_timestamp_seconds", OLDEST_OCCUPIED_HELP),
     ]
-    batch.collector(f"{prefix}buckets", gauges=gauges)(partial(_read_gauges, batch, shares, prefix))
-    batch.status(f"{prefix}buckets", lambda: shares.states(client), partial(_describe, called))
+    batch.add_collector(f"{prefix}buckets", gauges=gauges)(partial(_read_gauges, batch, shares, prefix))
+    batch.add_status_part(f"{prefix}buckets", lambda: shares.read_states(client), partial(_describe_buckets, called))
 
 
 def _read_gauges(batch: BatchSpec, shares: BucketSet, prefix: str, settings: Settings) -> Iterator[Reading]:
     """Count the buckets; a batch that is held back needs none."""
-    yield Reading(f"{prefix}buckets_limit", 0 if batch.name in idle(settings) else read_limit(batch))
-    held = shares.held(client)
-    yield Reading(f"{prefix}buckets", len(shares.available(client)), ("available",))
+    yield Reading(
+        f"{prefix}buckets_limit", 0 if batch.name in find_idle_batches(settings) else read_bucket_limit(batch)
+    )
+    held = shares.list_occupied(client)
+    yield Reading(f"{prefix}buckets", len(shares.list_available(client)), ("available",))
     yield Reading(f"{prefix}buckets", len(held), ("occupied",))
     oldest = min((one.since for one in held), default=None)
-    yield from at(f"{prefix}bucket_oldest_occupied_timestamp_seconds", oldest)
+    yield from read_instant(f"{prefix}bucket_oldest_occupied_timestamp_seconds", oldest)
 
 
-def _describe(called: str, found: Mapping[str, Sequence[object]]) -> str:
-    return f"{called} buckets: {len(found['available'])} available, {len(found['occupied'])} occupied."
+def _describe_buckets(called: str, states: Mapping[str, Sequence[object]]) -> str:
+    return f"{called} buckets: {len(states['available'])} available, {len(states['occupied'])} occupied."

@@ -7,9 +7,9 @@ from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
 from forgekeeper.api.answers import Answer, Mistake, Rows
-from forgekeeper.api.batches import BATCHES, BatchSpec, Declared
-from forgekeeper.api.buckets import COUNTED, Buckets
-from forgekeeper.engine.buckets import NO_BUCKET, show_buckets
+from forgekeeper.api.batches import BATCHES, BatchSpec, Declaration
+from forgekeeper.api.buckets import BUCKET_COUNT_FIELDS, Buckets
+from forgekeeper.engine.buckets import NO_BUCKET_REASON, show_buckets
 from forgekeeper.engine.declared_rows import complete_declaration, count_fields, list_records, select_rows
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ __all__ = ["check_declaration", "complete_declaration", "list_records", "make_re
 
 def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
     """Return the dataclass for the result of a child: its bucket and the counts of rows."""
-    bucket, stopped = ("bucket", int | None, field(default=None)), ("stopped", str, field(default=NO_BUCKET))
+    bucket, stopped = ("bucket", int | None, field(default=None)), ("stopped", str, field(default=NO_BUCKET_REASON))
     fields: list[tuple[str, Any, Any]] = [bucket, *count_fields(select_rows(answers)), stopped]
-    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("BucketResult", fields, namespace={"__doc__": f"Of {name}."})
 
 
-def make_result_of_batch(name: str) -> type[DataclassInstance]:
+def make_batch_result(name: str) -> type[DataclassInstance]:
     """Return the dataclass for the result of a run: the counts of buckets and children."""
-    fields = [(one, int, field(default=0)) for one in (*COUNTED, "children_enqueued")]
-    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+    fields = [(one, int, field(default=0)) for one in (*BUCKET_COUNT_FIELDS, "children_enqueued")]
+    return make_dataclass("BucketFanOutResult", fields, namespace={"__doc__": f"Of {name}."})
 
 
-def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
+def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for rows of a child that the buckets of its batch cannot divide."""
     buckets = declared.batch.buckets
     assert buckets is not None, "its batch has them"
@@ -56,7 +56,7 @@ def _check_buckets(batch: BatchSpec, buckets: Buckets) -> None:
 
 def _check_classes(name: str, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
     """Refuse rows that the buckets cannot divide."""
-    most, classes = max(buckets.counts), [one.classes for one in rows]
+    most, classes = max(buckets.possible_counts), [one.classes for one in rows]
     if not rows or None in classes:
         raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
     for count in (one.count for one in classes if one is not None):

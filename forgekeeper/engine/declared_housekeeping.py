@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forgekeeper.api.answers import Answer, Due
-from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.answers import Answer, DueFunction
+from forgekeeper.api.batches import Declaration, Record
 from forgekeeper.api.housekeeping import Housekeeping
-from forgekeeper.engine.housekeeping import RECORDS, HousekeepingOutcome, preview_old_records
+from forgekeeper.engine.housekeeping import HOUSEKEEPING_RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.ledger.job_runs import JobRun
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ def make_result(_name: str, _answers: Sequence[Answer]) -> type[DataclassInstanc
 
 def list_records(_answers: Sequence[Answer]) -> Sequence[Record]:
     """Return how old records are counted."""
-    return RECORDS
+    return HOUSEKEEPING_RECORDS
 
 
-def check_declaration(_declared: Declared, _answers: Sequence[Answer]) -> None:
+def check_declaration(_declared: Declaration, _answers: Sequence[Answer]) -> None:
     """Accept the declaration: `Housekeeping` has checked itself."""
 
 
-def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
+def complete_declaration(declared: Declaration, answers: Sequence[Answer], _due: DueFunction) -> None:
     """Let the preview count the old records."""
     declared.batch.tables = (*declared.batch.tables, JobRun)
     for answer in answers:
         if isinstance(answer, Housekeeping):
-            declared.preview(partial(preview_old_records, answer))
+            declared.add_preview(partial(preview_old_records, answer))

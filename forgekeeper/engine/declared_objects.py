@@ -7,18 +7,23 @@ from dataclasses import field, make_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forgekeeper.api.answers import Answer, Due, Mistake, Subject
-from forgekeeper.api.batches import ChildSpec, Declared, Record
+from forgekeeper.api.answers import Answer, DueFunction, Mistake, Subject
+from forgekeeper.api.batches import ChildSpec, Declaration, Record
 from forgekeeper.api.objects import Objects, Register
-from forgekeeper.engine.queued_objects import (
-    count_backlog,
-    find_some_objects,
+from forgekeeper.engine.object_queue_inspection import (
+    count_pending_objects,
+    define_object_quarantine,
+    measure_affected_objects,
     preview_objects,
-    refused_objects,
-    stake_of_objects,
+    sample_object_paths,
 )
-from forgekeeper.engine.registered_facts import REGISTER_TABLES, register_fields, register_records, require_register
-from forgekeeper.engine.registered_looks import show_register
+from forgekeeper.engine.register_declaration import (
+    REGISTER_TABLES,
+    list_register_fields,
+    list_register_records,
+    require_register,
+)
+from forgekeeper.engine.register_inspection import declare_register_inspection
 from forgekeeper.platform.database import Base
 
 if TYPE_CHECKING:
@@ -37,42 +42,42 @@ OBJECT_FIELDS: list[tuple[str, type, Any]] = [
 
 def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]:
     """Return the dataclass for the result of a run."""
-    first = next(_select(answers))
-    fields = register_fields(first) if isinstance(first.source, Register) else OBJECT_FIELDS
-    return make_dataclass("Outcome", fields, namespace={"__doc__": f"Of {name}."})
+    first = next(_select_objects(answers))
+    fields = list_register_fields(first) if isinstance(first.source, Register) else OBJECT_FIELDS
+    return make_dataclass("ObjectResult", fields, namespace={"__doc__": f"Of {name}."})
 
 
 def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
     """Yield how objects are counted, and the objects that were given up."""
-    for one in _select(answers):
-        yield from _object_records(one)
+    for one in _select_objects(answers):
+        yield from _make_object_records(one)
 
 
-def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
+def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for a register that the declaration does not fit, and for a child whose share nobody knows."""
-    for one in _select(answers):
+    for one in _select_objects(answers):
         # A child without a share would close the audit's intents of another child that is still at work.
-        if isinstance(declared, ChildSpec) and declared.whole is not None:
+        if isinstance(declared, ChildSpec) and declared.due_of_all_children is not None:
             raise Mistake(f"{declared.name} answers with Objects: let its batch do that, with child_per= a column")
         if isinstance(one.source, Register):
             require_register(declared, one, answers)
 
 
-def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
+def complete_declaration(declared: Declaration, answers: Sequence[Answer], _due: DueFunction) -> None:
     """Let every look at the objects read the source that the run claims from."""
-    for one in _select(answers):
+    for one in _select_objects(answers):
         _name_tables(declared, one)
         if isinstance(one.source, Register):
-            show_register(declared, one)
+            declare_register_inspection(declared, one)
         else:
             _show_queue(declared, one)
 
 
-def _select(answers: Sequence[Answer]) -> Iterator[Objects[Any]]:
+def _select_objects(answers: Sequence[Answer]) -> Iterator[Objects[Any]]:
     return (one for one in answers if isinstance(one, Objects))
 
 
-def _name_tables(declared: Declared, objects: Objects[Any]) -> None:
+def _name_tables(declared: Declaration, objects: Objects[Any]) -> None:
     """Name the tables and places of the objects, and the tables that keep some."""
     batch = declared.batch
     keepers = [model for model in objects.unless or () if model is not None]
@@ -82,10 +87,10 @@ def _name_tables(declared: Declared, objects: Objects[Any]) -> None:
     batch.deletes_from = batch.deletes_from or "stores"
 
 
-def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
+def _make_object_records(objects: Objects[Any]) -> tuple[Record, ...]:
     """Return how deleted objects and given-up objects are counted."""
     if isinstance(objects.source, Register):
-        return register_records(objects)
+        return list_register_records(objects)
     done = ("deleted", "missing")
     by = ("pattern",) if objects.project is None else ("project", "pattern")
     errors = {"database": (), "object_storage": ("failed",)}
@@ -93,16 +98,16 @@ def _object_records(objects: Objects[Any]) -> tuple[Record, ...]:
     return counted, Record(f"dead_{objects.called}", refused=True)
 
 
-def _show_queue(declared: Declared, objects: Objects[Any]) -> None:
+def _show_queue(declared: Declaration, objects: Objects[Any]) -> None:
     batch = declared.batch.name
     if objects.queue.model.grants == Base.grants:
         objects.queue.model.grants = "worker: select, update, delete; exporter: select"
-    declared.backlog(objects.record)(partial(count_backlog, objects, batch))
-    declared.batch.at_stake(partial(stake_of_objects, objects, batch))
-    declared.preview(partial(preview_objects, objects))
-    declared.quarantines(refused_objects(objects, batch))
-    declared.batch.audited(
+    declared.add_backlog(objects.record)(partial(count_pending_objects, objects, batch))
+    declared.batch.at_stake(partial(measure_affected_objects, objects, batch))
+    declared.add_preview(partial(preview_objects, objects))
+    declared.add_quarantine(define_object_quarantine(objects, batch))
+    declared.batch.add_subject(
         Subject(objects.called, "ID", objects.record, because="it was in the queue since {due}, and due")
     )
-    declared.batch.objects(partial(find_some_objects, objects))
-    declared.batch.emptied.append(objects.queue.model)
+    declared.batch.add_known_objects(partial(sample_object_paths, objects))
+    declared.batch.emptied_tables.append(objects.queue.model)

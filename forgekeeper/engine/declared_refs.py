@@ -9,23 +9,23 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forgekeeper.api.answers import Answer, Due, Mistake, Subject, record_of
-from forgekeeper.api.batches import ChildSpec, Declared, Record
+from forgekeeper.api.answers import Answer, DueFunction, Mistake, Subject, default_record_name
+from forgekeeper.api.batches import ChildSpec, Declaration, Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
-from forgekeeper.engine.deletion_loop import STOPPED_AT_MOST
-from forgekeeper.engine.preview_of_refs import preview_refs
-from forgekeeper.engine.queued_refs import (
+from forgekeeper.engine.deletion_loop import MAX_DELETES_REASON
+from forgekeeper.engine.ref_preview import preview_refs
+from forgekeeper.engine.ref_queue_inspection import (
     count_pending_refs,
-    pending_rows,
-    processed_rows,
-    rejected_refs,
-    stake_of_refs,
+    define_ref_quarantine,
+    measure_affected_refs,
+    select_pending_rows,
+    select_processed_rows,
 )
-from forgekeeper.engine.ref_restoring import children_with_refs, count_recoverable_refs
-from forgekeeper.engine.repository_children import ENQUEUED, TOTAL
+from forgekeeper.engine.ref_restoring import count_recoverable_refs, list_children_with_refs
+from forgekeeper.engine.repository_children import ENQUEUED_FIELD, TOTAL_FIELD
 from forgekeeper.platform.database import Base, now
 from forgekeeper.platform.database.naming import quote_name, relation_name
-from forgekeeper.platform.database.relations import ORDERED, index_statements
+from forgekeeper.platform.database.relations import INDEX_PATTERN, index_statements
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.status_queue import RefQueue
 from forgekeeper.targets.git_repository import RootUnavailable
@@ -35,17 +35,17 @@ from metrics.catalogue import Counter, Gauge, Reading
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SOME_PROJECT = 1
+SAMPLE_PROJECT_ID = 1
 """The project that a child is asked for to get the shape of its answer."""
-MAX_LOCKS_LOOKED_AT = 200
+MAX_LOCK_CHECKED_REPOSITORIES = 200
 """Repositories of a batch that are looked at for stale locks: the first of those with pending rows."""
 STALE_LOCK_AGE = timedelta(minutes=20)
 """A lock this old was left behind by a killed git, and no ref can be deleted: a deletion ends after ten minutes."""
-STALE_LOCKS = Gauge(
+STALE_LOCKS_GAUGE = Gauge(
     "git_stale_locks",
     "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
 )
-COUNTERS = (
+FAN_OUT_COUNTERS = (
     Counter("fanout_limit_reached", "Fan-outs cut off at their limit (MAX_PROJECTS).", stopped="max_projects"),
     Counter(
         "missing_repositories",
@@ -53,13 +53,13 @@ COUNTERS = (
         ("missing_repositories",),
     ),
 )
-FAN_OUT_FIELDS = (TOTAL, ENQUEUED, "deduplicated"), ("missing_repositories",)
+FAN_OUT_FIELDS = (TOTAL_FIELD, ENQUEUED_FIELD, "deduplicated"), ("missing_repositories",)
 """Fields of a batch's result before and after `stopped`.  TOTAL are the projects with a child on its way."""
 CHILD_FIELDS = ("total_deletes", "rejected"), ("gone",)
 """The same for its child: rows whose refs are deleted, rejected rows, rows closed without a repository."""
 
 
-def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
+def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for a batch that answers with `Refs`, and a child that answers with `ChildPerRepository`."""
     name, is_child = declared.name, isinstance(declared, ChildSpec)
     if is_child and any(isinstance(answer, ChildPerRepository) for answer in answers):
@@ -71,16 +71,20 @@ def check_declaration(declared: Declared, answers: Sequence[Answer]) -> None:
         )
 
 
-def refuse_other_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[], object]) -> None:
+def require_ref_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[], object]) -> None:
     """Raise `Mistake` unless a child's *refs* follow from its arguments.
 
     The project has to be the first argument, and refs are missing if the second argument says so.  *ask_missing* asks
     the child for the same project, as if the batch had found no repository of it.
     """
-    told = None
+    missing_answer = None
     with suppress(TypeError):
-        told = ask_missing()
-    if (refs.of, refs.missing) != (SOME_PROJECT, False) or not isinstance(told, Refs) or not told.missing:
+        missing_answer = ask_missing()
+    if (
+        (refs.of, refs.missing) != (SAMPLE_PROJECT_ID, False)
+        or not isinstance(missing_answer, Refs)
+        or not missing_answer.missing
+    ):
         raise Mistake(
             f"{name} answers with Refs, so its arguments have to be now, project_id: int, missing: bool = False;"
             " return Refs(…, of=project_id, missing=missing)"
@@ -101,7 +105,7 @@ def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
     """Yield how the fields of that result are counted."""
     for answer in answers:
         if isinstance(answer, ChildPerRepository):
-            yield Record("project", examined=(TOTAL,))
+            yield Record("project", examined=(TOTAL_FIELD,))
         elif isinstance(answer, Refs):
             yield Record(
                 answer.record,
@@ -115,11 +119,11 @@ def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
             yield Record(answer.rejected_record, refused=True)
 
 
-def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Due) -> None:
+def complete_declaration(declared: Declaration, answers: Sequence[Answer], _due: DueFunction) -> None:
     """Complete the declaration of a batch that fans out to repositories, or of its child and with it the batch."""
     for answer in answers:
         if isinstance(answer, ChildPerRepository):
-            declared.counters = (*COUNTERS, *declared.counters)
+            declared.counters = (*FAN_OUT_COUNTERS, *declared.counters)
         elif isinstance(answer, Refs) and isinstance(declared, ChildSpec):
             _complete_child(declared, answer)
             _complete_batch(declared, answer)
@@ -128,39 +132,39 @@ def complete_declaration(declared: Declared, answers: Sequence[Answer], _due: Du
 def _complete_child(child: ChildSpec, refs: Refs[Any]) -> None:
     """Let every look at the refs read the queue that the child reads."""
     batch = child.batch.name
-    child.refs, child.lease, child.enqueued_as = refs, True, ENQUEUED
+    child.refs, child.lease, child.enqueued_as = refs, True, ENQUEUED_FIELD
     # At the deadline it leaves no successor: the next run of the batch sends it again.
-    child.continues = (STOPPED_AT_MOST,)
-    child.backlog(refs.record)(partial(count_pending_refs, refs, batch))
-    child.quarantines(rejected_refs(refs, batch))
-    child.shows_rows(partial(pending_rows, refs))
-    child.preview(partial(preview_refs, refs))
+    child.continues = (MAX_DELETES_REASON,)
+    child.add_backlog(refs.record)(partial(count_pending_refs, refs, batch))
+    child.add_quarantine(define_ref_quarantine(refs, batch))
+    child.add_shown_rows(partial(select_pending_rows, refs))
+    child.add_preview(partial(preview_refs, refs))
 
 
 def _complete_batch(child: ChildSpec, refs: Refs[Any]) -> None:
     """Let the batch name the tables, the place and the undo of its child's refs."""
     batch, queue = child.batch, refs.source
-    batch.tables = tuple(dict.fromkeys((queue.model, refs.projects, *batch.tables)))
+    batch.tables = tuple(dict.fromkeys((queue.model, refs.project_table, *batch.tables)))
     batch.deletes_from = batch.deletes_from or "repositories"
-    _grant(refs)
+    _declare_grants(refs)
     _expect_index(refs)
-    batch.at_stake(partial(stake_of_refs, refs, batch.name))
-    batch.collector("git_locks", gauges=[STALE_LOCKS])(read_stale_locks)
-    batch.repositories(RefQueue(refs, batch.name).sample_paths)
-    batch.audited(_subject(child, refs))
+    batch.at_stake(partial(measure_affected_refs, refs, batch.name))
+    batch.add_collector("git_locks", gauges=[STALE_LOCKS_GAUGE])(read_stale_locks)
+    batch.add_known_repositories(RefQueue(refs, batch.name).sample_paths)
+    batch.add_subject(_make_ref_subject(child, refs))
     if queue.keep_processed is not None:
-        batch.old_records(partial(processed_rows, refs))
+        batch.old_records(partial(select_processed_rows, refs))
 
 
-def _grant(refs: Refs[Any]) -> None:
+def _declare_grants(refs: Refs[Any]) -> None:
     """Let the models say which rights the statements need, unless they say so themselves."""
     queue = refs.source
     changed = (queue.status, queue.reason, refs.expected, queue.updated_at, queue.processed_at)
     names = ", ".join(column.column_name for column in changed)
     if queue.model.grants == Base.grants:
         queue.model.grants = f"worker: select, update ({names}), delete; exporter: select"
-    if refs.projects.grants == Base.grants:
-        refs.projects.grants = "worker: select; exporter: select"
+    if refs.project_table.grants == Base.grants:
+        refs.project_table.grants = "worker: select; exporter: select"
 
 
 def _expect_index(refs: Refs[Any]) -> None:
@@ -169,16 +173,16 @@ def _expect_index(refs: Refs[Any]) -> None:
     With it a page is one scan.
     """
     model, queue = refs.source.model, refs.source
-    columns = (found[1].replace('"', "") for found in map(ORDERED.fullmatch, index_statements(model)) if found)
+    columns = (found[1].replace('"', "") for found in map(INDEX_PATTERN.fullmatch, index_statements(model)) if found)
     if not any(names.split(", ")[0] == refs.project.column_name for names in columns):
         project, key, status = (
             quote_name(one.column_name) for one in (refs.project, model._meta.primary_key, queue.status)
         )
         on = f"{relation_name(model)} ({project}, {key}) where {status} = {int(queue.pending)}"
-        model.indexed(f"{record_of(model)}_pending on {on}")
+        model.indexed(f"{default_record_name(model)}_pending on {on}")
 
 
-def _subject(child: ChildSpec, refs: Refs[Any]) -> Subject:
+def _make_ref_subject(child: ChildSpec, refs: Refs[Any]) -> Subject:
     return Subject(
         refs.called,
         "PROJECT:REF",
@@ -196,9 +200,9 @@ def _subject(child: ChildSpec, refs: Refs[Any]) -> Subject:
 def read_stale_locks(settings: Settings) -> Iterator[Reading]:
     """Yield the number of stale locks in repositories of all batches; nothing if the root cannot be read."""
     root, before, paths = settings.repositories_root, now() - STALE_LOCK_AGE, list[str]()
-    for child in children_with_refs() if root else ():
+    for child in list_children_with_refs() if root else ():
         assert child.refs is not None, "it was found by that"
         queue = RefQueue(child.refs, child.batch.name)
-        paths += queue.paths(queue.waiting_projects(after=0, limit=MAX_LOCKS_LOOKED_AT)).values()
+        paths += queue.read_paths(queue.find_waiting_projects(after=0, limit=MAX_LOCK_CHECKED_REPOSITORIES)).values()
     with suppress(RootUnavailable):
         yield Reading("git_stale_locks", 0 if root is None else count_stale_locks(root, paths, before=before))

@@ -12,35 +12,40 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 
 import peewee as pw
 
-from forgekeeper.api.answers import Answer, Due
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
-from forgekeeper.api.buckets import LOOP_LIMIT, Buckets
+from forgekeeper.api.answers import Answer, DueFunction
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declaration, Record, Threshold, register_declaration
+from forgekeeper.api.buckets import LOOP_LIMIT_REASON, Buckets
 from forgekeeper.api.mistakes import Mistake
 from forgekeeper.api.objects import Objects
 from forgekeeper.engine import declared_buckets
-from forgekeeper.engine.declaration import require_declarable
-from forgekeeper.engine.divided import FanOutOutcome, make_fan_out, make_share, require_divisible
-from forgekeeper.engine.kinds import AnswerKind, ask_batch, ask_child, choose_kind
-from forgekeeper.engine.work import work
+from forgekeeper.engine.answer_kinds import AnswerKind, ask_batch_shape, ask_child_shape, choose_kind
+from forgekeeper.engine.child_per_value import (
+    FanOutOutcome,
+    make_child_function,
+    make_fan_out_function,
+    require_divisible,
+)
+from forgekeeper.engine.declaration_checks import require_declarable
+from forgekeeper.engine.work import execute_answers
 from forgekeeper.platform.database import Base
-from forgekeeper.platform.settings import Place
+from forgekeeper.platform.settings import DeletionPlace
 from metrics.catalogue import Counter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Ids = ParamSpec("Ids")
-Spec = TypeVar("Spec", bound=Declared)
-Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+Spec = TypeVar("Spec", bound=Declaration)
+BatchFunction: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """The function of a batch: it returns the records that are due at an instant."""
-ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
-DERIVED = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
+ChildFunction: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+RENAMED_OPTIONS = {"time_limit", "outcome", "due", "records", "more_records", "collector"}
 """Options that a declaration stores under other names."""
 TIME_LIMIT_MARGIN = timedelta(minutes=1)
 """Time from the end of the budget until a run is killed, unless its declaration has a time limit."""
 
 
-class Options(TypedDict, total=False):
+class SharedOptions(TypedDict, total=False):
     """Options of batches and of children; `batch` explains them."""
 
     time_limit: timedelta
@@ -52,7 +57,7 @@ class Options(TypedDict, total=False):
     collector: str
 
 
-class OfBatch(Options, total=False):
+class BatchDecoratorOptions(SharedOptions, total=False):
     """Options of batches alone."""
 
     document: int
@@ -63,25 +68,25 @@ class OfBatch(Options, total=False):
     flags: Mapping[str, str]
     tables: Sequence[type[Base]]
     reads: Sequence[type[Base]]
-    deletes_from: Place
+    deletes_from: DeletionPlace
     released_with: str
     logged_as: str
     commands: str
     buckets: Buckets
 
 
-class OfChild(Options, total=False):
+class ChildDecoratorOptions(SharedOptions, total=False):
     """Options of children alone."""
 
-    due: Due
+    due: DueFunction
     enqueued_as: str
     continues: Sequence[str]
     lease: bool
 
 
 def batch(
-    *, cron: str, budget: timedelta, child_per: pw.Field[Any] | None = None, **facts: Unpack[OfBatch]
-) -> Callable[[Asked], BatchSpec]:
+    *, cron: str, budget: timedelta, child_per: pw.Field[Any] | None = None, **facts: Unpack[BatchDecoratorOptions]
+) -> Callable[[BatchFunction], BatchSpec]:
     """Declare a batch: a function of the time that returns the records to delete now.
 
     The first sentence of its docstring describes it.  It returns `Rows`, `Objects`, `Children` or `Skip`, several
@@ -117,13 +122,13 @@ def batch(
     ...     return Rows(Pipeline, since=Pipeline.updated_at, older_than=timedelta(days=365))
     """
     if child_per is None:
-        return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
+        return lambda function: _make_declaration(BatchSpec, function, budget, facts, cron=cron)
     return lambda function: _declare_divided(function, child_per, cron, budget, facts)
 
 
 def child(
-    of: BatchSpec, *, queue: str, budget: timedelta, **facts: Unpack[OfChild]
-) -> Callable[[ChildAsked[Ids]], ChildSpec]:
+    of: BatchSpec, *, queue: str, budget: timedelta, **facts: Unpack[ChildDecoratorOptions]
+) -> Callable[[ChildFunction[Ids]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of the time and of ids.
 
     It returns the records to delete now, as a batch does.  *due* returns the records that are due to all children
@@ -143,37 +148,44 @@ def child(
     ...     \"\"\"Delete the stale pipelines of a shard.\"\"\"
     ...     return Rows(Pipeline, Pipeline.project_id % 4 == shard, since=Pipeline.updated_at)
     """
-    parent: dict[str, Any] = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    parent: dict[str, Any] = {
+        "parent_batch": of,
+        "document": of.document,
+        "team": of.team,
+        "due_of_all_children": facts.get("due"),
+    }
     if of.buckets is not None:
         if "due" in facts:
             raise Mistake(f"{of.name} has buckets: its child returns all rows that are due; leave out due=")
-        parent |= {"continues": facts.get("continues", ("deadline", LOOP_LIMIT))}
-    return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
+        parent |= {"continues": facts.get("continues", ("deadline", LOOP_LIMIT_REASON))}
+    return lambda function: _make_declaration(ChildSpec, function, budget, facts, queue=queue, **parent)
 
 
 def _declare_divided(
-    function: Asked, column: pw.Field[Any], cron: str, budget: timedelta, facts: Mapping[str, Any]
+    function: BatchFunction, column: pw.Field[Any], cron: str, budget: timedelta, facts: Mapping[str, Any]
 ) -> BatchSpec:
     """Declare a batch whose rows the *column* divides, and its child."""
     name, child = function.__name__, f"{function.__name__}_child"
-    require_declarable(function, {"cron": cron, "budget": budget, **facts}, OfBatch.__annotations__)
-    answers = ask_batch(name, function)
+    require_declarable(function, {"cron": cron, "budget": budget, **facts}, BatchDecoratorOptions.__annotations__)
+    answers = ask_batch_shape(name, function)
     require_divisible(name, answers, column, facts)
     of_run = {key: value for key, value in facts.items() if key != "queue"} | {"outcome": FanOutOutcome, "records": ()}
-    spec = _declared(BatchSpec, make_fan_out(function, column, child), budget, of_run, cron=cron)
+    spec = _make_declaration(BatchSpec, make_fan_out_function(function, column, child), budget, of_run, cron=cron)
     of_child = {key: facts[key] for key in ("time_limit", "collector") if key in facts} | {"due": function}
     # The statement that deletes rows locks them.  Without a lease, another child could close our intents of objects.
     of_child["lease"] = any(isinstance(answer, Objects) for answer in answers)
-    parent = {"of": spec, "document": spec.document, "team": spec.team}
-    _declared(ChildSpec, make_share(function, column, child), budget, of_child, queue=facts["queue"], **parent)
+    parent = {"parent_batch": spec, "document": spec.document, "team": spec.team}
+    _make_declaration(
+        ChildSpec, make_child_function(function, column, child), budget, of_child, queue=facts["queue"], **parent
+    )
     return spec
 
 
-def _declared(
+def _make_declaration(
     spec: type[Spec], function: Callable[..., Any], budget: timedelta, facts: Mapping[str, Any], **more: Any
 ) -> Spec:
     """Make the declaration; derive from the function's answers everything that the *facts* leave out."""
-    options = OfBatch.__annotations__ if spec is BatchSpec else OfChild.__annotations__
+    options = BatchDecoratorOptions.__annotations__ if spec is BatchSpec else ChildDecoratorOptions.__annotations__
     timetable: dict[str, Any] = {name: more[name] for name in ("cron", "queue") if name in more}
     require_declarable(function, {"budget": budget, **facts, **timetable}, options)
     name, records = function.__name__, facts.get("records")
@@ -184,38 +196,38 @@ def _declared(
         name=name,
         sentence=(function.__doc__ or "").strip().split("\n")[0],
         module=function.__module__,
-        work=partial(work, function),
+        work=partial(execute_answers, function),
         budget=budget,
         time_limit=facts.get("time_limit") or budget + TIME_LIMIT_MARGIN,
         outcome=facts.get("outcome") or _make_result(name, kind, answers, facts),
         records=(*derived, *facts.get("more_records", ())),
         collected_as=facts.get("collector") or name,
-        **({key: value for key, value in facts.items() if key not in DERIVED} | more),
+        **({key: value for key, value in facts.items() if key not in RENAMED_OPTIONS} | more),
     )
     kind.check_declaration(declared, answers)
     if isinstance(declared, BatchSpec) and declared.buckets is not None:
         declared_buckets.complete_batch(declared, declared.buckets)
-    register(declared)
+    register_declaration(declared)
     kind.complete_declaration(declared, answers, facts.get("due") or function)
     return declared
 
 
 def _is_in_bucket(more: Mapping[str, Any]) -> bool:
-    return "of" in more and more["of"].buckets is not None
+    return "parent_batch" in more and more["parent_batch"].buckets is not None
 
 
 def _make_result(
     name: str, kind: AnswerKind, answers: Sequence[Answer], facts: Mapping[str, Any]
 ) -> type[DataclassInstance]:
-    return declared_buckets.make_result_of_batch(name) if "buckets" in facts else kind.make_result(name, answers)
+    return declared_buckets.make_batch_result(name) if "buckets" in facts else kind.make_result(name, answers)
 
 
 def _ask_shape(function: Callable[..., Any], facts: Mapping[str, Any], more: Mapping[str, Any]) -> Sequence[Answer]:
     """Ask a batch or a child for the shape of its answers, unless its *facts* say all that would follow from them."""
     name, due = function.__name__, facts.get("due")
     if due is not None or _is_in_bucket(more):
-        return ask_batch(name, due or function)
+        return ask_batch_shape(name, due or function)
     # A batch with buckets answers with its child, which is declared after it.
     if facts.get("records") is not None or facts.get("writes") is not None or "buckets" in facts:
         return ()
-    return ask_child(name, function) if "of" in more else ask_batch(name, function)
+    return ask_child_shape(name, function) if "parent_batch" in more else ask_batch_shape(name, function)

@@ -8,58 +8,58 @@ from typing import NamedTuple
 
 from forgekeeper.api.answers import Recoverable
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.audit.deletions import each_of
-from forgekeeper.engine.restoring import RestorableRows, Row
+from forgekeeper.audit.deletions import expand_records
+from forgekeeper.engine.restoring import RestorableRows, RestoredRow
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.queries import pages
-from forgekeeper.platform.database.survey import literal
+from forgekeeper.platform.database.queries import fetch_pages
+from forgekeeper.platform.database.survey import inline_values
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
 
-OBJECT = "deleted_object"
+OUTBOX_OBJECT_RECORD = "deleted_object"
 """The record of the outbox's objects in the audit."""
-LINES = 50
+AUDIT_LINES_PER_PAGE = 50
 """Lines of the audit per page, each of a hundred rows."""
 
-OF_RUN = "run = %(run)s"
-OF_ROW = "%(row)s = any(ids)"
+WHERE_RUN_MATCHES = "run = %(run)s"
+WHERE_ROW_MATCHES = "%(row)s = any(ids)"
 # The clocks of an object's row and of the audit's line may differ by an hour.
-OF_PROJECT = """detail->{name} @> to_jsonb(%(project)s::bigint) and at >= (
+WHERE_PROJECT_MATCHES = """detail->{name} @> to_jsonb(%(project)s::bigint) and at >= (
         select min(created_at) - interval '1 hour' from deleted_objects where project_id = %(project)s
     )"""
-DELETED = (
+SELECT_DELETED_ROWS = (
     "select ids, detail from audit_deletions where record = {record} and phase = 'done' and {which} order by id desc"
 )
 # If an attempt died between the store and the outbox, the next one closes its intents: the row exists, and is
 # held, and the object is deleted.
-GONE = f"""
+SELECT_DELETED_OBJECT_IDS = f"""
     select object.id from audit_deletions, unnest(ids) with ordinality as one (id, place)
     join deleted_objects as object using (id)
-    where record = '{OBJECT}' and phase = 'outcome'
+    where record = '{OUTBOX_OBJECT_RECORD}' and phase = 'outcome'
       and at >= (select min(created_at) - interval '1 hour' from deleted_objects)
       and coalesce(detail->'state'->>(place::integer - 1), detail->>'state') in ('deleted', 'missing')
 """
 
 
-class Which(NamedTuple):
+class RestoreSelection(NamedTuple):
     """Rows and objects of a *project*, of a *run* that has deleted them, or of the one *row* that is *called* so."""
 
     project: int | None = None
     run: int | None = None
     row: int | None = None
-    called: str | None = None
+    row_kind: str | None = None
 
     @property
-    def is_of_any(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is named."""
         return self.project is None and self.run is None and self.row is None
 
-    def is_of(self, kind: RestorableRows) -> bool:
+    def includes_kind(self, kind: RestorableRows) -> bool:
         """Return whether rows of this kind may be meant."""
-        return self.called in {None, kind.called}
+        return self.row_kind in {None, kind.called}
 
 
-def find_restorable() -> list[tuple[RestorableRows, str]]:
+def list_restorable_kinds() -> list[tuple[RestorableRows, str]]:
     """Return the kinds of rows that can be restored, each with the name of its batch."""
     return [(RestorableRows(rows), batch.name) for batch in BATCHES.values() for rows in batch.restorable]
 
@@ -69,21 +69,23 @@ def count_recoverable(kind: RestorableRows, run: int, until: float, _settings: S
     if obstacle := kind.describe_obstacle():
         return Recoverable(0, 0, obstacle)
     count = looked_at = 0
-    for rows, lost in pages_of_recoverable(kind, Which(run=run), held=False):
+    for rows, lost in read_recoverable_pages(kind, RestoreSelection(run=run), held=False):
         count, looked_at = count + len(rows), looked_at + len(rows) + lost
         if time.monotonic() >= until:
             break
     return Recoverable(count, looked_at)
 
 
-def pages_of_deleted(kind: RestorableRows, which: Which) -> Iterator[list[Row]]:
+def read_deleted_pages(kind: RestorableRows, which: RestoreSelection) -> Iterator[list[RestoredRow]]:
     """Yield pages of the rows as they were, the latest first: of a row that was deleted twice, the last one."""
     seen = set[int]()
-    statement = DELETED.format(record=literal("%s", [kind.record]), which=_choose(kind, which))
-    for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
-        rows = list[Row]()
+    statement = SELECT_DELETED_ROWS.format(
+        record=inline_values("%s", [kind.record]), which=_choose_condition(kind, which)
+    )
+    for page in fetch_pages("forgekeeper_lines", statement, which._asdict(), size=AUDIT_LINES_PER_PAGE):
+        rows = list[RestoredRow]()
         for ids, detail in page:
-            for row in map(kind.read_row, each_of(ids, detail, len(ids))):
+            for row in map(kind.read_row, expand_records(ids, detail, len(ids))):
                 project = None if kind.project is None else row[kind.project]
                 asked = which.project in {None, project} and which.row in {None, row[kind.key]}
                 if asked and row[kind.key] not in seen:
@@ -92,29 +94,33 @@ def pages_of_deleted(kind: RestorableRows, which: Which) -> Iterator[list[Row]]:
         yield rows
 
 
-def _choose(kind: RestorableRows, which: Which) -> str:
+def _choose_condition(kind: RestorableRows, which: RestoreSelection) -> str:
     """Return the condition of the audit's lines that may have such rows."""
     if which.run is not None:
-        return OF_RUN
+        return WHERE_RUN_MATCHES
     if which.project is None:
-        return OF_ROW
+        return WHERE_ROW_MATCHES
     if kind.project is None:
         return "false"
-    return OF_PROJECT.format(name=literal("%s", [kind.columns[kind.project]]))
+    return WHERE_PROJECT_MATCHES.format(name=inline_values("%s", [kind.columns[kind.project]]))
 
 
-def pages_of_recoverable(kind: RestorableRows, which: Which, *, held: bool = True) -> Iterator[tuple[list[Row], int]]:
+def read_recoverable_pages(
+    kind: RestorableRows, which: RestoreSelection, *, held: bool = True
+) -> Iterator[tuple[list[RestoredRow], int]]:
     """Yield pages of rows whose objects exist or that name none, and the number of lost rows.
 
     A run may delete any object that is not *held* at any moment: these count only if *held* is false.
     """
-    gone = {number for (number,) in database.execute_sql(GONE).fetchall()}
-    for rows in pages_of_deleted(kind, which):
-        there = {path for path, number, is_held in find_objects(kind, rows) if is_held >= held and number not in gone}
+    gone = {number for (number,) in database.execute_sql(SELECT_DELETED_OBJECT_IDS).fetchall()}
+    for rows in read_deleted_pages(kind, which):
+        there = {
+            path for path, number, is_held in find_outbox_objects(kind, rows) if is_held >= held and number not in gone
+        }
         back = [row for row in rows if not row[kind.path] or row[kind.path] in there]
         yield back, len(rows) - len(back)
 
 
-def find_objects(kind: RestorableRows, rows: Sequence[Row]) -> list[tuple[str, int, bool]]:
+def find_outbox_objects(kind: RestorableRows, rows: Sequence[RestoredRow]) -> list[tuple[str, int, bool]]:
     """Return, of the rows whose objects are in the outbox, the path, the object's id, and whether it is held."""
-    return DeletedObject.lying([row[kind.path] for row in rows if row[kind.path]])
+    return DeletedObject.find_at_paths([row[kind.path] for row in rows if row[kind.path]])

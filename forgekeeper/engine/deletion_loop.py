@@ -12,15 +12,15 @@ from typing import Any, Generic, NamedTuple
 import peewee as pw
 import structlog
 
-from forgekeeper.audit.deletions import REPEATED, EarlierIntent, Intended, Item, find_earlier
-from forgekeeper.engine.run import BadRecords, Run, of_a_record
-from forgekeeper.engine.source import KeyedSource, Source
-from forgekeeper.engine.target import Fence, One, State, Target
-from forgekeeper.ledger.totals import Amount
+from forgekeeper.audit.deletions import REPEATED_STATE, AuditItem, EarlierIntent, IntentLog, find_earlier_intents
+from forgekeeper.engine.run import BadRecords, Run, is_record_error
+from forgekeeper.engine.source import ItemSource, KeyedSource
+from forgekeeper.engine.target import Fence, ItemState, ItemT, ItemTarget
+from forgekeeper.ledger.limits import Amount
 from forgekeeper.platform.database import exclusions
-from forgekeeper.platform.database.queries import Page
-from forgekeeper.platform.database.sessions import engine, writing
-from metrics.logs import describe
+from forgekeeper.platform.database.queries import KeyPage
+from forgekeeper.platform.database.sessions import engine_step, write_transaction
+from metrics.logs import describe_error
 
 DELETED_STATES = frozenset({"deleted", "missing", "gone"})
 """States of items that count towards limits."""
@@ -32,13 +32,13 @@ Each other state, as ``failed``, has used the limits reserved for the item.
 CERTAIN_STATES = DELETED_STATES | KEPT_STATES
 WAITING_STATES = frozenset({"locked"})
 """States of items that stay in their source as they were."""
-STOPPED_AT_MOST = "max_deletes"
+MAX_DELETES_REASON = "max_deletes"
 """Reason why a run stopped after the most items that its source allows."""
 
 log = structlog.get_logger(__name__)
 
 
-def delete_items(run: Run[Any], source: Source[Any], target: Target[Any]) -> str | None:
+def delete_items(run: Run[Any], source: ItemSource[Any], target: ItemTarget[Any]) -> str | None:
     """Delete the items of the source; return why the loop ended before all were deleted, None if none is left.
 
     The limits are reserved after a look at a chunk.  The audit's intent is committed in the transaction that marks the
@@ -46,285 +46,300 @@ def delete_items(run: Run[Any], source: Source[Any], target: Target[Any]) -> str
     items count as deleted, and the next run finds the intent and asks the target for their state.
     """
     try:
-        with engine():
-            run.note(source.begin())
-        until = time.monotonic() + run.deadline.left()
-        for scope in target.scopes():
-            _close_earlier(run, source, target, scope, until)
+        with engine_step():
+            run.set_result_fields(source.begin_run())
+        until = time.monotonic() + run.deadline.seconds_left()
+        for scope in target.list_scopes():
+            _close_earlier_intents(run, source, target, scope, until)
         # Items without a key cannot be passed over: an error of one fails the run.
         passing = run.bad_records(source.record, source.find_due) if isinstance(source, KeyedSource) else nullcontext()
         with passing as bad:
-            stopped = _Pass(run, source, target, bad).delete_all()
+            stopped = _DeletionPass(run, source, target, bad).delete_all()
     except Exception as error:
-        run.note(source.end(None, error)[0])
+        run.set_result_fields(source.end_run(None, error)[0])
         raise
-    fields, failure = source.end(stopped, None)
-    run.note(fields)
+    fields, failure = source.end_run(stopped, None)
+    run.set_result_fields(fields)
     if failure is not None:
         raise failure
     return stopped
 
 
-def _within_share(source: Source[Any], scope: str | None) -> str | None:
+def _name_audit_scope(source: ItemSource[Any], scope: str | None) -> str | None:
     """Return the name of a scope in the audit: a child must not close the intents of a child with another share."""
     return scope if source.share is None else f"{scope or ''}: {source.share}"
 
 
-def _close_earlier(run: Run[Any], source: Source[Any], target: Target[Any], scope: str | None, until: float) -> None:
+def _close_earlier_intents(
+    run: Run[Any], source: ItemSource[Any], target: ItemTarget[Any], scope: str | None, until: float
+) -> None:
     """Close intents that dead attempts left open; count the items that they deleted and did not count."""
-    became = partial(target.became, scope, until)
-    shared = _within_share(source, scope)
-    for found in find_earlier(run.audit, source.record, became, name=target.name, scope=shared):
+    find_outcomes = partial(target.find_states_after_crash, scope, until)
+    shared = _name_audit_scope(source, scope)
+    for found in find_earlier_intents(run.audit, source.record, find_outcomes, name=target.audit_key, scope=shared):
         ended, deleted, counted = [], 0, 0
-        with writing():
+        with write_transaction():
             for earlier in found:
-                states, settled = _settle_earlier(source, earlier)
+                states, settled = _settle_earlier_intent(source, earlier)
                 ended.append(earlier.close_as(states))
                 if settled is not None:
                     deleted += settled
-                    counted += run.brakes.settle_earlier(earlier.intent.run, settled, of=len(states))
-            run.audit.outcomes(source.record, ended)
+                    counted += run.brakes.settle_earlier(earlier.intent.run, settled, of_reserved=len(states))
+            run.audit.record_outcomes(source.record, ended)
         run.brakes.note_earlier(counted)
-        run.add(source.deleted_field, deleted)
+        run.add_to_result(source.deleted_field, deleted)
 
 
-def _settle_earlier(source: Source[Any], earlier: EarlierIntent) -> tuple[Sequence[str], int | None]:
+def _settle_earlier_intent(source: ItemSource[Any], earlier: EarlierIntent) -> tuple[Sequence[str], int | None]:
     """Settle the items of an earlier intent; return their states, and how many it deleted that were not counted."""
-    closed = source.settle_earlier([row for row, state in earlier.found() if state == "deleted"])
+    closed = source.settle_earlier([row for row, state in earlier.records_with_states() if state == "deleted"])
     if closed is None:
         return earlier.states, None
     # An item that is not there any more was claimed, deleted and recorded again since.
     next_closed = iter(closed)
-    states = [REPEATED if state == "deleted" and not next(next_closed) else state for state in earlier.states]
+    states = [REPEATED_STATE if state == "deleted" and not next(next_closed) else state for state in earlier.states]
     return states, sum(closed)
 
 
-class _Lot(NamedTuple, Generic[One]):
+class _MarkedItems(NamedTuple, Generic[ItemT]):
     """Items of a scope that are ours: *going* to be deleted, or *kept*."""
 
-    going: list[One]
-    kept: dict[One, State]
-    intended: Intended[One]
+    to_delete: list[ItemT]
+    kept: dict[ItemT, ItemState]
+    intended: IntentLog[ItemT]
 
 
-class _Pass(Generic[One]):
+class _DeletionPass(Generic[ItemT]):
     """One pass over the items of the source.
 
     *bad* are records to pass over, None if items have no keys.
     """
 
-    def __init__(self, run: Run[Any], source: Source[One], target: Target[One], bad: BadRecords | None) -> None:
+    def __init__(
+        self, run: Run[Any], source: ItemSource[ItemT], target: ItemTarget[ItemT], bad: BadRecords | None
+    ) -> None:
         self._run, self._source, self._target, self._bad = run, source, target, bad
-        self._after = 0
-        self._ours_until = 0.0
-        self._settled = self._going = 0
+        self._after_key = 0
+        self._claim_expires_at = 0.0
+        self._settled = self._attempted = 0
 
     def delete_all(self) -> str | None:
         """Delete chunk after chunk; return why it ended."""
         run, source = self._run, self._source
-        while source.most is None or self._settled < source.most:
-            limit = run.brakes.free(source.chunk)
-            claimed, more = self._claim(limit) if limit else ([], True)
+        while source.max_items is None or self._settled < source.max_items:
+            limit = run.brakes.count_allowed(source.chunk_size)
+            claimed, more = self._claim_items(limit) if limit else ([], True)
             if not more:
                 return None
             if not claimed:
                 break
-            run.step("claimed")
-            before = self._going
+            run.reach_failpoint("claimed")
+            before = self._attempted
             stopped = self._delete_chunk(claimed)
             # Kept items use nothing of the pace: a store that is away may have any number of them.
-            if stopped is not None or run.deadline.passed(self._going - before):
+            if stopped is not None or run.deadline.has_passed(self._attempted - before):
                 return stopped or "deadline"
         else:
-            return STOPPED_AT_MOST if self._keyed.find_keys(self._page(1)) else None
+            return MAX_DELETES_REASON if self._keyed_source.find_keys(self._make_page(1)) else None
         return "deadline"
 
     @property
-    def _keyed(self) -> KeyedSource[One]:
+    def _keyed_source(self) -> KeyedSource[ItemT]:
         assert isinstance(self._source, KeyedSource), "only items with keys have bad records, or a maximum"
         return self._source
 
-    def _page(self, limit: int, only: Sequence[int] | None = None) -> Page:
-        return Page(limit, self._after, only, self._bad.keys if self._bad else ())
+    def _make_page(self, limit: int, only: Sequence[int] | None = None) -> KeyPage:
+        return KeyPage(limit, self._after_key, only, self._bad.keys if self._bad else ())
 
-    def _claim(self, limit: int) -> tuple[list[One], bool]:
+    def _claim_items(self, limit: int) -> tuple[list[ItemT], bool]:
         """Claim the next items without bad records; return them, and whether anything was due at all."""
         # The visibility time is counted from before the claim.
-        visible, left = self._source.visibility, self._run.deadline.left()
-        self._ours_until = time.monotonic() + (left if visible is None else visible.total_seconds())
-        claimed: list[One] = []
+        visible, left = self._source.visibility, self._run.deadline.seconds_left()
+        self._claim_expires_at = time.monotonic() + (left if visible is None else visible.total_seconds())
+        claimed: list[ItemT] = []
 
-        def claim(only: Sequence[int] | None) -> int | None:
-            with writing() if self._bad else engine():
-                found = self._source.claim(self._page(limit, only))
+        def claim_page(only: Sequence[int] | None) -> int | None:
+            with write_transaction() if self._bad else engine_step():
+                found = self._source.claim_next(self._make_page(limit, only))
             claimed.extend(found)
-            return self._keyed.key(found[-1]) if found and self._bad else None
+            return self._keyed_source.item_key(found[-1]) if found and self._bad else None
 
         if self._bad is None:
-            claim(None)
+            claim_page(None)
             return claimed, bool(claimed)
-        reached = self._bad.chunk(claim, lambda: self._keyed.find_keys(self._page(limit)))
-        self._after = self._after if reached is None else reached
+        reached = self._bad.process_chunk(claim_page, lambda: self._keyed_source.find_keys(self._make_page(limit)))
+        self._after_key = self._after_key if reached is None else reached
         return claimed, reached is not None
 
-    def _delete_chunk(self, claimed: Sequence[One]) -> str | None:
+    def _delete_chunk(self, claimed: Sequence[ItemT]) -> str | None:
         """Delete the claimed items, scope by scope; return why the run has to end."""
-        by_scope = defaultdict[str, list[One]](list)
+        by_scope = defaultdict[str, list[ItemT]](list)
         for one in self._remove_excluded(claimed):
-            by_scope[self._source.scope(one) or ""].append(one)
-        for scope, these in sorted(by_scope.items()):
-            stopped = self._delete_in_scope(scope or None, these)
+            by_scope[self._source.find_scope(one) or ""].append(one)
+        for scope, items in sorted(by_scope.items()):
+            stopped = self._delete_in_scope(scope or None, items)
             self._run.brakes.leave_used()
             if stopped is not None:
                 return stopped
         return None
 
-    def _remove_excluded(self, claimed: Sequence[One]) -> list[One]:
+    def _remove_excluded(self, claimed: Sequence[ItemT]) -> list[ItemT]:
         """Return the items that nobody excludes; the others stay as they were claimed."""
-        excluded = exclusions.among(self._run.declared.batch.name, partial(map, self._source.excludable, claimed))
+        excluded = exclusions.find_excluded(
+            self._run.declared.batch.name, partial(map, self._source.exclusion_key, claimed)
+        )
         return [one for place, one in enumerate(claimed) if place not in excluded]
 
-    def _delete_in_scope(self, scope: str | None, these: Sequence[One]) -> str | None:
-        if self._drop_late_claim(these):
+    def _delete_in_scope(self, scope: str | None, items: Sequence[ItemT]) -> str | None:
+        if self._drop_late_claim(items):
             return None
         if self._run.lease is not None:
             self._run.lease.check()
-        kept = dict(self._target.look(scope, these))
-        if unseen := [one for one in these if one not in kept]:
-            kept |= self._source.look(unseen)
-        intended = Intended[One](self._run.audit, self._source.record, scope=_within_share(self._source, scope))
-        with self._giving_back(intended):
-            lot = self._mark(intended, these, kept)
-        self._going += len(lot.going)
-        self._run.step("marked")
-        if not lot.going:
-            self._settle(lot, {})
+        kept = dict(self._target.find_undeletable(scope, items))
+        if unseen := [one for one in items if one not in kept]:
+            kept |= self._source.find_kept(unseen)
+        intended = IntentLog[ItemT](self._run.audit, self._source.record, scope=_name_audit_scope(self._source, scope))
+        with self._releasing_unused_limits(intended):
+            marked_items = self._mark_items(intended, items, kept)
+        self._attempted += len(marked_items.to_delete)
+        self._run.reach_failpoint("marked")
+        if not marked_items.to_delete:
+            self._settle_items(marked_items, {})
             return None
-        with engine(), self._giving_back(intended):
-            found = self._target.delete(scope, lot.going, self._make_fence(lot))
-        if not found.began:
+        with engine_step(), self._releasing_unused_limits(intended):
+            found = self._target.delete(scope, marked_items.to_delete, self._make_fence(marked_items))
+        if not found.has_begun:
             self._run.brakes.give_back()
         if found.error is None:
-            self._run.step("deleted")
-        self._settle(lot, found.states)
+            self._run.reach_failpoint("deleted")
+        self._settle_items(marked_items, found.states)
         if found.error is not None:
-            return self._target.interrupted(scope, found.error)
-        if not found.states and self._run.deadline.left() > 0:
-            self._source.unanswered(scope)
+            return self._target.handle_error(scope, found.error)
+        if not found.states and self._run.deadline.seconds_left() > 0:
+            self._source.note_unanswered(scope)
         return None
 
-    def _giving_back(self, intended: Intended[One]) -> AbstractContextManager[None]:
+    def _releasing_unused_limits(self, intended: IntentLog[ItemT]) -> AbstractContextManager[None]:
         """Give back the limits of items that were not announced, if the block fails."""
         # Without an audit nobody knows which items were announced.
-        return self._run.brakes.giving_back(lambda: len(intended.open())) if self._run.audit.on else nullcontext()
+        return self._run.brakes.giving_back(lambda: len(intended.open_keys())) if self._run.audit.on else nullcontext()
 
-    def _make_fence(self, lot: _Lot[One]) -> Fence[One]:
-        def announce(items: Mapping[One, Item]) -> None:
-            with writing():
-                self._record_look(items)
-                lot.intended.begin(items)
-            self._run.step("announced")
+    def _make_fence(self, marked_items: _MarkedItems[ItemT]) -> Fence[ItemT]:
+        def commit_intent(items: Mapping[ItemT, AuditItem]) -> None:
+            with write_transaction():
+                self._record_observed_values(items)
+                marked_items.intended.begin(items)
+            self._run.reach_failpoint("announced")
 
-        until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        return Fence(until, announce, self._find_lost)
+        until = min(self._claim_expires_at, time.monotonic() + self._run.deadline.seconds_left())
+        return Fence(until, commit_intent, self._find_lost)
 
-    def _record_look(self, items: Mapping[One, Item]) -> None:
+    def _record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> None:
         try:
-            with writing():
-                self._source.record_look(items)
+            with write_transaction():
+                self._source.record_observed_values(items)
         except (pw.PeeweeException, ValueError) as error:
-            if not of_a_record(error):
+            if not is_record_error(error):
                 raise
-            log.warning("look not recorded", record=self._source.record, error=describe(error))
+            log.warning("look not recorded", record=self._source.record, error=describe_error(error))
 
-    def _find_lost(self, items: Sequence[One]) -> Collection[One]:
+    def _find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:
         if self._run.lease is not None:
             self._run.lease.check()
         return items if self._is_expired() else self._source.find_lost(items)
 
     def _is_expired(self) -> bool:
-        return self._source.visibility is not None and time.monotonic() > self._ours_until
+        return self._source.visibility is not None and time.monotonic() > self._claim_expires_at
 
-    def _drop_late_claim(self, these: Sequence[One]) -> bool:
+    def _drop_late_claim(self, items: Sequence[ItemT]) -> bool:
         """Put the items back if their claim has expired or the run has to end; return whether that is so."""
         if self._source.visibility is None:
             return False
         if expired := self._is_expired():
-            log.warning("claim dropped, too old to be acted on", items=len(these))
-        if late := expired or self._run.deadline.halted():
-            self._put_back(these)
+            log.warning("claim dropped, too old to be acted on", items=len(items))
+        if late := expired or self._run.deadline.is_halted():
+            self._put_back(items)
         return late
 
-    def _put_back(self, these: Sequence[One]) -> None:
-        if these:
-            with writing():
-                self._source.put_back(these)
+    def _put_back(self, items: Sequence[ItemT]) -> None:
+        if items:
+            with write_transaction():
+                self._source.put_back(items)
 
-    def _mark(self, intended: Intended[One], these: Sequence[One], kept: dict[One, State]) -> _Lot[One]:
+    def _mark_items(
+        self, intended: IntentLog[ItemT], items: Sequence[ItemT], kept: dict[ItemT, ItemState]
+    ) -> _MarkedItems[ItemT]:
         """Reserve limits, and record the intent for the items that are ours; give back the limits of the others."""
-        free = [one for one in these if one not in kept]
+        free = [one for one in items if one not in kept]
         surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
         self._put_back(surplus)
         if surplus and self._bad:
-            self._after = min(map(self._keyed.key, surplus)) - 1
+            self._after_key = min(map(self._keyed_source.item_key, surplus)) - 1
         given = set(surplus)
-        ours = [one for one in these if one not in given]
-        lot = _Lot[One]([], {}, intended)
-        for start in range(0, len(ours), self._source.locked):
-            some = ours[start : start + self._source.locked]
-            with writing():
-                marked = self._source.mark(some, kept)
-                intended.begin({one: said for one, said in marked.items() if isinstance(said, Item)})
-            for one, said in marked.items():
-                if said is None or isinstance(said, Item):
-                    lot.going.append(one)
+        ours = [one for one in items if one not in given]
+        marked_items = _MarkedItems[ItemT]([], {}, intended)
+        for start in range(0, len(ours), self._source.max_locked_items):
+            some = ours[start : start + self._source.max_locked_items]
+            with write_transaction():
+                marked = self._source.mark_for_deletion(some, kept)
+                intended.begin({one: entry for one, entry in marked.items() if isinstance(entry, AuditItem)})
+            for one, entry in marked.items():
+                if entry is None or isinstance(entry, AuditItem):
+                    marked_items.to_delete.append(one)
                 else:
-                    lot.kept[one] = said
-        self._run.brakes.give_back(len(free) - len(surplus) - len(lot.going))
-        return lot
+                    marked_items.kept[one] = entry
+        self._run.brakes.give_back(len(free) - len(surplus) - len(marked_items.to_delete))
+        return marked_items
 
-    def _settle(self, lot: _Lot[One], states: Mapping[One, State]) -> None:
+    def _settle_items(self, marked_items: _MarkedItems[ItemT], states: Mapping[ItemT, ItemState]) -> None:
         """Close the items whose states are known; put the others back."""
-        bad, known = self._bad, {**lot.kept, **states}
+        bad, all_states = self._bad, {**marked_items.kept, **states}
         failed = bad.failed if bad else 0
-        settled = [one for one, became in known.items() if became.state not in WAITING_STATES]
-        sure = [one for one in settled if known[one].state in CERTAIN_STATES]
-        others = [one for one in settled if known[one].state not in CERTAIN_STATES]
-        self._run.brakes.give_back(len(known) - len(settled))
-        self._close(lot, known, sure)
-        self._run.step("settled")
-        self._close(lot, known, others)
+        settled = [one for one, state in all_states.items() if state.state not in WAITING_STATES]
+        sure = [one for one in settled if all_states[one].state in CERTAIN_STATES]
+        others = [one for one in settled if all_states[one].state not in CERTAIN_STATES]
+        self._run.brakes.give_back(len(all_states) - len(settled))
+        self._close_items(marked_items, all_states, sure)
+        self._run.reach_failpoint("settled")
+        self._close_items(marked_items, all_states, others)
         # The audit records a deletion even if the item's bad record is left as it was.
-        if left := {one: known[one].state for one in lot.intended.open() if one in known}:
-            with lot.intended.ending(left):
+        if left := {one: all_states[one].state for one in marked_items.intended.open_keys() if one in all_states}:
+            with marked_items.intended.recording_states(left):
                 pass
-        self._put_back([one for one in lot.going if one not in known])
-        if bad and bad.error is not None and self._keyed.fails_with_chunk and bad.failed - failed == len(settled):
+        self._put_back([one for one in marked_items.to_delete if one not in all_states])
+        if (
+            bad
+            and bad.error is not None
+            and self._keyed_source.fails_with_chunk
+            and bad.failed - failed == len(settled)
+        ):
             raise bad.error
 
-    def _close(self, lot: _Lot[One], known: Mapping[One, State], these: Sequence[One]) -> None:
-        def close(some: Sequence[One]) -> None:
-            self._close_some(lot.intended, {one: known[one] for one in some}, set(lot.going))
+    def _close_items(
+        self, marked_items: _MarkedItems[ItemT], states: Mapping[ItemT, ItemState], items: Sequence[ItemT]
+    ) -> None:
+        def close_chunk(some: Sequence[ItemT]) -> None:
+            self._close_chunk(marked_items.intended, {one: states[one] for one in some}, set(marked_items.to_delete))
 
-        if these and self._bad:
-            by_key = {self._keyed.key(one): one for one in these}
-            self._bad.each(lambda keys: close([by_key[key] for key in keys]), list(by_key))
-        elif these:
-            close(these)
+        if items and self._bad:
+            by_key = {self._keyed_source.item_key(one): one for one in items}
+            self._bad.process_keys(lambda keys: close_chunk([by_key[key] for key in keys]), list(by_key))
+        elif items:
+            close_chunk(items)
 
-    def _close_some(self, intended: Intended[One], states: dict[One, State], going: set[One]) -> None:
+    def _close_chunk(self, intended: IntentLog[ItemT], states: dict[ItemT, ItemState], going: set[ItemT]) -> None:
         brakes = self._run.brakes
-        ours = {one: became.state for one, became in states.items() if one in going}
-        went = Amount(sum(state in DELETED_STATES for state in ours.values()))
-        of = sum(state in CERTAIN_STATES for state in ours.values())
-        with intended.ending(ours):
+        ours = {one: state.state for one, state in states.items() if one in going}
+        deleted = Amount(sum(state in DELETED_STATES for state in ours.values()))
+        certain = sum(state in CERTAIN_STATES for state in ours.values())
+        with intended.recording_states(ours):
             counts = self._source.settle(states)
-            if of:
-                brakes.settle(went, of=of)
-        if of:
-            brakes.went(went, of=of)
-        with engine():
-            counts = Counter(counts) + Counter(self._source.forget(states))
+            if certain:
+                brakes.settle(deleted, of_reserved=certain)
+        if certain:
+            brakes.note_settled(deleted, of_reserved=certain)
+        with engine_step():
+            counts = Counter(counts) + Counter(self._source.settle_outside_database(states))
         for field, count in counts.items():
-            self._run.add(field, count)
+            self._run.add_to_result(field, count)
             self._settled += count

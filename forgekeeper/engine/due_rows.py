@@ -10,7 +10,7 @@ from typing import Any
 
 import peewee as pw
 
-from forgekeeper.api.answers import Backlog, Due, Rows, rows_of
+from forgekeeper.api.answers import Backlog, DueFunction, Rows, ask_for_rows
 from forgekeeper.api.batches import BatchSpec
 from forgekeeper.platform.database import database, exclusions, now, queries, survey
 from forgekeeper.platform.database.naming import column_name, relation_name
@@ -18,36 +18,38 @@ from forgekeeper.platform.settings import Settings
 from metrics.catalogue import Gauge, Reading
 
 # One index scan for each class: a scan for all of them would read the whole index to sort it.
-OF_EACH_CLASS = """
+FROM_EACH_CLASS = """
     from generate_series(0, {last}) as forgekeeper_class, lateral (
         select {since} as due from {table}
         where {number} = forgekeeper_class and {where}
         order by {since}, {key} limit %(bound)s
     ) as of_class"""
-OLDEST = f"select min(due) {OF_EACH_CLASS}"
-HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as counted"
-COUNTED_WITHIN_SECONDS = 1.0
+SELECT_OLDEST_DUE = f"select min(due) {FROM_EACH_CLASS}"
+COUNT_DUE_ROWS = f"select count(*) from (select {FROM_EACH_CLASS} limit %(bound)s) as counted"
+WAITING_COUNT_TIMEOUT_SECONDS = 1.0
 """Time limit for counting rows that wait: a forge without an index for them is not read from end to end."""
 
 
-def backlog_of(batch: str, due: Due, record: str, now: datetime) -> Backlog:
+def measure_backlog(batch: str, due: DueFunction, record: str, now: datetime) -> Backlog:
     """Count the due rows of a kind, by the same condition as the run."""
-    rows = next(rows for rows in rows_of(batch, due, now) if rows.record == record)
+    rows = next(rows for rows in ask_for_rows(batch, due, now) if rows.record == record)
     if rows.classes is None and rows.or_where is None:
-        return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
-    found = [_backlog_by_index(part, by_class=number == 0) for number, part in enumerate(rows.by_index())]
+        return Backlog.from_query(rows.select().order_by(rows.since), oldest=rows.since, after=rows.due_delay)
+    found = [_measure_backlog_by_index(part, by_class=number == 0) for number, part in enumerate(rows.split_by_index())]
     oldest = min((one.oldest for one in found if one.oldest), default=None)
     return Backlog(sum(one.records for one in found), oldest)
 
 
-def _backlog_by_index(rows: Rows[Any], *, by_class: bool) -> Backlog:
+def _measure_backlog_by_index(rows: Rows[Any], *, by_class: bool) -> Backlog:
     if rows.classes is None or not by_class:
-        return Backlog.of(rows.select(), oldest=rows.since, after=rows.after)
-    oldest = _ask_each_class(OLDEST, rows, 1)
-    return Backlog(_ask_each_class(HOW_MANY, rows, queries.BOUND), oldest and oldest + rows.after)
+        return Backlog.from_query(rows.select(), oldest=rows.since, after=rows.due_delay)
+    oldest = _query_each_class(SELECT_OLDEST_DUE, rows, 1)
+    return Backlog(
+        _query_each_class(COUNT_DUE_ROWS, rows, queries.MAX_COUNTED_ROWS), oldest and oldest + rows.due_delay
+    )
 
 
-def _ask_each_class(statement: str, rows: Rows[Any], bound: int) -> Any:
+def _query_each_class(statement: str, rows: Rows[Any], bound: int) -> Any:
     assert rows.classes is not None, "rows without classes"
     is_dated = pw.Expression(rows.due_of_all_shares, "AND", rows.since.is_null(False))
     names = {
@@ -56,48 +58,54 @@ def _ask_each_class(statement: str, rows: Rows[Any], bound: int) -> Any:
         "since": column_name(rows.since),
         "table": relation_name(rows.model),
         "key": column_name(rows.model._meta.primary_key),
-        "where": exclusions.written(rows.model, is_dated),
+        "where": exclusions.condition_sql(rows.model, is_dated),
     }
     return database.execute_sql(statement.format(**names), {"bound": bound}).fetchone()[0]
 
 
-def stake_of(batch: str, due: Due, now: datetime) -> queries.Stake:
+def measure_affected_rows(batch: str, due: DueFunction, now: datetime) -> queries.AffectedShare:
     """Return the counts that the breaker weighs: rows that are due and their followers, of all in their tables."""
-    found = rows_of(batch, due, now)
-    models = [model for rows in found for model in (rows.model, *(rows.followers if rows.shows_followers else ()))]
-    return queries.Stake(partial(_count_all, found), partial(queries.count_rows, models))
+    found = ask_for_rows(batch, due, now)
+    models = [
+        model for rows in found for model in (rows.model, *(rows.follower_models if rows.shows_followers else ()))
+    ]
+    return queries.AffectedShare(partial(_count_due_of_all, found), partial(queries.count_rows, models))
 
 
-def _count_all(rows: Sequence[Rows[Any]], bound: int) -> int:
+def _count_due_of_all(rows: Sequence[Rows[Any]], bound: int) -> int:
     found = 0
     for one in rows:
-        found += _count(one, bound - found) if found < bound else 0
+        found += _count_due_rows(one, bound - found) if found < bound else 0
     return found
 
 
-def _count(rows: Rows[Any], bound: int) -> int:
+def _count_due_rows(rows: Rows[Any], bound: int) -> int:
     if rows.shown_followers:
-        return sum(rows.count(bound).values())
+        return sum(rows.count_with_followers(bound).values())
     (key,) = rows.model._meta.get_primary_keys()
-    first, *others = rows.by_index()
-    found = first.select(key).limit(bound).count() if rows.classes is None else _ask_each_class(HOW_MANY, first, bound)
+    first, *others = rows.split_by_index()
+    found = (
+        first.select(key).limit(bound).count()
+        if rows.classes is None
+        else _query_each_class(COUNT_DUE_ROWS, first, bound)
+    )
     return int(found) + sum(one.select(key).limit(bound).count() for one in others)
 
 
-def show_waiting(batch: BatchSpec, rows: Rows[Any], called: str, due: Due) -> None:
+def show_waiting_rows(batch: BatchSpec, rows: Rows[Any], called: str, due: DueFunction) -> None:
     """Let the exporter count the rows that wait until the forge says more of them."""
     name = f"waiting_{called}s"
     text = f"Expired {called}s that stay until the forge says more of them (counted up to a bound)."
     gauge = Gauge(name, text, ("reason",), tuple((reason,) for reason in rows.waits))
-    batch.collector(name, gauges=[gauge])(partial(_count_waiting, batch.name, due, rows.record, name))
+    batch.add_collector(name, gauges=[gauge])(partial(_count_waiting, batch.name, due, rows.record, name))
 
 
-def _count_waiting(batch: str, due: Due, record: str, name: str, _settings: Settings) -> Iterator[Reading]:
+def _count_waiting(batch: str, due: DueFunction, record: str, name: str, _settings: Settings) -> Iterator[Reading]:
     """Count the rows of each reason; leave out a reason that takes too long to count."""
-    rows = next(rows for rows in rows_of(batch, due, now()) if rows.record == record)
+    rows = next(rows for rows in ask_for_rows(batch, due, now()) if rows.record == record)
     assert rows.now is not None, "rows_of binds them"
-    is_past = rows.since < rows.now - rows.after
+    is_past = rows.since < rows.now - rows.due_delay
     for reason, condition in rows.waits.items():
-        found = partial(queries.count, rows.model.select().where(is_past, pw.SQL(condition)))
-        if (records := survey.within(time.monotonic() + COUNTED_WITHIN_SECONDS, found)) is not None:
+        found = partial(queries.count_bounded, rows.model.select().where(is_past, pw.SQL(condition)))
+        if (records := survey.answer_within(time.monotonic() + WAITING_COUNT_TIMEOUT_SECONDS, found)) is not None:
             yield Reading(name, records, (reason,))

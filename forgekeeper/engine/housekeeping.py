@@ -13,21 +13,21 @@ import structlog
 from forgekeeper.api.answers import Rows
 from forgekeeper.api.batches import Record, all_declared
 from forgekeeper.api.housekeeping import Housekeeping
-from forgekeeper.api.shown import Look, Part
-from forgekeeper.audit import upkeep
+from forgekeeper.api.inspection import PreviewContext, PreviewPart
+from forgekeeper.audit import partitions
 from forgekeeper.engine import rows
 from forgekeeper.engine.run import Run
-from forgekeeper.guards.preconditions import fits
+from forgekeeper.guards.preconditions import fits_relations
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.notices import Notice
-from forgekeeper.ledger.processes import Process
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database.exclusions import Exclusion
-from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.database.sessions import write_transaction
 from forgekeeper.sources.settled import SettledUpload
 
-RECORDS = (
+HOUSEKEEPING_RECORDS = (
     Record("ref_deletion", processed=("ref_deletions",), errors={"database": ()}),
     Record("job_run", processed=("runs",), errors={"database": ()}),
     Record("process", processed=("processes",)),
@@ -54,27 +54,29 @@ class HousekeepingOutcome:
     exclusions: int = 0
 
 
-def remove_old_records(run: Run[Any], keep: Housekeeping) -> str | None:
+def remove_old_records(run: Run[Any], retention: Housekeeping) -> str | None:
     """Remove the old records of each kind; return why the run ended before, None if none is left."""
-    return next((stopped for stopped in _remove_each_kind(run, keep) if stopped is not None), None)
+    return next((stopped for stopped in _remove_each_kind(run, retention) if stopped is not None), None)
 
 
-def _remove_each_kind(run: Run[Any], keep: Housekeeping) -> Iterator[str | None]:
+def _remove_each_kind(run: Run[Any], retention: Housekeeping) -> Iterator[str | None]:
     """Remove one kind of records after the other; yield for each why the run has to end."""
-    now, remove = run.now, partial(_remove, run, keep.chunk)
+    now, remove = run.now, partial(_remove_in_chunks, run, retention.chunk)
     audit_keep = timedelta(days=run.settings.audit_keep)
-    yield remove(lambda _: _keep_audit_up(now, ahead=keep.audit_ahead, keep=audit_keep), counted="audit_months")
-    yield remove(lambda _: quarantine.forget_old(now - keep.quarantine))
-    for one in find_old_rows(keep, now):
-        yield rows.delete(run, one.bind(run.declared.batch.name, now))
-    uploads, totals = now - keep.settled_uploads, now - keep.run_totals
+    yield remove(
+        lambda _: _maintain_audit_partitions(now, ahead=retention.audit_ahead, keep=audit_keep), counted="audit_months"
+    )
+    yield remove(lambda _: quarantine.delete_old(now - retention.quarantine))
+    for one in find_old_rows(retention, now):
+        yield rows.delete_due(run, one.bind(run.declared.batch.name, now))
+    uploads, totals = now - retention.settled_uploads, now - retention.run_totals
     yield remove(
         lambda limit: SettledUpload.delete_old(uploads, limit=limit), record="settled_upload", counted="uploads"
     )
     yield remove(lambda limit: RunTotal.delete_old(totals, limit=limit), record="run_total", counted="run_totals")
 
 
-def _remove(
+def _remove_in_chunks(
     run: Run[Any], chunk: int, remove: Callable[[int], int], *, record: str | None = None, counted: str | None = None
 ) -> str | None:
     """Call *remove* with the size of a chunk, at least once; return why the run has to end before the last chunk.
@@ -84,44 +86,49 @@ def _remove(
     """
     count = chunk
     while count == chunk:
-        with writing():
+        with write_transaction():
             count = remove(chunk)
             if count and record is not None:
-                run.audit.done(record, ids=(), count=count)
+                run.audit.record_deleted(record, ids=(), count=count)
         if counted is not None:
-            run.add(counted, count)
-        run.step("removed")
-        if run.deadline.passed(count) and count == chunk:
+            run.add_to_result(counted, count)
+        run.reach_failpoint("removed")
+        if run.deadline.has_passed(count) and count == chunk:
             return "deadline"
     return None
 
 
-def find_old_rows(keep: Housekeeping, now: datetime) -> Iterator[Rows[Any]]:
+def find_old_rows(retention: Housekeeping, now: datetime) -> Iterator[Rows[Any]]:
     """Yield the rows to remove: rows that batches have declared, then forgekeeper's own."""
     kinds = [
         # A batch whose tables are wrong does not stop the others.
-        *(old(now) for one in all_declared() if one.old and fits(one.batch) for old in one.old),
-        Rows(JobRun, JobRun.is_superseded(), since=JobRun.finished_at, older_than=keep.runs, counted="runs"),
-        Rows(Process, since=Process.silent_from, older_than=keep.processes, counted="processes"),
-        Rows(Exclusion, since=Exclusion.until, older_than=keep.exclusions, counted="exclusions"),
-        Rows(Notice, since=Notice.at, older_than=keep.notices, counted="notices"),
+        *(
+            old(now)
+            for one in all_declared()
+            if one.old_row_functions and fits_relations(one.batch)
+            for old in one.old_row_functions
+        ),
+        Rows(JobRun, JobRun.is_superseded(), since=JobRun.finished_at, older_than=retention.runs, counted="runs"),
+        Rows(Process, since=Process.silent_from, older_than=retention.processes, counted="processes"),
+        Rows(Exclusion, since=Exclusion.until, older_than=retention.exclusions, counted="exclusions"),
+        Rows(Notice, since=Notice.at, older_than=retention.notices, counted="notices"),
     ]
-    return (replace(kind, chunk=keep.chunk, objective=None) for kind in kinds)
+    return (replace(kind, chunk=retention.chunk, objective=None) for kind in kinds)
 
 
-def _keep_audit_up(now: datetime, *, ahead: timedelta, keep: timedelta) -> int:
+def _maintain_audit_partitions(now: datetime, *, ahead: timedelta, keep: timedelta) -> int:
     """Create the audit's next partitions, drop the old ones, and return how many; a locked audit waits an hour."""
-    months = upkeep.keep_up(until=now + ahead, horizon=now - keep)
-    if (kept := upkeep.kept()) > keep.days:
+    months = partitions.maintain_partitions(until=now + ahead, horizon=now - keep)
+    if (kept := partitions.read_retention_days()) > keep.days:
         log.warning("audit kept longer than set: run `forgekeeper migrate` with that setting", days=kept)
     if months:
         log.info("months of the audit removed", months=months)
     return months
 
 
-def preview_old_records(keep: Housekeeping, look: Look) -> Iterator[Part]:
+def preview_old_records(retention: Housekeeping, look: PreviewContext) -> Iterator[PreviewPart]:
     """Count the old records, kind by kind."""
-    for one in find_old_rows(keep, look.now):
-        yield from rows.parts_of(one, look.within_share(0.5))
-    uploads = SettledUpload.old(look.now - keep.settled_uploads)
-    yield look.count(look.part("settled_upload"), uploads, after=keep.settled_uploads)
+    for one in find_old_rows(retention, look.now):
+        yield from rows.preview_rows(one, look.within_share(0.5))
+    uploads = SettledUpload.select_old(look.now - retention.settled_uploads)
+    yield look.count_rows(look.begin_part("settled_upload"), uploads, after=retention.settled_uploads)

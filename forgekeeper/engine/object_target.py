@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
-from forgekeeper.engine.target import Deleted, Fence, KeptItem, Target
+from forgekeeper.engine.target import DeletionResult, Fence, ItemTarget, KeptItem
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.queue import QueueItem
 from forgekeeper.sources.register.entries import UploadEntry
 from forgekeeper.targets import stores
 from forgekeeper.targets.objects import ObjectStore
-from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -24,73 +24,75 @@ Placed = TypeVar("Placed", QueueItem, UploadEntry)
 """An item with the path of an object."""
 
 
-class Conditions(NamedTuple):
+class DeleteConditions(NamedTuple):
     """Instants for paths, see `ObjectStore.delete`."""
 
     unless_changed_since: Mapping[str, datetime] | None = None
     uploads_begun_before: Mapping[str, datetime] | None = None
 
 
-class ObjectTarget(Target[Placed]):
+class ObjectTarget(ItemTarget[Placed]):
     """The object stores of one run.
 
     The run fails if the store at a *needed* location is unavailable.  Without *needed*, each configured store is opened
     when an item is in it.  *away* has the error of each store that is unavailable.
     """
 
-    name = "path"
+    audit_key = "path"
 
     def __init__(
         self,
         settings: Settings,
-        needed: Sequence[str] = (),
-        conditions: Callable[[Sequence[Placed]], Conditions] = lambda _items: Conditions(),
+        required_locations: Sequence[str] = (),
+        conditions: Callable[[Sequence[Placed]], DeleteConditions] = lambda _items: DeleteConditions(),
     ) -> None:
-        self.away: dict[str | None, Exception] = {}
-        self._settings, self._needed = settings, needed
-        self._conditions: Callable[[Sequence[Placed]], Conditions] = conditions
+        self.store_errors: dict[str | None, Exception] = {}
+        self._settings, self._required_locations = settings, required_locations
+        self._conditions: Callable[[Sequence[Placed]], DeleteConditions] = conditions
         self._stores: dict[str, ObjectStore | None] = {}
 
     @property
-    def available(self) -> list[str]:
+    def available_locations(self) -> list[str]:
         """The locations of the open stores."""
-        return [name for name, store in self._stores.items() if store is not None and name not in self.away]
+        return [name for name, store in self._stores.items() if store is not None and name not in self.store_errors]
 
-    def open(self, location: str | None) -> None:
+    def open_store(self, location: str | None) -> None:
         """Open the store at the location, unless it is open, unavailable or not configured."""
         try:
-            self._store(location)
+            self._get_store(location)
         except StoreUnavailable as error:
-            self.interrupted(location, error)
+            self.handle_error(location, error)
 
-    def _store(self, location: str | None) -> ObjectStore | None:
-        if location is None or location in self.away:
+    def _get_store(self, location: str | None) -> ObjectStore | None:
+        if location is None or location in self.store_errors:
             return None
         if location not in self._stores:
-            self._stores[location] = stores.at(location, self._settings)
+            self._stores[location] = stores.for_location(location, self._settings)
         return self._stores[location]
 
-    def scopes(self) -> list[str | None]:
+    def list_scopes(self) -> list[str | None]:
         # Versions with a single store recorded None.
-        return [None, *self._needed] if self._needed else list(self._settings.object_stores)
+        return [None, *self._required_locations] if self._required_locations else list(self._settings.object_stores)
 
-    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        location, there = scope or self._needed[-1], dict[str, bool]()
+    def find_states_after_crash(
+        self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
+        location, there = scope or self._required_locations[-1], dict[str, bool]()
         try:
-            if (store := self._store(location)) is not None:
-                there = store.present([row["path"] for row in rows], until=until)
+            if (store := self._get_store(location)) is not None:
+                there = store.check_present([row["path"] for row in rows], until=until)
         except StoreUnavailable as error:
-            if location in self._needed:
-                self.interrupted(location, error)
+            if location in self._required_locations:
+                self.handle_error(location, error)
         states = {True: "kept", False: "deleted", None: None}
         return [states[there.get(row["path"])] for row in rows]
 
-    def look(self, scope: str | None, items: Sequence[Placed]) -> dict[Placed, KeptItem]:
-        self.open(scope)
-        return dict.fromkeys(items, KeptItem(None, "unavailable")) if scope in self.away else {}
+    def find_undeletable(self, scope: str | None, items: Sequence[Placed]) -> dict[Placed, KeptItem]:
+        self.open_store(scope)
+        return dict.fromkeys(items, KeptItem(None, "unavailable")) if scope in self.store_errors else {}
 
-    def delete(self, scope: str | None, items: Sequence[Placed], fence: Fence[Placed]) -> Deleted[Placed]:
-        store, error = self._store(scope), None
+    def delete(self, scope: str | None, items: Sequence[Placed], fence: Fence[Placed]) -> DeletionResult[Placed]:
+        store, error = self._get_store(scope), None
         assert store is not None, "the items of other scopes were kept"
         of_path = defaultdict[str, list[Placed]](list)
         for one in items:
@@ -104,13 +106,13 @@ class ObjectTarget(Target[Placed]):
         try:
             known = store.delete(list(of_path), until=fence.until, find_lost=find_lost, **conditions)
         except StoreUnavailable as unavailable:
-            known, error = unavailable.known, unavailable
-        outside = [path for path, outcome in known.items() if OUTSIDE in outcome.reason]
+            known, error = unavailable.confirmed, unavailable
+        outside = [path for path, outcome in known.items() if OUTSIDE_PREFIXES_REASON in outcome.reason]
         if outside:
-            log.error("objects not deleted", reason=OUTSIDE, objects=len(outside), first=outside[0])
+            log.error("objects not deleted", reason=OUTSIDE_PREFIXES_REASON, objects=len(outside), first=outside[0])
         states = {one: known[one.path] for one in items if one.path in known}
-        return Deleted(states, error=error, began=error is None or error.began)
+        return DeletionResult(states, error=error, has_begun=error is None or error.began)
 
-    def interrupted(self, scope: str | None, error: Exception) -> None:
+    def handle_error(self, scope: str | None, error: Exception) -> None:
         log.error("object store unavailable", location=scope, error=str(error))
-        self.away[scope] = error
+        self.store_errors[scope] = error

@@ -10,23 +10,23 @@ from typing import Any
 
 import redis
 
-from forgekeeper.api.batches import BatchSpec, Declared, FeatureFlag
-from forgekeeper.api.shown import Look, Part
+from forgekeeper.api.batches import BatchSpec, Declaration, FeatureFlag
+from forgekeeper.api.inspection import PreviewContext, PreviewPart
 from forgekeeper.guards import breaker, preconditions
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.ledger import holds, quarantine
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import exclusions, now
-from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.database.read_only import read_only_snapshot
 from forgekeeper.platform.settings import Settings
 
-WITHIN = timedelta(seconds=10)
+PREVIEW_TIME_LIMIT = timedelta(seconds=10)
 """Time limit for counting in a preview; the rest is estimated."""
-SAMPLE = 10
+DEFAULT_SAMPLE_SIZE = 10
 
 
 @dataclass(frozen=True)
-class Preview:
+class BatchPreview:
     """The effect of a run of the batch, begun at *now*, and notes on its obstacles.
 
     *due* is the number of all due records, as the breaker counts them, and the number to release; None if it is
@@ -35,10 +35,10 @@ class Preview:
 
     batch: str
     now: datetime
-    parts: list[Part]
+    parts: list[PreviewPart]
     notes: list[str]
     due: int | None
-    held: bool
+    is_held: bool
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `--json` shows it."""
@@ -52,85 +52,91 @@ class Preview:
         }
 
 
-def preview(
+def preview_batch(
     batch: BatchSpec,
     settings: Settings,
     *,
-    sample: int = SAMPLE,
-    within: timedelta = WITHIN,
-    told: Callable[[Part], None] = lambda _part: None,
+    sample: int = DEFAULT_SAMPLE_SIZE,
+    within: timedelta = PREVIEW_TIME_LIMIT,
+    on_part: Callable[[PreviewPart], None] = lambda _part: None,
     at: datetime | None = None,
-) -> Preview:
+) -> BatchPreview:
     """Preview a run that begins now, or *at* an instant; change nothing and keep no locks.
 
     PostgreSQL is read in one snapshot.  Others may change the records meanwhile: a run sees that.  Needs a connection,
     and no transaction.  Raises `Blocked` if the forge lacks relations that the batch needs, and the errors of servers
     that are away.
     """
-    for lacks in preconditions.missing(batch):
+    for lacks in preconditions.find_missing_needs(batch):
         raise Blocked("schema", lacks)
-    notes = [*_disagreement(batch, settings)]
-    with looking(batch.name):
+    notes = [*_find_blockers(batch, settings)]
+    with read_only_snapshot(batch.name):
         instant = at or now()
-        notes += states(batch, settings)
-        notes += batch.obstacles()
-        due = breaker.amount(batch, instant)
-        notes += _brakes(batch, settings, instant)
-        look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
+        notes += describe_restrictions(batch, settings)
+        notes += batch.list_obstacles()
+        due = breaker.count_due(batch, instant)
+        notes += _describe_brakes(batch, settings, instant)
+        look = PreviewContext(
+            batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, on_progress=on_part
+        )
         declared = (batch, *batch.children)
-        parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
+        parts = [
+            part
+            for number, one in enumerate(declared)
+            for part in _preview_declaration(one, look, len(declared) - number)
+        ]
         if not any(one.previews for one in declared):
             notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
-        held = bool(holds.Hold.standing(*holds.BRAKES, batch=batch.name))
-        return Preview(batch.name, instant, parts, notes, due, held)
+        held = bool(holds.Hold.list_active(*holds.BRAKE_KINDS, batch=batch.name))
+        return BatchPreview(batch.name, instant, parts, notes, due, held)
 
 
-def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
+def _describe_brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
     """Yield how many records are released, or else whether the breaker would hold a run."""
-    released = breaker.released(batch.name)
-    if released and (left := RunTotal.used(batch.name, breaker.NEXT).released) is not None:
+    released = breaker.is_released(batch.name)
+    if released and (left := RunTotal.read_usage(batch.name, breaker.NEXT_RUN).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
     try:
-        verdict = breaker.judge(batch, settings, breaker.NEXT, instant, released=released)
+        verdict = breaker.judge_run(batch, settings, breaker.NEXT_RUN, instant, released=released)
     except redis.RedisError:
         return
     if verdict.sentence is not None and not released:
         yield f"the breaker would hold it: {verdict.sentence}"
 
 
-def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
+def _preview_declaration(declared: Declaration, whole: PreviewContext, left: int) -> Iterator[PreviewPart]:
     """Yield the parts of a declaration, which gets 1/*left* of the time that is left."""
 
     def passed_over(record: str) -> Collection[int]:
-        return [key for key, waits in quarantine.known(declared.name, record).items() if waits]
+        return [key for key, waits in quarantine.find_bad_keys(declared.name, record).items() if waits]
 
     look = replace(whole.within_share(1 / left), batch=declared.name, passed_over=passed_over)
     for ask in declared.previews:
         yield from ask(look)
 
 
-def _disagreement(batch: BatchSpec, settings: Settings) -> Iterator[str]:
+def _find_blockers(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Yield why a run would be blocked before it began."""
     try:
-        with looking(batch.name):
-            preconditions.require(batch, settings, claims=False)
+        with read_only_snapshot(batch.name):
+            preconditions.require_met(batch, settings, claims=False)
     except redis.RedisError as error:
         yield f"Redis is away, and a run may need it: {error}"
     except Blocked as error:
         yield f"a run would be blocked: {error}"
 
 
-def states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
+def describe_restrictions(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     """Yield the reasons that keep the batch from running, or limit its runs."""
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
-        until = "the forge turns it on" if FeatureFlag.owner() else f"`forgekeeper flags on {batch.flag}`"
+        until = "the forge turns it on" if FeatureFlag.find_forge_relation() else f"`forgekeeper flags on {batch.flag}`"
         yield f"flag {batch.flag} is off: no run does anything until {until}"
-    yield from holds.sentences(name)
-    yield from exclusions.sentences(name)
-    if settings.cron(name) is None:
+    yield from holds.describe_obstacles(name)
+    yield from exclusions.describe_exclusions(name)
+    if settings.schedule_of(name) is None:
         yield f"{name} is on no timetable: it runs by hand alone"
-    per_run, per_day, bytes_per_run, bytes_per_day = settings.limits(name)
+    per_run, per_day, bytes_per_run, bytes_per_day = settings.deletion_limits(name)
     limits = {"records a run": per_run, "records a day": per_day}
     limits |= {"bytes a run": bytes_per_run, "bytes a day": bytes_per_day}
     if said := ", ".join(f"{limit:,} {what}" for what, limit in limits.items() if limit is not None):

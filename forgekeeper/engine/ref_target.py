@@ -10,78 +10,88 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper.api.refs import Refs
-from forgekeeper.audit.deletions import Item
-from forgekeeper.engine.target import Deleted, Fence, Target
+from forgekeeper.audit.deletions import AuditItem
+from forgekeeper.engine.target import DeletionResult, Fence, ItemTarget
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.status_queue import PendingRef, RefQueue
 from forgekeeper.targets import git_refs, git_repository
 from forgekeeper.targets.git_command import GitError, GitTimedOut
-from forgekeeper.targets.git_refs import Doomed
+from forgekeeper.targets.git_refs import RefToDelete
 from forgekeeper.targets.git_repository import RepositoryMissing
 from forgekeeper.targets.repositories_root import prove_root
 
 log = structlog.get_logger(__name__)
 
 
-class RefTarget(Target[PendingRef]):
+class RefTarget(ItemTarget[PendingRef]):
     """The repository of a project; if it is missing, the rows of its refs are closed.
 
     Raises `GitError` of the repository or the root as a whole: no row is closed, and the message is retried.
     """
 
-    name = "ref"
+    audit_key = "ref"
 
     def __init__(self, refs: Refs[Any], queue: RefQueue, settings: Settings) -> None:
         self.is_closed_without_git = False
-        self._project, self._missing, self._settings, self._queue = refs.of, refs.missing, settings, queue
+        self._project, self._is_missing, self._settings, self._queue = refs.of, refs.missing, settings, queue
 
-    def scopes(self) -> list[str]:
+    def list_scopes(self) -> list[str]:
         return [str(self._project)]
 
-    def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    def find_states_after_crash(
+        self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
         # If git cannot read the repository, it is unknown.
         with suppress(GitError):
-            there = git_repository.standing(*self._find_repository(), [row["ref"] for row in rows], until=until)
+            there = git_repository.read_existing_refs(
+                *self._find_repository(), [row["ref"] for row in rows], until=until
+            )
             values = [(row["oid"], there.get(row["ref"])) for row in rows]
             return ["deleted" if now is None else "kept" if now == was else "moved" for was, now in values]
         return [None] * len(rows)
 
-    def delete(self, _scope: str | None, items: Sequence[PendingRef], fence: Fence[PendingRef]) -> Deleted[PendingRef]:
-        doomed = {row: Doomed(row.ref, row.expected_oid) for row in items}
+    def delete(
+        self, _scope: str | None, items: Sequence[PendingRef], fence: Fence[PendingRef]
+    ) -> DeletionResult[PendingRef]:
+        doomed = {row: RefToDelete(row.ref, row.expected_oid) for row in items}
         has_begun = False
 
-        def announce(values: Mapping[Doomed, str]) -> None:
+        def announce(values: Mapping[RefToDelete, str]) -> None:
             nonlocal has_begun
             has_begun = True
-            fence.announce({row: _item(row, values[one]) for row, one in doomed.items() if one in values})
+            fence.announce({row: _make_audit_item(row, values[one]) for row, one in doomed.items() if one in values})
 
-        def find_lost() -> list[Doomed]:
+        def find_lost() -> list[RefToDelete]:
             return [doomed[row] for row in fence.find_lost(items)]
 
         try:
             repository, page = self._find_repository(), list(doomed.values())
-            outcomes = git_refs.delete(*repository, page, until=fence.until, announce=announce, find_lost=find_lost)
+            outcomes = git_refs.delete_refs(
+                *repository, page, until=fence.until, announce=announce, find_lost=find_lost
+            )
         except GitError as error:
             if not self._may_close_without_git(error):
-                return Deleted({}, error=error, began=has_begun)
+                return DeletionResult({}, error=error, has_begun=has_begun)
             self.is_closed_without_git = True
-            return Deleted(dict.fromkeys(items, git_refs.GONE), began=has_begun)
+            return DeletionResult(dict.fromkeys(items, git_refs.REF_MISSING), has_begun=has_begun)
         if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
             reason = outcomes[locked[0]].reason
             log.warning("refs locked", project_id=self._project, refs=len(locked), first=locked[0].ref, reason=reason)
-        return Deleted({row: outcomes[one] for row, one in doomed.items()})
+        return DeletionResult({row: outcomes[one] for row, one in doomed.items()})
 
     def _may_close_without_git(self, error: GitError) -> bool:
         """Return whether there is no repository, and the batch or the deletion of the project says the same."""
-        return isinstance(error, RepositoryMissing) and (self._missing or not self._queue.paths([self._project]))
+        return isinstance(error, RepositoryMissing) and (
+            self._is_missing or not self._queue.read_paths([self._project])
+        )
 
     def _find_repository(self) -> tuple[Path, str]:
-        root, paths = prove_root(self._settings), self._queue.paths([self._project])
+        root, paths = prove_root(self._settings), self._queue.read_paths([self._project])
         if self._project not in paths:
             raise RepositoryMissing("there is no such project")
         return root, paths[self._project]
 
-    def interrupted(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
+    def handle_error(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
         if isinstance(error, GitTimedOut):
             log.warning("git ended, it took too long", project_id=self._project, error=str(error))
             return "deadline"
@@ -91,5 +101,5 @@ class RefTarget(Target[PendingRef]):
         raise error
 
 
-def _item(row: PendingRef, was: str) -> Item:
-    return Item(row.id, row.ref, {"project_id": row.project_id, "ref": row.ref, "oid": was, "due": row.created_at})
+def _make_audit_item(row: PendingRef, was: str) -> AuditItem:
+    return AuditItem(row.id, row.ref, {"project_id": row.project_id, "ref": row.ref, "oid": was, "due": row.created_at})

@@ -19,165 +19,179 @@ import structlog
 
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.objects import Objects
-from forgekeeper.audit.deletions import Item
-from forgekeeper.engine.object_target import Conditions, ObjectTarget
+from forgekeeper.audit.deletions import AuditItem
+from forgekeeper.engine.object_target import DeleteConditions, ObjectTarget
 from forgekeeper.engine.run import Run
-from forgekeeper.engine.source import Source
-from forgekeeper.engine.target import KeptItem, State
+from forgekeeper.engine.source import ItemSource
+from forgekeeper.engine.target import ItemState, KeptItem
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.values import moment
-from forgekeeper.platform.database.queries import Page
+from forgekeeper.platform.coordination.redis_values import to_datetime
+from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.settings import Settings
-from forgekeeper.sources.register.entries import NO_TEXT, UploadClaim, UploadEntry
-from forgekeeper.sources.register.not_excluded import NotExcluded
-from forgekeeper.sources.register.redis_register import RedisRegister, last_seen
+from forgekeeper.sources.register.entries import UNPRINTABLE_CHARACTERS, UploadClaim, UploadEntry
+from forgekeeper.sources.register.not_excluded import UnexcludedEntries
+from forgekeeper.sources.register.redis_register import RedisRegister, written_before
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import stores
 from forgekeeper.targets.objects import is_below, is_normal
-from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON, StoreUnavailable
 
-MAX_LOCKS = 250
+MAX_UPLOAD_LOCKS = 250
 """Maximum locks of uploads that are held at once: PostgreSQL has room for some thousands by default."""
-KEPT = ("kept", "changed")
-PREPARED_AGAIN = "the forge has registered it once more"
-UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
+KEPT_UPLOAD_STATES = ("kept", "changed")
+PREPARED_AGAIN_REASON = "the forge has registered it once more"
+UNFIT_REASONS = {
+    "malformed": "it names no object",
+    "outside": OUTSIDE_PREFIXES_REASON,
+    "no_store": "no store is configured for its location",
+}
 """Reasons why no object of an entry may be deleted, by the state that the entry gets."""
 
 log = structlog.get_logger(__name__)
 
 
-class RegisterSource(Source[UploadEntry]):
+class RegisterSource(ItemSource[UploadEntry]):
     """The due entries of a register, for one run.
 
     Raises `Mistake` if the declaration lacks the register: nothing would notice that Redis has lost the entries.
     """
 
-    locked = MAX_LOCKS
+    max_locked_items = MAX_UPLOAD_LOCKS
 
     def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
-        declared = run.declared.batch.registered
+        declared = run.declared.batch.registered_objects
         if declared is None or declared.register != objects.register:
             said = "its declaration lacks that register: leave records= out, and answer with the same at any time"
             raise Mistake(f"{run.batch} answers with the register {objects.register.name!r}, and {said}")
-        self.record, self.chunk, self.visibility = objects.record, objects.chunk, run.settings.upload_visibility / 5
+        self.record, self.chunk_size, self.visibility = (
+            objects.record,
+            objects.chunk,
+            run.settings.upload_visibility / 5,
+        )
         self.target = ObjectTarget[UploadEntry](run.settings, conditions=self._find_conditions)
         self._objects, self._settings, self._deadline = objects, run.settings, run.deadline
         self._register, self._run_number = RedisRegister(objects.register), run.number
-        self._not_excluded = NotExcluded(self._register, run.declared.batch.name)
-        self._fields = objects.result
+        self._not_excluded = UnexcludedEntries(self._register, run.declared.batch.name)
+        self._fields = objects.result_fields
         self.deleted_field = self._fields["deleted"]
         self._untried: list[tuple[UploadClaim, list[UploadEntry]]] = []
 
-    def begin(self) -> dict[str, Any]:
+    def begin_run(self) -> dict[str, Any]:
         if not self._settings.object_stores:
             raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
         if corrected := self._register.correct_clock(client):
             log.warning("uploads registered in the future corrected", entries=corrected)
         if self._register.bridge.is_open(client):
             # A forge that registers uploads in a hash takes no lock: an object is deleted right after the look at it.
-            self.chunk = min(self.chunk, MAX_LOCKS)
-        found = self._register.census(client)
+            self.chunk_size = min(self.chunk_size, MAX_UPLOAD_LOCKS)
+        found = self._register.count_entries(client)
         if found.unreadable:
-            log.error("uploads without a time stay", entries=found.unreadable, first=found.first)
+            log.error("uploads without a time stay", entries=found.unreadable, first=found.unreadable_example)
         return {self._fields["pending"]: found.pending, self._fields["failed"]: found.unreadable}
 
-    def end(self, stopped: str | None, _error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
+    def end_run(self, stopped: str | None, _error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
         # The next attempt gets the claimed entries of locations that do not answer.
         for claim, entries in self._untried:
             self._register.put_back(client, claim, entries)
-        is_timed_out = stopped == "deadline" and self._deadline.left() == 0
+        is_timed_out = stopped == "deadline" and self._deadline.seconds_left() == 0
         return {self._fields["timed_out"]: is_timed_out}, self._find_failure()
 
     def _find_failure(self) -> StoreUnavailable | None:
         # The names of all locations that had to be stopped are at the beginning: a ledger cuts long sentences.
-        away = self.target.away
+        away = self.target.store_errors
         names, reasons = list(map(str, away)), "; ".join(map(str, away.values()))
         said = reasons if len(names) == 1 else f"{', '.join(sorted(names))}: {reasons}"
         return StoreUnavailable(said, {}) if names else None
 
-    def scope(self, one: UploadEntry) -> str | None:
+    def find_scope(self, one: UploadEntry) -> str | None:
         return None if is_malformed(one) else one.location
 
-    def excludable(self, one: UploadEntry) -> tuple[None, str]:
+    def exclusion_key(self, one: UploadEntry) -> tuple[None, str]:
         return None, one.member
 
-    def claim(self, page: Page) -> list[UploadEntry]:
+    def claim_next(self, page: KeyPage) -> list[UploadEntry]:
         only = None
         if self._not_excluded.has_exclusions():
-            only = self._not_excluded.next_members(client, page.limit)
+            only = self._not_excluded.find_next_members(client, page.limit)
         visibility = self._settings.upload_visibility
         self._claim = self._register.claim(client, visibility=visibility, limit=page.limit, only=only)
         return self._claim.entries
 
-    def look(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, KeptItem]:
-        states = {entry: find_unfit(entry, self._settings) for entry in items}
-        kept = {entry: KeptItem(UNFIT[state], state) for entry, state in states.items() if state}
-        again = self._register.bridge.named(client, [entry.member for entry in items])
-        return {entry: KeptItem(PREPARED_AGAIN) for entry in items if entry.member in again} | kept
+    def find_kept(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, KeptItem]:
+        states = {entry: find_unfit_state(entry, self._settings) for entry in items}
+        kept = {entry: KeptItem(UNFIT_REASONS[state], state) for entry, state in states.items() if state}
+        again = self._register.bridge.find_registered(client, [entry.member for entry in items])
+        return {entry: KeptItem(PREPARED_AGAIN_REASON) for entry in items if entry.member in again} | kept
 
-    def mark(self, items: Sequence[UploadEntry], kept: Mapping[UploadEntry, State]) -> dict[UploadEntry, Item | State]:
+    def mark_for_deletion(
+        self, items: Sequence[UploadEntry], kept: Mapping[UploadEntry, ItemState]
+    ) -> dict[UploadEntry, AuditItem | ItemState]:
         # An upload that its producer is just completing stays: its claim expires, and a later run looks again.
-        marked: dict[UploadEntry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
+        marked: dict[UploadEntry, AuditItem | ItemState] = {entry: kept[entry] for entry in items if entry in kept}
         some, location = {entry.path: entry for entry in items if entry not in kept}, items[0].location
         if some:
             free = SettledUpload.lock_free(location, list(some))
-            answered = find_answered(self._objects, location, free, self._settings)
+            answered = find_referenced_paths(self._objects, location, free, self._settings)
             going = [path for path in free if path not in answered]
-            SettledUpload.reap(location, going, self._run_number)
-            marked |= {some[path]: self._item(some[path]) for path in going}
+            SettledUpload.record_reaped(location, going, self._run_number)
+            marked |= {some[path]: self._make_audit_item(some[path]) for path in going}
             marked |= {some[path]: KeptItem(reason) for path, reason in answered.items()}
         return marked
 
-    def _item(self, entry: UploadEntry) -> Item:
+    def _make_audit_item(self, entry: UploadEntry) -> AuditItem:
         detail = {"location": entry.location, "path": entry.path, "due": self._due_since(entry)}
-        return Item(None, entry.path, detail)
+        return AuditItem(None, entry.path, detail)
 
     def _due_since(self, entry: UploadEntry) -> datetime | None:
-        return None if entry.registered is None else moment(entry.registered) + self._objects.register.older_than
+        return (
+            None
+            if entry.registered_at is None
+            else to_datetime(entry.registered_at) + self._objects.register.older_than
+        )
 
-    def _find_conditions(self, items: Sequence[UploadEntry]) -> Conditions:
-        seen = {entry.path: last_seen(entry.adopted) for entry in items if entry.adopted is not None}
+    def _find_conditions(self, items: Sequence[UploadEntry]) -> DeleteConditions:
+        seen = {entry.path: written_before(entry.adopted_at) for entry in items if entry.adopted_at is not None}
         # An entry without its time of registration was claimed before: it has been stale for some time.
-        latest = moment(client.time()[0]) - self._objects.register.older_than
-        return Conditions(seen, {entry.path: self._due_since(entry) or latest for entry in items} | seen)
+        latest = to_datetime(client.time()[0]) - self._objects.register.older_than
+        return DeleteConditions(seen, {entry.path: self._due_since(entry) or latest for entry in items} | seen)
 
     def find_lost(self, items: Sequence[UploadEntry]) -> list[UploadEntry]:
         return self._register.find_lost(client, self._claim, items)
 
-    def unanswered(self, scope: str | None) -> None:
-        self.target.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
+    def note_unanswered(self, scope: str | None) -> None:
+        self.target.handle_error(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
 
-    def settle(self, states: Mapping[UploadEntry, State]) -> dict[str, int]:
+    def settle(self, states: Mapping[UploadEntry, ItemState]) -> dict[str, int]:
         # A changed object stays, so its upload was not reaped after all.
         changed = [entry for entry, became in states.items() if became.state == "changed"]
         if changed:
-            SettledUpload.forget(changed[0].location, [entry.path for entry in changed])
+            SettledUpload.delete_reaped(changed[0].location, [entry.path for entry in changed])
         return {}
 
-    def forget(self, states: Mapping[UploadEntry, State]) -> dict[str, int]:
+    def settle_outside_database(self, states: Mapping[UploadEntry, ItemState]) -> dict[str, int]:
         by = defaultdict[str, list[UploadEntry]](list)
         for entry, became in states.items():
             by[became.state].append(entry)
         self._log_kept(states, by)
         register, claim = self._register, self._claim
-        register.forget(client, claim, [entry for state in KEPT for entry in by[state]])
+        register.forget(client, claim, [entry for state in KEPT_UPLOAD_STATES for entry in by[state]])
         self._untried.append((claim, by["unavailable"]))
         put_aside = register.reject(client, claim, by["malformed"] + by["outside"])
         failed = by["no_store"] + by["failed"]
         for entry in failed:
-            last = register.fail(client, claim, entry)
+            last = register.record_failure(client, claim, entry)
             why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
             log.warning("upload not deleted", **why, given_up=last)
         deleted = register.forget(client, claim, by["deleted"] + by["missing"])
         return {self._fields["deleted"]: deleted, self._fields["failed"]: put_aside + len(failed)}
 
-    def _log_kept(self, states: Mapping[UploadEntry, State], by: Mapping[str, Sequence[UploadEntry]]) -> None:
+    def _log_kept(self, states: Mapping[UploadEntry, ItemState], by: Mapping[str, Sequence[UploadEntry]]) -> None:
         for entry, became in states.items():
-            if became.state in KEPT:
+            if became.state in KEPT_UPLOAD_STATES:
                 reason = became.reason or "its object was written since it was registered"
                 log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
-        for state, reason in UNFIT.items():
+        for state, reason in UNFIT_REASONS.items():
             if rejected := by.get(state):
                 first = min(entry.member for entry in rejected)
                 log.error("uploads rejected", reason=reason, entries=len(rejected), first=first)
@@ -192,10 +206,10 @@ class RegisterSource(Source[UploadEntry]):
 
 def is_malformed(entry: UploadEntry) -> bool:
     """Return whether the entry can name no object at any store; any program may write to the register."""
-    return not entry.location or bool(NO_TEXT.search(entry.location)) or not is_normal(entry.path)
+    return not entry.location or bool(UNPRINTABLE_CHARACTERS.search(entry.location)) or not is_normal(entry.path)
 
 
-def find_unfit(entry: UploadEntry, settings: Settings) -> str | None:
+def find_unfit_state(entry: UploadEntry, settings: Settings) -> str | None:
     """Return why no object of the entry may be deleted, a key of `UNFIT`; None if it may be."""
     if is_malformed(entry):
         return "malformed"
@@ -204,7 +218,9 @@ def find_unfit(entry: UploadEntry, settings: Settings) -> str | None:
     return None if is_below(settings.object_prefixes.get(entry.location, ()), entry.path) else "outside"
 
 
-def find_answered(objects: Objects[Any], location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+def find_referenced_paths(
+    objects: Objects[Any], location: str, paths: Sequence[str], settings: Settings
+) -> dict[str, str]:
     """Return the *paths* that an owner, the outbox or a producer names, and why each is kept."""
     owner = None if objects.unless is None else objects.unless.owner
-    return stores.answered_for(owner, location, paths, settings)
+    return stores.find_kept_paths(owner, location, paths, settings)

@@ -15,11 +15,11 @@ from forgekeeper.sources.status_queue import MAX_PROJECT_ID, RefQueue
 from forgekeeper.targets.missing_repositories import doubt_missing, find_missing
 from forgekeeper.targets.repositories_root import prove_root
 
-ENQUEUED, TOTAL = "enqueued", "total_projects"
+ENQUEUED_FIELD, TOTAL_FIELD = "enqueued", "total_projects"
 """Fields of the result: children that were sent, and these plus children on their way."""
 
 
-def child_with_refs(batch: BatchSpec) -> ChildSpec:
+def find_child_with_refs(batch: BatchSpec) -> ChildSpec:
     """Return the child of *batch* that answers with `Refs`; raise `Mistake` unless there is exactly one."""
     children = [child for child in batch.children if child.refs is not None]
     if len(children) != 1:
@@ -30,20 +30,20 @@ def child_with_refs(batch: BatchSpec) -> ChildSpec:
     return children[0]
 
 
-def children_per_repository(run: Run[Any], answer: ChildPerRepository) -> Generator[Children | Note, None, str | None]:
+def plan_repository_children(run: Run[Any], answer: ChildPerRepository) -> Generator[Children | Note, None, str | None]:
     """Yield a child for each project with pending rows; return why the run stopped, None if all have one.
 
     Raises `Blocked` if no repositories are configured, `RootUnavailable` if their disk is not mounted, and
     `RepositoriesMissing` if too many are missing: children would only fail.
     """
-    child, batch, settings = child_with_refs(run.declared.batch), run.declared.batch.name, run.settings
+    child, batch, settings = find_child_with_refs(run.declared.batch), run.declared.batch.name, run.settings
     assert child.refs is not None, "it was found by that"
     require_repositories(settings)
     root, queue = prove_root(settings), RefQueue(child.refs, batch)
-    options: dict[str, Any] = {"sent": ENQUEUED, "all_of": TOTAL, "by_project": True}
+    options: dict[str, Any] = {"sent": ENQUEUED_FIELD, "all_of": TOTAL_FIELD, "by_project": True}
     missing, total = dict[int, str](), 0
-    for projects in _pages(queue, batch, answer):
-        lacking, total = find_missing(root, queue.paths(projects)), total + len(projects)
+    for projects in _list_project_pages(queue, batch, answer):
+        lacking, total = find_missing(root, queue.read_paths(projects)), total + len(projects)
         yield Children(child, [project for project in projects if project not in lacking], **options)
         missing |= lacking
         yield Note(missing_repositories=len(missing))
@@ -53,15 +53,17 @@ def children_per_repository(run: Run[Any], answer: ChildPerRepository) -> Genera
     return "max_projects" if total == answer.most else None
 
 
-def _pages(queue: RefQueue, batch: str, answer: ChildPerRepository) -> Iterator[list[int]]:
+def _list_project_pages(queue: RefQueue, batch: str, answer: ChildPerRepository) -> Iterator[list[int]]:
     """Yield pages of projects in one round from the position that the last run of *batch* left.
 
     The position is recorded when a page is done: a page that is cut off is sent again.
     """
-    began, left = Batch.position(batch), answer.most
+    began, left = Batch.read_position(batch), answer.most
     for after, last in ((began, MAX_PROJECT_ID), (0, began)):
         position = after
-        while left and (projects := queue.waiting_projects(after=position, until=last, limit=min(answer.page, left))):
+        while left and (
+            projects := queue.find_waiting_projects(after=position, until=last, limit=min(answer.page, left))
+        ):
             yield projects
             left, position = left - len(projects), projects[-1]
-            Batch.move_to(batch, position)
+            Batch.store_position(batch, position)

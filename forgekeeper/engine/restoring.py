@@ -16,18 +16,18 @@ from peewee import chunked
 from psycopg2.sql import Identifier
 
 from forgekeeper.api.answers import Rows, Subject
-from forgekeeper.engine.row_audit import name_columns
+from forgekeeper.engine.row_audit import map_audit_names
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.exclusions import visible
+from forgekeeper.platform.database.exclusions import is_visible
 from forgekeeper.platform.database.naming import relation_name, show_column, shown_name
 
-STATEMENT_ROWS = 500
+MAX_ROWS_PER_STATEMENT = 500
 """Rows per statement of the script."""
 
 # It means the same whatever the session's settings are: no name of an object leaves its literal.
-BEGIN = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
-INSERT = """\
+BEGIN_SCRIPT = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
+INSERT_DELETED_ROWS = """\
 with back as (
     insert into {relation} ({columns}) overriding system value
     select {columns} from jsonb_populate_recordset(null::{relation}, {rows}::jsonb)
@@ -39,14 +39,14 @@ update {table} as total
 set {kept} = total.{kept} + came.{size}
 from (select {of}, sum(coalesce({size}, 0)) as {size} from back group by {of}) as came
 where total.{total_key} = came.{of};"""
-RESTORE = "select {schema}.{function}({rows}::jsonb);"
-FIND_RELATION = """
+CALL_RESTORE_FUNCTION = "select {schema}.{function}({rows}::jsonb);"
+SELECT_RELATION = """
     select relkind in ('r', 'p'), quote_ident(nspname), quote_ident(nspname) || '.' || quote_ident(relname),
         to_regprocedure(quote_ident(nspname) || '.' || quote_ident(%(function)s) || '(jsonb)') is not null
     from pg_class as c join pg_namespace as n on n.oid = relnamespace where c.oid = to_regclass(%(relation)s)
 """
 
-Row = dict[str, Any]
+RestoredRow = dict[str, Any]
 
 
 class RestoredRelation(NamedTuple):
@@ -54,11 +54,11 @@ class RestoredRelation(NamedTuple):
 
     is_table: bool
     schema: str
-    shown: str
+    quoted_name: str
     has_function: bool
 
 
-def subject_of(rows: Rows[Any]) -> Subject:
+def describe_subject(rows: Rows[Any]) -> Subject:
     """Return how people ask for a row of the answer."""
     return rows.called or Subject(rows.record, "ID", rows.record, because="it was due at {due}")
 
@@ -68,17 +68,17 @@ class RestorableRows:
 
     def __init__(self, rows: Rows[Any]) -> None:
         assert rows.outbox is not None, "rows without an outbox are not restored"
-        subject = subject_of(rows)
+        subject = describe_subject(rows)
         self.rows, self.record, self.called = rows, rows.record, subject.called
-        self.done = subject.gone.removeprefix("was ")
-        self.columns = name_columns(rows)
+        self.past_participle = subject.gone.removeprefix("was ")
+        self.columns = map_audit_names(rows)
         self.key = rows.model._meta.primary_key.column_name
         self.path = rows.outbox.path.column_name
         self.project = None if rows.project is None else rows.project.column_name
         self._theirs = rows.outbox.theirs
 
     @cached_property
-    def _function(self) -> str:
+    def _function_name(self) -> str:
         return f"restore_{self.called}s"
 
     def describe_obstacle(self) -> str | None:
@@ -93,35 +93,35 @@ class RestorableRows:
         elif found.is_table or found.has_function:
             return None
         else:
-            function = f"{found.schema}.{self._function}(jsonb)"
-            why = f"{found.shown} is a view, and no function {function} inserts rows (docs/adopting.md)"
-        return f"{self.called}s that are {self.done} cannot be restored: {why}"
+            function = f"{found.schema}.{self._function_name}(jsonb)"
+            why = f"{found.quoted_name} is a view, and no function {function} inserts rows (docs/adopting.md)"
+        return f"{self.called}s that are {self.past_participle} cannot be restored: {why}"
 
-    def read_row(self, facts: Mapping[str, Any]) -> Row:
+    def read_row(self, facts: Mapping[str, Any]) -> RestoredRow:
         """Return a row of the relation by its columns, from its details in the audit."""
         known = {column: facts[name] for column, name in self.columns.items() if name in facts}
         unaudited = {name: value for name, value in self.rows.model.unaudited.items() if name not in known}
         row = {column: (known | unaudited)[column] for column in self.columns if column in known or column in unaudited}
         return row | dict(facts.get("others", {}))
 
-    def exists(self, number: int) -> bool:
+    def row_exists(self, number: int) -> bool:
         """Return whether the forge has a row with this key."""
         model = self.rows.model
         return bool(model.select().where(model._meta.primary_key == number).exists())
 
-    def write_script(self, rows: Iterable[Row]) -> Iterator[str]:
+    def write_script(self, rows: Iterable[RestoredRow]) -> Iterator[str]:
         """Yield the SQL that inserts rows back, in one transaction, and adds their sizes to the totals."""
         relation = self._find_relation()
         assert relation is not None, "the forge has the relation of rows that it has deleted"
-        template = self._write_insert() if relation.is_table else RESTORE
-        yield from BEGIN
+        template = self._write_insert() if relation.is_table else CALL_RESTORE_FUNCTION
+        yield from BEGIN_SCRIPT
         (path,) = database.execute_sql("select current_setting('search_path')").fetchone()
         yield f"set local search_path = {path};"
-        names = {"relation": relation.shown, "schema": relation.schema, "function": self._function}
+        names = {"relation": relation.quoted_name, "schema": relation.schema, "function": self._function_name}
         with database.connection().cursor() as cursor:
             for columns, alike in groupby(rows, tuple):
                 quoted = ", ".join(Identifier(column).as_string(cursor) for column in columns)
-                for some in chunked(alike, STATEMENT_ROWS):
+                for some in chunked(alike, MAX_ROWS_PER_STATEMENT):
                     text = cursor.mogrify("%s", (json.dumps(some, ensure_ascii=False),)).decode()
                     yield template.format(**names, columns=quoted, rows=text)
         yield "commit;"
@@ -130,15 +130,15 @@ class RestorableRows:
         """Return the template of a statement; a total that the forge lacks gets nothing back."""
         total, size = self.rows.total, self.rows.size
         names = {"relation": "{relation}", "columns": "{columns}", "rows": "{rows}", "key": show_column(self.key)}
-        if total is None or size is None or not visible(total.kept.model):
-            return f"{INSERT.format(**names, returned=names['key'])} select from back;"
+        if total is None or size is None or not is_visible(total.kept.model):
+            return f"{INSERT_DELETED_ROWS.format(**names, returned=names['key'])} select from back;"
         of, summed = show_column(total.of.column_name), show_column(size.column_name)
         names |= {"returned": f"{of}, {summed}", "of": of, "size": summed, "table": shown_name(total.kept.model)}
         names |= {"kept": show_column(total.kept.column_name)}
         names |= {"total_key": show_column(total.kept.model._meta.primary_key.column_name)}
-        return f"{INSERT}{ADD_TO_TOTALS}".format(**names)
+        return f"{INSERT_DELETED_ROWS}{ADD_TO_TOTALS}".format(**names)
 
     def _find_relation(self) -> RestoredRelation | None:
-        names = {"relation": relation_name(self.rows.model), "function": self._function}
-        found = database.execute_sql(FIND_RELATION, names).fetchone()
+        names = {"relation": relation_name(self.rows.model), "function": self._function_name}
+        found = database.execute_sql(SELECT_RELATION, names).fetchone()
         return None if found is None else RestoredRelation(*found)

@@ -12,61 +12,61 @@ from typing import Any, NamedTuple
 import peewee as pw
 import structlog
 
-from forgekeeper.api.answers import WHOLE_NUMBERS, Changes, Rows, record_of
-from forgekeeper.api.batches import batch_of
-from forgekeeper.api.shown import Look, Part
+from forgekeeper.api.answers import WHOLE_NUMBER_FIELDS, Changes, Rows, default_record_name
+from forgekeeper.api.batches import find_batch_name
+from forgekeeper.api.inspection import PreviewContext, PreviewPart
 from forgekeeper.engine.run import BadRecords, Run
 from forgekeeper.engine.statement import (
-    COUNT_SO_FAR,
-    Chunk,
+    COUNT_DELETED_TUPLES,
     ChunkResult,
+    RowChunk,
     RowStatements,
-    condition,
     write_bytes,
+    write_condition,
 )
 from forgekeeper.guards.preconditions import Blocked
-from forgekeeper.ledger.totals import MOST, NONE, Amount
+from forgekeeper.ledger.limits import NO_AMOUNT, UNLIMITED, Amount
 from forgekeeper.platform.database import database, exclusions, sqlstate, survey
 from forgekeeper.platform.database.cascades import Cascades
 from forgekeeper.platform.database.common_tables import CommonTable, append_tables
 from forgekeeper.platform.database.naming import column_name, relation_name, shown_name
-from forgekeeper.platform.database.queries import IN_ORDER, START, Position, among, positions
+from forgekeeper.platform.database.queries import START_POSITION, WALK_IN_ORDER, Position, filter_keys, list_positions
 from forgekeeper.platform.database.sessions import (
     LOCK_NOT_AVAILABLE,
-    Unit,
-    committing,
+    EngineTransaction,
+    committed_transaction,
     execute_prepared,
-    write_first,
-    writing,
+    write_prefix,
+    write_transaction,
 )
-from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.database.targets import TargetRelation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import write_insert
 
-COUNTED_SHARE = 0.7
+COUNTING_TIME_SHARE = 0.7
 """Share of a preview's time for counting the rows that would be deleted; the rest is for the rows that stay."""
-KEPT = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
+KEPT_BY_TRIGGER_REASON = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
 
 log = structlog.get_logger(__name__)
 
 
-def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
+def delete_due(run: Run[Any], rows: Rows[Any]) -> str | None:
     """Delete the rows; return why the run ended early, or None if all rows are deleted.
 
     Each chunk is one statement.  After a crash a row is either untouched, or deleted together with its followers, its
     objects' rows, its line in the audit and its use of limits.
     """
-    sweep = Sweep(run, rows)
+    sweep = RowDeletionPass(run, rows)
     of_all = rows.select_of_all_shares()
     with run.bad_records(rows.record, of_all) as bad:
-        while limit := run.brakes.free(rows.chunk):
-            before = sweep.done
-            if not sweep.chunk(bad, limit):
-                sweep.say()
-                sweep.insist(bad)
+        while limit := run.brakes.count_allowed(rows.chunk):
+            before = sweep.affected_rows
+            if not sweep.delete_chunk(bad, limit):
+                sweep.log_summary()
+                sweep.check_undeleted_rows(bad)
                 return None
-            run.step("deleted")
-            if run.deadline.passed(sweep.done - before):
+            run.reach_failpoint("deleted")
+            if run.deadline.has_passed(sweep.affected_rows - before):
                 return "deadline"
             if rows.until is not None and (stopped := rows.until()) is not None:
                 return stopped
@@ -92,7 +92,7 @@ def insert_objects(rows: Rows[Any], settings: Settings) -> Rows[Any]:
     return replace(rows, also=[*rows.also, write_insert(rows.outbox, rows.project, rows.now, settings)])
 
 
-class Sweep:
+class RowDeletionPass:
     """One pass over the rows, from the oldest on."""
 
     def __init__(self, run: Run[Any], rows: Rows[Any]) -> None:
@@ -101,76 +101,83 @@ class Sweep:
         self._rows = rows
         self._statements = RowStatements(rows)
         # A row becomes due the time `after` past its `since`.
-        due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
+        due = f"_since + interval '{rows.due_delay.total_seconds():.6f} s'" if rows.due_delay else "_since"
         columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._statements.audit)}
         name = None if rows.name is None else "_named"
-        self._audited = run.audit.clause(rows.record, "deleted", id="_key", name=name, **columns)
-        for place in self._statements.cascades.followers:
-            self._audited += self._audit_followers(place)
-        self._position = START
-        self._held_up = set[int]()
+        self._audit_tables = run.audit.build_clause(rows.record, "deleted", id="_key", name=name, **columns)
+        for place in self._statements.cascades.follower_verbs:
+            self._audit_tables += self._audit_followers(place)
+        self._position = START_POSITION
+        self._locked_totals = set[int]()
         self.deleted = 0
-        self.followed = 0
+        self.follower_count = 0
         self._claimed = 0
 
     @property
-    def done(self) -> int:
+    def affected_rows(self) -> int:
         """Number of rows that were deleted, or changed because others were deleted."""
-        return self.deleted + self.followed
+        return self.deleted + self.follower_count
 
-    def chunk(self, bad: BadRecords, limit: int) -> bool:
+    def delete_chunk(self, bad: BadRecords, limit: int) -> bool:
         """Delete the next chunk, except bad records; return False if rows or limits are used up.
 
         Raises `Blocked` if the relation reports deletions that it did not make; then nothing of the chunk is deleted.
         """
-        while granted := self._reserve(bad, limit):
-            following = partial(self._following, limit=granted, without=bad.keys)
+        while granted := self._reserve_limits(bad, limit):
+            following = partial(self._find_next_positions, limit=granted, without=bad.keys)
             with self._run.brakes.giving_back():
-                reached = bad.chunk(partial(self._take, bad, granted), following)
+                reached = bad.process_chunk(partial(self._delete_next, bad, granted), following)
             self._run.brakes.give_back()
             if reached is not None:
                 self._position = reached
                 return True
             brakes = self._run.brakes
-            if brakes.room is None and not (brakes.limited and self._statements.follows):
+            if brakes.bytes_left is None and not (brakes.is_limited and self._statements.has_followers):
                 return False
             # The rows are deleted or locked by now, or more rows follow them.  Rows behind them may need more, too.
         return False
 
-    def say(self) -> None:
+    def log_summary(self) -> None:
         """Log facts that the result lacks: removed rows, and totals whose rows stay for now."""
         if not hasattr(self._run.outcome, self._rows.counted) and self.deleted:
             log.info("old records removed", record=self._rows.record, records=self.deleted)
-        if self._rows.total is not None and self._held_up:
+        if self._rows.total is not None and self._locked_totals:
             table = shown_name(self._rows.total.kept.model)
-            log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
+            log.warning("totals locked", table=table, totals=len(self._locked_totals), first=min(self._locked_totals))
 
-    def insist(self, bad: BadRecords) -> None:
+    def check_undeleted_rows(self, bad: BadRecords) -> None:
         """Find out whether PostgreSQL keeps claimed rows, as with a trigger of the table.
 
         A row that others changed meanwhile is not deleted either, but is deleted at the second try.  Raises `Blocked`
         if the run has deleted nothing, so that a batch that cannot delete is noticed; else logs a warning.
         """
         kept = self._claimed - self.deleted
-        if not kept or self._held_up or not self._run.brakes.free(1):
+        if not kept or self._locked_totals or not self._run.brakes.count_allowed(1):
             return
         before = self._claimed, self.deleted
-        self._position = START
-        self.chunk(bad, 1)
+        self._position = START_POSITION
+        self.delete_chunk(bad, 1)
         if self._claimed == before[0] or self.deleted > before[1]:
             return
-        table = self._statements.target.shown
+        table = self._statements.target.display_name
         if not self.deleted:
-            raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT}")
-        log.warning("rows kept", record=self._rows.record, rows=kept, reason=f"PostgreSQL did not delete them: {KEPT}")
+            raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT_BY_TRIGGER_REASON}")
+        log.warning(
+            "rows kept",
+            record=self._rows.record,
+            rows=kept,
+            reason=f"PostgreSQL did not delete them: {KEPT_BY_TRIGGER_REASON}",
+        )
 
-    def _reserve(self, bad: BadRecords, limit: int) -> int:
+    def _reserve_limits(self, bad: BadRecords, limit: int) -> int:
         """Reserve limits for the next chunk and no more; return its number of rows."""
         brakes = self._run.brakes
-        if not brakes.limited:
+        if not brakes.is_limited:
             return limit
         while rows := self._next_sizes(bad, limit):
-            refused = {one.key: refusal for one in rows if (refusal := brakes.refuse(Amount(one.records, one.bytes)))}
+            refused = {
+                one.key: refusal for one in rows if (refusal := brakes.find_refusal(Amount(one.records, one.bytes)))
+            }
             if not refused:
                 records, size, first = sum(one.records for one in rows), sum(one.bytes for one in rows), rows[0]
                 granted = brakes.reserve(records, size, least=first.bytes, least_records=first.records)
@@ -178,87 +185,92 @@ class Sweep:
                 return min(granted.records, len(rows))
             for key, refusal in refused.items():
                 if not bad.set_aside(key, refusal.sentence):
-                    brakes.reason = refusal.why
+                    brakes.stop_reason = refusal.reason
                     return 0
         return 0
 
     def _next_sizes(self, bad: BadRecords, limit: int) -> list[RowSize]:
         """Return the rows that a chunk would claim now; writes of their condition are undone."""
-        chunk = self._chunk(bad, limit)
-        text, values = self._statements.look_at_sizes(chunk), self._statements.values | chunk.values
-        with committing() as unit:
+        chunk = self._make_next_chunk(bad, limit)
+        text, values = self._statements.write_size_query(chunk), self._statements.sql_values | chunk.sql_values
+        with committed_transaction() as unit:
             unit.end = "rollback"
-            found = database.execute_sql(unit.first + IN_ORDER + text, values).fetchall()
+            found = database.execute_sql(unit.begin + WALK_IN_ORDER + text, values).fetchall()
         return [RowSize(*row) for row in found]
 
-    def _chunk(self, bad: BadRecords, limit: int, only: Sequence[int] | None = None) -> Chunk:
+    def _make_next_chunk(self, bad: BadRecords, limit: int, only: Sequence[int] | None = None) -> RowChunk:
         """Return the next *limit* rows, of the keys *only* if it names any."""
-        return Chunk(
+        return RowChunk(
             limit=limit if only is None else min(len(only), limit),
             after=self._position,
             only=only,
             without=list(bad.keys),
-            held_up=list(self._held_up),
-            bytes_left=self._run.brakes.room,
-            rows_left=self._run.brakes.rows_room,
+            held_up=list(self._locked_totals),
+            bytes_left=self._run.brakes.bytes_left,
+            rows_left=self._run.brakes.records_left,
             # If a total was locked, more rows of it may be in the next chunk.
-            totals_first=bool(self._held_up),
+            totals_first=bool(self._locked_totals),
         )
 
-    def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
+    def _find_next_positions(self, *, limit: int, without: Collection[int]) -> list[Position]:
         """Return the positions of the rows that a chunk would claim, locked or not."""
         query, total = self._rows.select(), self._rows.total
-        if total is not None and self._held_up:
-            query = query.where(total.of.not_in(list(self._held_up)))
-        return positions(query, self._rows.since, self._position, limit=limit, without=without)
+        if total is not None and self._locked_totals:
+            query = query.where(total.of.not_in(list(self._locked_totals)))
+        return list_positions(query, self._rows.since, self._position, limit=limit, without=without)
 
-    def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
+    def _delete_next(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
         """Delete at most *limit* rows beyond our position; return the last row's position.
 
         *only* names the keys of the only rows to delete.  Rows that another transaction has locked are passed over, not
         waited for.  So is a row that was changed since the claim began: a later run sees its new values.
         """
-        chunk = self._chunk(bad, limit, only)
+        chunk = self._make_next_chunk(bad, limit, only)
         try:
-            result = self._delete(chunk)
+            result = self._execute_and_commit(chunk)
         except pw.OperationalError as error:
             if self._rows.total is None or chunk.totals_first or sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
             # If the lock was another than a total's, this statement fails, too.
-            result = self._delete(replace(chunk, totals_first=True))
-        self._count(result, None if only is None else len(only))
+            result = self._execute_and_commit(replace(chunk, totals_first=True))
+        self._count_result(result, None if only is None else len(only))
         return None if result is None else Position(result.instant, result.key)
 
-    def _count(self, result: ChunkResult | None, of: int | None) -> None:
+    def _count_result(self, result: ChunkResult | None, settled_count: int | None) -> None:
         """Count the rows of a committed statement, which has settled *of* the reserved records, or all."""
-        deleted, followers = (Amount(*result[:2]), result.followers) if result else (NONE, None)
+        deleted, followers = (Amount(*result[:2]), result.followers) if result else (NO_AMOUNT, None)
         followed = sum(count for _, count in followers or ())
         in_all = Amount(deleted.records + followed, deleted.bytes)
-        self._run.brakes.carry(followed)
-        self._run.brakes.went(in_all, of=in_all.records if self._statements.follows and of is not None else of)
+        self._run.brakes.note_uncounted(followed)
+        self._run.brakes.note_settled(
+            in_all,
+            of_reserved=in_all.records
+            if self._statements.has_followers and settled_count is not None
+            else settled_count,
+        )
         if result is None:
             return
         self._claimed += result.claimed
         self.deleted += deleted.records
-        self.followed += followed
-        self._held_up.update(result.held_up)
-        self._run.add("cascaded", followed)
-        self._run.add(self._rows.counted, deleted.records)
-        self._run.add("batches", deleted.records > 0)
+        self.follower_count += followed
+        self._locked_totals.update(result.held_up)
+        self._run.add_to_result("cascaded", followed)
+        self._run.add_to_result(self._rows.counted, deleted.records)
+        self._run.add_to_result("batches", deleted.records > 0)
         if self._rows.counted_bytes is not None:
-            self._run.add(self._rows.counted_bytes, deleted.bytes)
+            self._run.add_to_result(self._rows.counted_bytes, deleted.bytes)
 
-    def _delete(self, chunk: Chunk) -> ChunkResult | None:
+    def _execute_and_commit(self, chunk: RowChunk) -> ChunkResult | None:
         """Execute the statement, and commit if its answer is true."""
         statements = self._statements
-        checks = statements.is_checked_by_keys or statements.follows
-        with committing() if checks else nullcontext(Unit(write_first())) as unit:
-            result = self._send(chunk, first=unit.first + IN_ORDER)
+        checks = statements.is_checked_by_keys or statements.has_followers
+        with committed_transaction() if checks else nullcontext(EngineTransaction(write_prefix())) as unit:
+            result = self._execute_delete(chunk, first=unit.begin + WALK_IN_ORDER)
             if checks and result is not None:
-                self._check(result)
+                self._check_result(result)
         return result
 
-    def _check(self, result: ChunkResult) -> None:
+    def _check_result(self, result: ChunkResult) -> None:
         """Check the answer of a deletion.
 
         Raises `Blocked` if a view has several rows of one key, or if rows are left that a trigger or rule in place of
@@ -266,146 +278,161 @@ class Sweep:
         """
         target, keys = self._statements.target, result.keys or ()
         if not target.has_places and len(keys) > len(set(keys)):
-            raise _not_unique(target)
-        if target.instead and (left := among(self._rows.model.select(), keys)):
-            raise _not_done(target, left)
-        if self._statements.follows and self._count_deleted() > result.so_far + self._count_followers(result):
-            raise UncountedRows(_uncounted(self._statements.cascades))
+            raise _block_for_duplicate_keys(target)
+        if target.instead_rules and (left := filter_keys(self._rows.model.select(), keys)):
+            raise _block_for_left_rows(target, left)
+        if self._statements.has_followers and self._count_deleted() > result.deleted_before + self._count_followers(
+            result
+        ):
+            raise UncountedRows(_describe_uncounted_rows(self._statements.cascades))
 
     def _count_deleted(self) -> int:
         """Count the rows that this session has deleted by now from the tables of the rows and their followers."""
-        deleted: int = database.execute_sql(f"select {COUNT_SO_FAR}", self._statements.values).fetchone()[0]
+        deleted: int = database.execute_sql(f"select {COUNT_DELETED_TUPLES}", self._statements.sql_values).fetchone()[0]
         return deleted
 
     def _count_followers(self, result: ChunkResult) -> int:
         """Count the followers that foreign keys delete, by the statement's own count."""
-        verbs = self._statements.cascades.followers
+        verbs = self._statements.cascades.follower_verbs
         return sum(count for place, count in result.followers or () if verbs.get(place) == "deleted")
 
-    def _send(self, chunk: Chunk, *, first: str) -> ChunkResult | None:
+    def _execute_delete(self, chunk: RowChunk, *, first: str) -> ChunkResult | None:
         """Execute the statement, prepared unless no later chunk has the same text."""
-        brakes, of = self._run.brakes, None if chunk.only is None else len(chunk.only)
-        size, follows = "0" if self._rows.size is None else "_size", self._statements.follows
+        brakes, settled_count = self._run.brakes, None if chunk.only is None else len(chunk.only)
+        size, follows = "0" if self._rows.size is None else "_size", self._statements.has_followers
         source = "touched" if follows else "deleted"
-        settled = brakes.settled(source, size=size, part=of is not None, by_rows=follows)
-        text = self._statements.delete(chunk, [*self._audited, *settled])
-        values = self._statements.values | chunk.values | brakes.values(of) | self._run.audit.values
+        settled = brakes.build_settled_table(source, size=size, part=settled_count is not None, by_rows=follows)
+        text = self._statements.write_delete(chunk, [*self._audit_tables, *settled])
+        values = (
+            self._statements.sql_values
+            | chunk.sql_values
+            | brakes.settlement_values(settled_count)
+            | self._run.audit.values
+        )
         if chunk.only is not None or chunk.limit != self._rows.chunk:
             row = database.execute_sql(first + text, values).fetchone()
         else:
-            row = execute_prepared(f"delete_{self._rows.record}", text, values, first=first).fetchone()
+            row = execute_prepared(f"delete_{self._rows.record}", text, values, prefix=first).fetchone()
         return None if row is None else ChunkResult(*row)
 
     def _audit_followers(self, place: int) -> list[CommonTable]:
         """Return the tables that record the rows of a model that followed others."""
         cascades = self._statements.cascades
-        model, keys = cascades.models[place], cascades.keys_of(place)
-        whole = isinstance(model._meta.primary_key, WHOLE_NUMBERS)
+        model, keys = cascades.models[place], cascades.key_columns(place)
+        whole = isinstance(model._meta.primary_key, WHOLE_NUMBER_FIELDS)
         facts = {"deleted_with": "root"}
         facts |= {} if whole else {"key": f"array_to_string(row[1:{len(keys)}], ', ')"}
-        id_ = cascades.value(place, keys[0]) if whole else "null"
+        id_ = cascades.value_sql(place, keys[0]) if whole else "null"
         names = {"id": f"({id_})::bigint", "part": f"audited_{place}"}
-        record = self._rows.record if place == 0 else record_of(model)
-        return self._run.audit.clause(record, f"carried_{place}", **names, **facts)
+        record = self._rows.record if place == 0 else default_record_name(model)
+        return self._run.audit.build_clause(record, f"carried_{place}", **names, **facts)
 
 
 class UncountedRows(ValueError):
     """Others added followers while followers were counted; nothing was deleted."""
 
 
-def _uncounted(cascades: Cascades) -> str:
+def _describe_uncounted_rows(cascades: Cascades) -> str:
     tables = ", ".join(map(shown_name, cascades.models[1:])) or "the same table"
     return f"rows of {tables} were added while those that follow were counted: nothing was deleted"
 
 
-def _not_done(target: Target, left: Collection[int], *, done: str = "deleted", still: str = "there") -> Blocked:
+def _block_for_left_rows(
+    target: TargetRelation, left: Collection[int], *, done: str = "deleted", still: str = "there"
+) -> Blocked:
     """Return the block of a batch whose relation reports rows as done that are still *left*."""
     sentence = (
-        f"rows of {target.shown} were reported as {done} and are still {still}, one has the key {min(left)}: mend"
-        f" {' or '.join(target.instead)}, which acts in place of PostgreSQL; nothing was {done}"
+        f"rows of {target.display_name} were reported as {done} and are still {still}, one has the key"
+        f" {min(left)}: mend"
+        f" {' or '.join(target.instead_rules)}, which acts in place of PostgreSQL; nothing was {done}"
     )
     return Blocked("schema", sentence)
 
 
-def _not_unique(target: Target, *, done: str = "deleted") -> Blocked:
+def _block_for_duplicate_keys(target: TargetRelation, *, done: str = "deleted") -> Blocked:
     """Return the block of a batch whose statement would take rows that it has not claimed."""
     (key,) = (field.column_name for field in target.model._meta.get_primary_keys())
     sentence = (
-        f"several rows of {target.shown} have one {key}, so a statement that takes one takes all: make {key} unique;"
+        f"several rows of {target.display_name} have one {key}, so a statement that takes one takes all: make"
+        f" {key} unique;"
         f" nothing was {done}"
     )
     return Blocked("schema", sentence)
 
 
-def change(run: Run[Any], changes: Changes[Any]) -> str | None:
+def change_due(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why the run ended early, or None if all rows are changed."""
-    position, target = START, Target.find(changes.model, "update")
+    position, target = START_POSITION, TargetRelation.find(changes.model, "update")
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
-        while limit := run.brakes.free(changes.chunk):
-            found = positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
+        while limit := run.brakes.count_allowed(changes.chunk):
+            found = list_positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
             if not found:
                 return None
             found = found[: run.brakes.reserve(len(found)).records]
             if not found:
                 break
             position = found[-1]
-            done = _page(run, changes, bad, target, [each.key for each in found])
-            run.step("changed")
-            if run.deadline.passed(done):
+            done = _change_page(run, changes, bad, target, [each.key for each in found])
+            run.reach_failpoint("changed")
+            if run.deadline.has_passed(done):
                 break
     return "deadline"
 
 
-def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, target: Target, keys: Sequence[int]) -> int:
+def _change_page(
+    run: Run[Any], changes: Changes[Any], bad: BadRecords, target: TargetRelation, keys: Sequence[int]
+) -> int:
     """Change the rows of these keys, except bad records; return the number of changed rows."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
         with run.brakes.giving_back():
-            bad.each(partial(_change, run, changes, target, len(keys)), keys)
+            bad.process_keys(partial(_change_and_count, run, changes, target, len(keys)), keys)
         run.brakes.give_back()
     finally:
-        run.add("failed", bad.failed - failed)
+        run.add_to_result("failed", bad.failed - failed)
     done: int = getattr(run.outcome, changes.counted) - before
-    run.add("skipped", len(keys) - done - (bad.failed - failed))
+    run.add_to_result("skipped", len(keys) - done - (bad.failed - failed))
     return done
 
 
-def _change(run: Run[Any], changes: Changes[Any], target: Target, whole: int, ids: Sequence[int]) -> None:
+def _change_and_count(
+    run: Run[Any], changes: Changes[Any], target: TargetRelation, whole: int, ids: Sequence[int]
+) -> None:
     """Change rows and audit them in one statement; then log and count each."""
-    of = None if len(ids) == whole else len(ids)
-    rows = execute_change(run, changes, target, ids, of)
-    run.brakes.went(Amount(len(rows)), of=of)
-    run.add(changes.counted, len(rows))
+    settled_count = None if len(ids) == whole else len(ids)
+    rows = execute_change(run, changes, target, ids, settled_count)
+    run.brakes.note_settled(Amount(len(rows)), of_reserved=settled_count)
+    run.add_to_result(changes.counted, len(rows))
     for row in rows:
         for field, count in changes.each(row).items():
-            run.add(field, count)
+            run.add_to_result(field, count)
 
 
 def execute_change(
-    run: Run[Any], changes: Changes[Any], target: Target, ids: Sequence[int], of: int | None = None
+    run: Run[Any], changes: Changes[Any], target: TargetRelation, ids: Sequence[int], settled_count: int | None = None
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are still due; return a row for each.
 
     Raises `Blocked`, and changes nothing, if there are more rows than keys, or if rows are due that a trigger or rule
     in place of PostgreSQL reported as changed.
     """
-    due, named = condition(changes.model, changes.due)
-    audited = run.audit.clause(changes.record, "changed", id="id", **changes.audit)
-    settled = run.brakes.settled("changed", part=of is not None)
-    recorded = append_tables([*_notice(changes), *audited, *settled])
-    values = {"ids": list(ids), "now": run.now} | named | run.brakes.values(of) | run.audit.values
+    due, named = write_condition(changes.model, changes.due_condition)
+    audited = run.audit.build_clause(changes.record, "changed", id="id", **changes.audit)
+    settled = run.brakes.build_settled_table("changed", part=settled_count is not None)
+    recorded = append_tables([*_insert_notices(changes), *audited, *settled])
+    values = {"ids": list(ids), "now": run.now} | named | run.brakes.settlement_values(settled_count) | run.audit.values
     values |= {"noticed_batch": run.declared.batch.name, "noticed_record": changes.record}
-    text = write_first() + changes.statement.format(due=due, recorded=recorded)
-    with writing():
+    text = write_prefix() + changes.statement.format(due=due, recorded=recorded)
+    with write_transaction():
         rows: list[tuple[Any, ...]] = database.execute_sql(text, values).fetchall()
         if len(rows) > len(set(ids)):
-            raise _not_unique(target, done="changed")
-        if target.instead and len(left := among(changes.select(), ids)) > len(ids) - len(rows):
-            raise _not_done(target, left, done="changed", still="due")
+            raise _block_for_duplicate_keys(target, done="changed")
+        if target.instead_rules and len(left := filter_keys(changes.select(), ids)) > len(ids) - len(rows):
+            raise _block_for_left_rows(target, left, done="changed", still="due")
     return rows
 
 
-def _notice(changes: Changes[Any]) -> Iterator[CommonTable]:
+def _insert_notices(changes: Changes[Any]) -> Iterator[CommonTable]:
     """Yield the table that leaves a notice of each changed row, if the answer asks for it."""
     if changes.notice:
         detail = ", ".join(f"'{name}', {value}" for name, value in changes.notice.items())
@@ -416,45 +443,49 @@ def _notice(changes: Changes[Any]) -> Iterator[CommonTable]:
         yield CommonTable("noticed", query)
 
 
-def parts_of(rows: Rows[Any], look: Look) -> Iterator[Part]:
+def preview_rows(rows: Rows[Any], look: PreviewContext) -> Iterator[PreviewPart]:
     """Count the rows that a run would delete, and rows that follow them by foreign keys."""
-    rows = rows.bind(batch_of(look.batch), look.now)
-    yield _part(rows, look)
+    rows = rows.bind(find_batch_name(look.batch), look.now)
+    yield _preview_due_rows(rows, look)
     if rows.cascades_to and rows.cascades.links:
-        yield from _parts_that_follow(rows, look)
+        yield from _preview_followers(rows, look)
 
 
-def _part(rows: Rows[Any], look: Look) -> Part:
+def _preview_due_rows(rows: Rows[Any], look: PreviewContext) -> PreviewPart:
     """Count the rows that a run would delete; rows of a locked total are busy, too."""
     columns = {"name": rows.name, "project": rows.project}
     named: dict[str, Any] = {name: column_name(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
         named["size"] = write_bytes(rows.size)
     if rows.total is not None:
-        table, key = rows.total.table, rows.total.key
-        named["busy"] = f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.held(table)})"
-    part = look.part(rows.record, verb=rows.verb)
-    counting = look.within_share(COUNTED_SHARE) if rows.stay_reasons else look
-    counting.count(part, replace(_survey(rows, rows.due), **named), after=rows.after)
-    _keep(rows, look, part)
+        table, key = rows.total.table_sql, rows.total.key_sql
+        named["busy"] = (
+            f"{column_name(rows.total.of)} in (select {key} from {table} where {survey.locked_condition(table)})"
+        )
+    part = look.begin_part(rows.record, verb=rows.verb)
+    counting = look.within_share(COUNTING_TIME_SHARE) if rows.stay_reasons else look
+    counting.count_rows(part, replace(_survey_matching_rows(rows, rows.due_condition), **named), after=rows.due_delay)
+    _count_kept_rows(rows, look, part)
     if rows.stay_reasons:
-        look.keep(part, _stay(rows, look.now), rows.stay_reasons)
+        look.count_kept(part, _survey_rows_to_keep(rows, look.now), rows.stay_reasons)
     return part
 
 
-def _stay(rows: Rows[Any], now: datetime) -> survey.Rows:
+def _survey_rows_to_keep(rows: Rows[Any], now: datetime) -> survey.SurveyedRows:
     """Return the rows whose time has passed and that are not to be deleted."""
     since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
-    where = f"{since} < %(instant)s and ({exclusions.written(rows.model, rows.condition)}) is not true"
-    return survey.Rows(relation_name(rows.model), where, {"instant": now - rows.after}, due=since, key=key)
+    where = (
+        f"{since} < %(instant)s and ({exclusions.condition_sql(rows.model, rows.condition_of_all_shares)}) is not true"
+    )
+    return survey.SurveyedRows(relation_name(rows.model), where, {"instant": now - rows.due_delay}, due=since, key=key)
 
 
-def _parts_that_follow(rows: Rows[Any], look: Look) -> Iterator[Part]:
+def _preview_followers(rows: Rows[Any], look: PreviewContext) -> Iterator[PreviewPart]:
     """Count, by their tables, the rows that foreign keys would delete or change with these."""
-    found = survey.within(look.until, lambda: (rows.count(MOST), rows.select().count()))
-    for place, verb in rows.cascades.followers.items():
-        record = rows.record if place == 0 else record_of(rows.cascades.models[place])
-        part = look.part(record, verb=f"{verb} with others" if place == 0 else verb)
+    found = survey.answer_within(look.until, lambda: (rows.count_with_followers(UNLIMITED), rows.select().count()))
+    for place, verb in rows.cascades.follower_verbs.items():
+        record = rows.record if place == 0 else default_record_name(rows.cascades.models[place])
+        part = look.begin_part(record, verb=f"{verb} with others" if place == 0 else verb)
         if found is None:
             part.estimate = True
         else:
@@ -463,17 +494,17 @@ def _parts_that_follow(rows: Rows[Any], look: Look) -> Iterator[Part]:
         yield part
 
 
-def _survey(rows: Rows[Any], due: pw.Node) -> survey.Rows:
-    text, values = condition(rows.model, due)
+def _survey_matching_rows(rows: Rows[Any], due: pw.Node) -> survey.SurveyedRows:
+    text, values = write_condition(rows.model, due)
     since, key = column_name(rows.since), column_name(rows.model._meta.primary_key)
-    return survey.Rows(relation_name(rows.model), f"{text} and {since} is not null", values, due=since, key=key)
+    return survey.SurveyedRows(relation_name(rows.model), f"{text} and {since} is not null", values, due=since, key=key)
 
 
-def _keep(rows: Rows[Any], look: Look, part: Part) -> None:
-    """Count excluded and spared rows that look due, each row for its first reason."""
+def _count_kept_rows(rows: Rows[Any], look: PreviewContext, part: PreviewPart) -> None:
+    """Count excluded and kept rows that look due, each row for its first reason."""
     reasons, before = dict[str, str](), ""
-    for reason, kept in rows.written().items():
-        if reason != exclusions.REASON or exclusions.stand(rows.batch):
+    for reason, kept in rows.write_kept_conditions().items():
+        if reason != exclusions.EXCLUDED_REASON or exclusions.has_exclusions(rows.batch):
             reasons[reason], before = kept + before, f"{before} and ({kept}) is not true"
     if reasons:
-        look.keep(part, _survey(rows, rows.looks_due), reasons)
+        look.count_kept(part, _survey_matching_rows(rows, rows.looks_due), reasons)

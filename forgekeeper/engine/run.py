@@ -16,30 +16,30 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 import peewee as pw
 import structlog
 
-from forgekeeper.api.answers import Enqueued, Keyed, Mistake
-from forgekeeper.api.batches import ChildSpec, Declared, Outcome
+from forgekeeper.api.answers import EnqueueCounts, KeyedArguments, Mistake
+from forgekeeper.api.batches import ChildSpec, Declaration, OutcomeType
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.engine import counting
+from forgekeeper.engine import record_counts
 from forgekeeper.guards.brakes import Brakes, Deadline
 from forgekeeper.ledger import quarantine
-from forgekeeper.ledger.retry import MOST_IN_RUN, MOST_KNOWN
+from forgekeeper.ledger.retry import MAX_BAD_RECORDS_OF_KIND, MAX_FAILED_RECORDS_IN_RUN
 from forgekeeper.platform.coordination.leases import Lease
-from forgekeeper.platform.database import now, reachable, sqlstate
-from forgekeeper.platform.database.queries import among
-from forgekeeper.platform.database.survey import TOOK_TOO_LONG
+from forgekeeper.platform.database import is_connected, now, sqlstate
+from forgekeeper.platform.database.queries import filter_keys
+from forgekeeper.platform.database.survey import QUERY_CANCELED
 from forgekeeper.platform.failpoints import failpoint
 from forgekeeper.platform.settings import Settings
-from metrics.logs import describe
+from metrics.logs import describe_error
 
-ALONE = 20.0
+MAX_OVERTIME_SECONDS = 20.0
 """Seconds beyond its budget that a run may try records alone.
 
 Without them the run might never reach the record that it waits for.
 """
 
-SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
+SERVER_ERROR_CLASSES = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
 """SQLSTATE classes of errors of the server, of the session, or of the whole database."""
-STATEMENT = {"0A", "42", "55"}
+STATEMENT_ERROR_CLASSES = {"0A", "42", "55"}
 """SQLSTATE classes of errors of a statement.
 
 If PostgreSQL reports a context, as at a locked row or in a trigger of the forge, a record may be to blame.
@@ -50,14 +50,14 @@ RECORD_ERRORS = (pw.PeeweeException, ValueError)
 These are PostgreSQL's, and errors of values that Python cannot read or write.
 """
 
-Place = TypeVar("Place")
-Work = Callable[[Sequence[int] | None], Place]
-Still: TypeAlias = "Callable[[Sequence[int]], set[int]] | pw.ModelSelect[Any]"
+ItemPlace = TypeVar("ItemPlace")
+ChunkWork = Callable[[Sequence[int] | None], ItemPlace]
+StillDue: TypeAlias = "Callable[[Sequence[int]], set[int]] | pw.ModelSelect[Any]"
 
 log = structlog.get_logger(__name__)
 
 
-class Run(Generic[Outcome]):
+class Run(Generic[OutcomeType]):
     """A run of a batch, or of a child.
 
     Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
@@ -68,23 +68,23 @@ class Run(Generic[Outcome]):
 
     def __init__(
         self,
-        declared: Declared,
+        declared: Declaration,
         settings: Settings,
         *,
-        outcome: Outcome | None = None,
+        outcome: OutcomeType | None = None,
         deadline: Deadline | None = None,
         number: int | None = None,
         audit: Audit | None = None,
-        fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
+        fan_out: Callable[[ChildSpec, Sequence[KeyedArguments]], EnqueueCounts] | None = None,
     ) -> None:
         self.declared = declared
         self.batch = declared.name
         self.settings = settings
-        self.outcome = cast("Outcome", outcome or declared.outcome())
+        self.outcome = cast("OutcomeType", outcome or declared.outcome())
         self.deadline = deadline or Deadline(declared.budget)
         self.number = number
-        self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
-        self.more = False
+        self.audit = audit or Audit(declared.batch.name, on=settings.is_audited(declared.batch.name), run=number)
+        self.has_more_work = False
         self.skipped: str | None = None
         self.lease: Lease | None = None
         self.brakes = Brakes(declared, settings, self.outcome, number)
@@ -95,27 +95,27 @@ class Run(Generic[Outcome]):
         """PostgreSQL's time, read once per run: the same records are due throughout."""
         return now()
 
-    def add(self, field: str, number: int) -> None:
+    def add_to_result(self, field: str, number: int) -> None:
         """Add *number* to a field of the outcome, if the outcome has the field."""
         if hasattr(self.outcome, field):
             setattr(self.outcome, field, getattr(self.outcome, field) + number)
 
-    def note(self, fields: Mapping[str, Any]) -> None:
+    def set_result_fields(self, fields: Mapping[str, Any]) -> None:
         """Set fields of the outcome; raise `Mistake` for a field that it lacks."""
         for name, value in fields.items():
             if not hasattr(self.outcome, name):
                 raise Mistake(f"{self.batch} notes {name}, which is no field of {type(self.outcome).__name__}")
             setattr(self.outcome, name, value)
 
-    def step(self, name: str) -> None:
+    def reach_failpoint(self, name: str) -> None:
         """Execute the failpoint of the finished step *name*."""
         failpoint(f"{self.batch}.{name}")
 
-    def bad_records(self, record: str, still: Still) -> BadRecords:
+    def bad_records(self, record: str, still_due: StillDue) -> BadRecords:
         """Return the bad records of a kind, to be passed over; see `BadRecords`."""
-        return BadRecords(self, record, still)
+        return BadRecords(self, record, still_due)
 
-    def fan_out(self, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
+    def fan_out(self, child: ChildSpec, keyed_args: Sequence[KeyedArguments]) -> EnqueueCounts:
         """Send *child* a message for each pair of id and arguments, unless it is on its way already."""
         assert self._fan_out is not None, f"{self.batch} has no children"
         return self._fan_out(child, keyed_args)
@@ -133,16 +133,16 @@ class BadRecords:
     if the record's declaration names errors of the database.
     """
 
-    def __init__(self, run: Run[Any], record: str, still: Still) -> None:
+    def __init__(self, run: Run[Any], record: str, still_due: StillDue) -> None:
         self.failed = 0
         self.error: Exception | None = None
         self._refused = 0
         self._batch, self._record = run.batch, record
         self._deadline = run.deadline
-        self._counted = any(one.name == record and "database" in one.errors for one in run.declared.records)
-        self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
-        known = quarantine.known(self._batch, record)
-        self._known = set(known)
+        self._is_counted = any(one.name == record and "database" in one.errors for one in run.declared.records)
+        self._find_still_due = partial(filter_keys, still_due) if isinstance(still_due, pw.ModelSelect) else still_due
+        known = quarantine.find_bad_keys(self._batch, record)
+        self._quarantined_keys = set(known)
         self.keys = {key for key, waits in known.items() if waits}
 
     def __enter__(self) -> Self:
@@ -151,11 +151,13 @@ class BadRecords:
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         """End the run: forget records that are no longer due, unless the run failed."""
-        if error is None and self._known:
-            gone = self._known - self._still(sorted(self._known))
-            quarantine.forget(self._batch, self._record, map(str, gone))
+        if error is None and self._quarantined_keys:
+            gone = self._quarantined_keys - self._find_still_due(sorted(self._quarantined_keys))
+            quarantine.forget_failures(self._batch, self._record, map(str, gone))
 
-    def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
+    def process_chunk(
+        self, work: ChunkWork[ItemPlace | None], places: Callable[[], Sequence[ItemPlace]]
+    ) -> ItemPlace | None:
         """Process the next chunk; return its last place, or None if *work* finds no record.
 
         *work* has a transaction of its own, and returns the last place that it has processed.  If a record raises,
@@ -165,14 +167,14 @@ class BadRecords:
         try:
             return work(None)
         except RECORD_ERRORS as error:
-            if not of_a_record(error):
+            if not is_record_error(error):
                 raise
         found = places()
         keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
         self._work_one_by_one(work, keys)
         return found[-1] if found else None
 
-    def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+    def process_keys(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
         """Process the records of these keys at once; if a record raises, process each alone."""
         error = _try_work(work, keys)
         if error is not None and len(keys) == 1:
@@ -186,11 +188,11 @@ class BadRecords:
         Each record may wait for a lock as long as the whole chunk has.  If the budget is used up, the loop ends `ALONE`
         seconds after its start.
         """
-        ends = time.monotonic() + ALONE
+        ends = time.monotonic() + MAX_OVERTIME_SECONDS
         for key in keys:
             if (error := _try_work(work, [key])) is not None:
                 self._pass_over(key, error)
-            if self._deadline.passed() and (self._deadline.halted() or time.monotonic() >= ends):
+            if self._deadline.has_passed() and (self._deadline.is_halted() or time.monotonic() >= ends):
                 return
 
     def set_aside(self, key: int, sentence: str) -> bool:
@@ -199,27 +201,28 @@ class BadRecords:
         Then nothing is done.  The run continues behind the record: it is not failing, so it is not counted in *failed*.
         """
         self._refused += 1
-        if self._refused > MOST_IN_RUN or len(self._known) >= MOST_KNOWN:
+        if self._refused > MAX_FAILED_RECORDS_IN_RUN or len(self._quarantined_keys) >= MAX_BAD_RECORDS_OF_KIND:
             return False
         log.warning("record exceeds a limit", record=self._record, id=key, reason=sentence)
-        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
+        quarantine.record_failure(self._batch, self._record, str(key), sentence, reason="record_failed")
         self.keys.add(key)
-        self._known.add(key)
+        self._quarantined_keys.add(key)
         return True
 
     def _pass_over(self, key: int, error: Exception) -> None:
-        sentence = describe(error)
+        sentence = describe_error(error)
         log.error("record failed", record=self._record, id=key, error=sentence)
-        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
-        if self._counted:
-            counting.record_failed(self._batch, self._record)
+        quarantine.record_failure(self._batch, self._record, str(key), sentence, reason="record_failed")
+        if self._is_counted:
+            record_counts.count_failed_record(self._batch, self._record)
         self.failed += 1
         self.error = error
         self.keys.add(key)
-        self._known.add(key)
-        if self.failed > MOST_IN_RUN or len(self._known) > MOST_KNOWN:
+        self._quarantined_keys.add(key)
+        if self.failed > MAX_FAILED_RECORDS_IN_RUN or len(self._quarantined_keys) > MAX_BAD_RECORDS_OF_KIND:
             raise TooManyBadRecords(
-                f"too many records fail, {self.failed} in this run and {len(self._known)} in all: something else than"
+                f"too many records fail, {self.failed} in this run and {len(self._quarantined_keys)} in all:"
+                " something else than"
                 f" the records is wrong, see `forgekeeper quarantine`; the last one: {sentence}"
             ) from error
 
@@ -229,20 +232,20 @@ def _try_work(work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> E
     try:
         work(keys)
     except RECORD_ERRORS as error:
-        if not of_a_record(error):
+        if not is_record_error(error):
             raise
         return error
     return None
 
 
-def of_a_record(error: Exception) -> bool:
+def is_record_error(error: Exception) -> bool:
     """Return whether a record may be to blame, not the statement, the session or the server."""
     if isinstance(error, ValueError):
         return True
     state = sqlstate(error) if isinstance(error, pw.PeeweeException) else None
-    if state is None or not reachable():
+    if state is None or not is_connected():
         return False
-    if state[:2] in STATEMENT:
+    if state[:2] in STATEMENT_ERROR_CLASSES:
         # The context names the row or the function that PostgreSQL was at.
         return bool(getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None))
-    return state == TOOK_TOO_LONG or state[:2] not in SERVER
+    return state == QUERY_CANCELED or state[:2] not in SERVER_ERROR_CLASSES

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic
 
-from forgekeeper.audit.deletions import Item
-from forgekeeper.engine.target import One, State
-from forgekeeper.platform.database.queries import Page
+from forgekeeper.audit.deletions import AuditItem
+from forgekeeper.engine.target import ItemState, ItemT
+from forgekeeper.platform.database.queries import KeyPage
 
 
-class Source(ABC, Generic[One]):
+class ItemSource(ABC, Generic[ItemT]):
     """The items of an answer, for one run.  `forgekeeper.engine.deletion_loop` says when each method is called.
 
     *record* names an item in metrics and the audit.  *chunk* items are claimed at a time, and belong to the run for
@@ -22,18 +22,18 @@ class Source(ABC, Generic[One]):
     """
 
     record: str
-    chunk: int
+    chunk_size: int
     visibility: timedelta | None = None
-    locked = 1_000
-    most: int | None = None
+    max_locked_items = 1_000
+    max_items: int | None = None
     deleted_field = "deleted"
     share: str | None = None
 
-    def begin(self) -> Mapping[str, Any]:
+    def begin_run(self) -> Mapping[str, Any]:
         """Prepare the source for a run; return fields of its result, or raise `Blocked`."""
         return {}
 
-    def end(self, stopped: str | None, error: Exception | None) -> tuple[Mapping[str, Any], Exception | None]:
+    def end_run(self, stopped: str | None, error: Exception | None) -> tuple[Mapping[str, Any], Exception | None]:
         """Release claims that the run still has; return fields of its result, and an error.
 
         The run fails with that error now.  *stopped* says why the loop ended, *error* is an exception that has ended it
@@ -42,44 +42,46 @@ class Source(ABC, Generic[One]):
         return {}, None
 
     @abstractmethod
-    def scope(self, one: One) -> str | None:
+    def find_scope(self, one: ItemT) -> str | None:
         """Return the target's scope of an item: its store or repository."""
 
     @abstractmethod
-    def excludable(self, one: One) -> tuple[int | None, str | None]:
+    def exclusion_key(self, one: ItemT) -> tuple[int | None, str | None]:
         """Return the project and name that people exclude the item by; None if it has none."""
 
     @abstractmethod
-    def claim(self, page: Page) -> Sequence[One]:
+    def claim_next(self, page: KeyPage) -> Sequence[ItemT]:
         """Claim the next items, the oldest first; return none at the end."""
 
-    def look(self, items: Sequence[One]) -> Mapping[One, State]:
+    def find_kept(self, items: Sequence[ItemT]) -> Mapping[ItemT, ItemState]:
         """Return the items of a scope that the source or other tables keep, and why.  Changes nothing."""
         return {}
 
     @abstractmethod
-    def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State | None]:
+    def mark_for_deletion(
+        self, items: Sequence[ItemT], kept: Mapping[ItemT, ItemState]
+    ) -> Mapping[ItemT, AuditItem | ItemState | None]:
         """Lock items that are still ours; return each with its audit entry, or with its state if it is *kept*.
 
         Called in the transaction of the audit's intent.  None: the target announces the item, when it knows more of it.
         Items that are not returned belong to another worker, or to a person.
         """
 
-    def record_look(self, items: Mapping[One, Item]) -> None:
+    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> None:
         """Store in the rows of announced items how they look, in the transaction of the intent.
 
         If a record makes that fail, nothing is stored and the items are deleted all the same.
         """
 
     @abstractmethod
-    def find_lost(self, items: Sequence[One]) -> Collection[One]:
+    def find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:
         """Return the items that another worker has claimed or settled since; locks nothing."""
 
     @abstractmethod
-    def settle(self, states: Mapping[One, State]) -> Mapping[str, int]:
+    def settle(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
         """Close or retry items in the transaction of the outcome; return how fields of the result grow."""
 
-    def forget(self, states: Mapping[One, State]) -> Mapping[str, int]:
+    def settle_outside_database(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
         """Close or retry, after that commit, items outside the database; return how fields of the result grow."""
         return {}
 
@@ -91,14 +93,14 @@ class Source(ABC, Generic[One]):
         """
         return None
 
-    def put_back(self, items: Sequence[One]) -> None:
+    def put_back(self, items: Sequence[ItemT]) -> None:
         """Release the claims of items that the run has not worked on."""
 
-    def unanswered(self, scope: str | None) -> None:
+    def note_unanswered(self, scope: str | None) -> None:
         """Note that a claim expired before the target answered for any item of it."""
 
 
-class KeyedSource(Source[One]):
+class KeyedSource(ItemSource[ItemT]):
     """A source in a table: if a row cannot be read or settled, the run passes it over as a bad record.
 
     If *fails_with_chunk*, a run fails if no item of a chunk could be settled.
@@ -107,11 +109,11 @@ class KeyedSource(Source[One]):
     fails_with_chunk = False
 
     @abstractmethod
-    def key(self, one: One) -> int:
+    def item_key(self, one: ItemT) -> int:
         """Return the primary key of an item."""
 
     @abstractmethod
-    def find_keys(self, page: Page) -> Sequence[int]:
+    def find_keys(self, page: KeyPage) -> Sequence[int]:
         """Return the keys of the rows that `claim` would claim, readable or not."""
 
     @abstractmethod

@@ -7,13 +7,13 @@ from typing import Any
 
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.refs import Refs
-from forgekeeper.audit.deletions import Item
+from forgekeeper.audit.deletions import AuditItem
 from forgekeeper.engine.ref_target import RefTarget
 from forgekeeper.engine.run import Run
 from forgekeeper.engine.source import KeyedSource
-from forgekeeper.engine.target import State
+from forgekeeper.engine.target import ItemState
 from forgekeeper.guards.repositories import require_repositories
-from forgekeeper.platform.database.queries import Page, among
+from forgekeeper.platform.database.queries import KeyPage, filter_keys
 from forgekeeper.sources.status_queue import PendingRef, RefQueue
 
 
@@ -31,40 +31,42 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         require_repositories(run.settings)
         self.record = refs.record
         # A whole page each time, though it may exceed the most: locking costs as much for one ref as for all.
-        self.chunk = self.most = refs.most
+        self.chunk_size = self.max_items = refs.most
         self._project, self._queue = refs.of, RefQueue(refs, run.declared.batch.name)
         self.target = RefTarget(refs, self._queue, run.settings)
 
-    def scope(self, one: PendingRef) -> str:
+    def find_scope(self, one: PendingRef) -> str:
         return str(one.project_id)
 
-    def excludable(self, one: PendingRef) -> tuple[int, str]:
+    def exclusion_key(self, one: PendingRef) -> tuple[int, str]:
         return one.project_id, one.ref
 
-    def key(self, one: PendingRef) -> int:
+    def item_key(self, one: PendingRef) -> int:
         return one.id
 
-    def find_keys(self, page: Page) -> list[int]:
+    def find_keys(self, page: KeyPage) -> list[int]:
         return self._queue.read_keys(self._project, page)
 
     def find_due(self, keys: Sequence[int]) -> set[int]:
-        return among(self._queue.pending(), keys)
+        return filter_keys(self._queue.select_pending(), keys)
 
-    def claim(self, page: Page) -> list[PendingRef]:
+    def claim_next(self, page: KeyPage) -> list[PendingRef]:
         return self._queue.read_page(self._project, page)
 
-    def mark(self, items: Sequence[PendingRef], kept: Mapping[PendingRef, State]) -> dict[PendingRef, State | None]:
+    def mark_for_deletion(
+        self, items: Sequence[PendingRef], kept: Mapping[PendingRef, ItemState]
+    ) -> dict[PendingRef, ItemState | None]:
         # Only git's deletion says which value each ref had.
         return {row: kept.get(row) for row in items}
 
-    def record_look(self, items: Mapping[PendingRef, Item]) -> None:
-        self._queue.record_first_look(self._project, {row: item.detail["oid"] for row, item in items.items()})
+    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> None:
+        self._queue.record_expected_oids(self._project, {row: item.detail["oid"] for row, item in items.items()})
 
     def find_lost(self, items: Sequence[PendingRef]) -> list[PendingRef]:
         pending = self._queue.find_pending(self._project, [row.id for row in items])
         return [row for row in items if row.id not in pending]
 
-    def settle(self, states: Mapping[PendingRef, State]) -> dict[str, int]:
+    def settle(self, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
         reasons = {row: one.reason for row, one in states.items()}
         processed, rejected = self._queue.settle(self._project, reasons)
         if self.target.is_closed_without_git:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from forgekeeper.audit.deletions import Item
+from forgekeeper.audit.deletions import AuditItem
 
-One = TypeVar("One", bound=Hashable)
+ItemT = TypeVar("ItemT", bound=Hashable)
 
 
-class State(Protocol):
+class ItemState(Protocol):
     """The state of an item after a run has worked on it."""
 
     @property
@@ -32,19 +32,19 @@ class KeptItem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Deleted(Generic[One]):
+class DeletionResult(Generic[ItemT]):
     """The result of a deletion: the *states* of the items, as far as they are known.
 
     *error* ended it early.  If it had not *begun*, nothing was deleted.
     """
 
-    states: Mapping[One, State]
+    states: Mapping[ItemT, ItemState]
     error: Exception | None = field(default=None, kw_only=True)
-    began: bool = field(default=True, kw_only=True)
+    has_begun: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Fence(Generic[One]):
+class Fence(Generic[ItemT]):
     """Protection against a suspended worker that has lost its items to another worker.
 
     The claim or the budget ends at *until*, an instant of the monotonic clock.  *announce* commits the audit's intent
@@ -54,34 +54,36 @@ class Fence(Generic[One]):
     """
 
     until: float
-    announce: Callable[[Mapping[One, Item]], None]
-    find_lost: Callable[[Sequence[One]], Collection[One]]
+    announce: Callable[[Mapping[ItemT, AuditItem]], None]
+    find_lost: Callable[[Sequence[ItemT]], Collection[ItemT]]
 
 
-class Target(ABC, Generic[One]):
+class ItemTarget(ABC, Generic[ItemT]):
     """The places that items are deleted from, for one run.
 
     A scope is a store or a repository, and None a place without a name.  The audit finds an item by the detail *name*.
     """
 
-    name: str
+    audit_key: str
 
     @abstractmethod
-    def scopes(self) -> Sequence[str | None]:
+    def list_scopes(self) -> Sequence[str | None]:
         """Return the scopes that may have open intents of a dead attempt."""
 
     @abstractmethod
-    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+    def find_states_after_crash(
+        self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str | None]:
         """Return the state of each item of a dead attempt, by its details in the audit; None if it is unknown."""
 
-    def look(self, scope: str | None, items: Sequence[One]) -> Mapping[One, State]:
+    def find_undeletable(self, scope: str | None, items: Sequence[ItemT]) -> Mapping[ItemT, ItemState]:
         """Return the items that cannot be deleted in the scope now, and why.  Changes nothing."""
         return {}
 
     @abstractmethod
-    def delete(self, scope: str | None, items: Sequence[One], fence: Fence[One]) -> Deleted[One]:
+    def delete(self, scope: str | None, items: Sequence[ItemT], fence: Fence[ItemT]) -> DeletionResult[ItemT]:
         """Delete the items, except those that the *fence* finds lost."""
 
     @abstractmethod
-    def interrupted(self, scope: str | None, error: Exception) -> str | None:
+    def handle_error(self, scope: str | None, error: Exception) -> str | None:
         """Handle the error of one scope; return why the run ends, None if it continues, or raise the error."""

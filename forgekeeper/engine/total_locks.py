@@ -14,12 +14,12 @@ from forgekeeper.api.answers import Total
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.naming import column_name, quote_name
 
-TURNS = 0x6B656570
+TOTALS_LOCK_CLASS = 0x6B656570
 """Class of the children's advisory locks: the letters ``keep``."""
-OWNERS = "array(select distinct owner from claimed)"
+CLAIMED_OWNERS = "array(select distinct owner from claimed)"
 
 
-def owner_of(total: Total) -> str:
+def write_owner_column(total: Total) -> str:
     """Return the column, in SQL, that names a row's total."""
     return f"{column_name(total.of)}::bigint"
 
@@ -29,7 +29,7 @@ def lock_free_totals(total: Total) -> list[CommonTable]:
 
     ``held_up`` has the totals that others have locked, which are not locked.
     """
-    present = f"select {total.key} as owner from {total.table} where {total.key} = any({OWNERS})"
+    present = f"select {total.key_sql} as owner from {total.table_sql} where {total.key_sql} = any({CLAIMED_OWNERS})"
     held_up = """
         select owner from present
         where (select count(*) from totals) >= 0 and owner <> all(array(select owner from totals))
@@ -53,7 +53,7 @@ def lock_all_totals(total: Total, *, after: Iterable[str]) -> list[CommonTable]:
 def _wait_for_turns(after: Iterable[str]) -> CommonTable:
     ended = " and ".join(f"(select count(*) from {name}) >= 0" for name in after)
     query = f"""
-        select pg_advisory_xact_lock({TURNS}, owner)
+        select pg_advisory_xact_lock({TOTALS_LOCK_CLASS}, owner)
         from (select distinct hashint8(owner) as owner from claimed order by owner) as owners
         where {ended}
     """
@@ -62,9 +62,9 @@ def _wait_for_turns(after: Iterable[str]) -> CommonTable:
 
 def _lock_totals(total: Total, if_locked: str) -> CommonTable:
     query = f"""
-        select {total.key} as owner from {total.table}
-        where (select count(*) from turns) >= 0 and {total.key} = any({OWNERS})
-        order by {total.key}
+        select {total.key_sql} as owner from {total.table_sql}
+        where (select count(*) from turns) >= 0 and {total.key_sql} = any({CLAIMED_OWNERS})
+        order by {total.key_sql}
         for no key update {if_locked}
     """
     return CommonTable("totals", query, is_materialized=True)
@@ -74,8 +74,8 @@ def reduce_totals(total: Total) -> CommonTable:
     """Return the common table that subtracts the bytes of the deleted rows from their totals."""
     kept = quote_name(total.kept.column_name)
     query = f"""
-        update {total.table} as total set {kept} = total.{kept} - gone.size
+        update {total.table_sql} as total set {kept} = total.{kept} - gone.size
         from (select _owner, sum(_summed) as size from deleted group by _owner) as gone
-        where total.{total.key} = gone._owner and (select count(*) from totals) >= 0
+        where total.{total.key_sql} = gone._owner and (select count(*) from totals) >= 0
     """
     return CommonTable("reduced", query)

@@ -16,12 +16,12 @@ from forgekeeper.api.answers import (
     Answer,
     Changes,
     Children,
-    Keyed,
+    KeyedArguments,
     Mistake,
     Note,
     Rows,
     Skip,
-    rows_of,
+    ask_for_rows,
 )
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.objects import Objects, Register
@@ -32,16 +32,16 @@ from forgekeeper.engine.deletion_loop import delete_items
 from forgekeeper.engine.housekeeping import remove_old_records
 from forgekeeper.engine.queue_source import QueueSource
 from forgekeeper.engine.register_source import RegisterSource
-from forgekeeper.engine.repository_children import children_per_repository
+from forgekeeper.engine.repository_children import plan_repository_children
 from forgekeeper.engine.run import Run
 from forgekeeper.engine.status_queue_source import StatusQueueSource
-from forgekeeper.platform.connections import client, identity
-from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, lease
+from forgekeeper.platform.connections import client, process_identity
+from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, hold_lease
 from forgekeeper.platform.database import database, exclusions
-from forgekeeper.platform.database.sessions import engine
+from forgekeeper.platform.database.sessions import engine_step
 from forgekeeper.platform.settings import Settings
 
-PAGE = 100
+CHILDREN_PER_PAGE = 100
 """Children sent per page."""
 _run: ContextVar[Run[Any]] = ContextVar("run")
 _settings: ContextVar[Settings] = ContextVar("settings")
@@ -59,7 +59,7 @@ def settings() -> Settings:
 
 
 @contextmanager
-def using(chosen: Settings) -> Iterator[None]:
+def use_settings(chosen: Settings) -> Iterator[None]:
     """Let `settings` return these within the block."""
     token = _settings.set(chosen)
     try:
@@ -68,30 +68,32 @@ def using(chosen: Settings) -> Iterator[None]:
         _settings.reset(token)
 
 
-def send(run: Run[Any], children: Children) -> str | None:
+def fan_out_children(run: Run[Any], children: Children) -> str | None:
     """Send the children that are not on their way; return why that ended early, or None."""
-    calls = iter(children.calls())
-    while page := list(islice(calls, PAGE)):
-        with engine():
+    calls = iter(children.iterate_calls())
+    while page := list(islice(calls, CHILDREN_PER_PAGE)):
+        with engine_step():
             sent = run.fan_out(children.child, _not_excluded(run, page) if children.by_project else page)
-        run.add(children.sent, sent.enqueued)
-        run.add("deduplicated", sent.deduplicated)
+        run.add_to_result(children.sent, sent.enqueued)
+        run.add_to_result("deduplicated", sent.deduplicated)
         if children.all_of is not None:
-            run.add(children.all_of, sent.enqueued + sent.deduplicated)
-        run.step("enqueued")
+            run.add_to_result(children.all_of, sent.enqueued + sent.deduplicated)
+        run.reach_failpoint("enqueued")
         if sent.queue_full:
             return "queue_full"
-        if run.deadline.passed():
+        if run.deadline.has_passed():
             return "deadline"
     return None
 
 
-def _not_excluded(run: Run[Any], page: Sequence[Keyed]) -> list[Keyed]:
-    excluded = exclusions.among(run.declared.batch.name, lambda: [(arguments[0], None) for _, arguments in page])
+def _not_excluded(run: Run[Any], page: Sequence[KeyedArguments]) -> list[KeyedArguments]:
+    excluded = exclusions.find_excluded(
+        run.declared.batch.name, lambda: [(arguments[0], None) for _, arguments in page]
+    )
     return [one for place, one in enumerate(page) if place not in excluded]
 
 
-def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
+def execute_answers(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     """Ask the batch for the records to delete now, and execute its answers.
 
     The outcome has the results.  A generator is asked step by step, and closed in any case.  A child does nothing while
@@ -99,48 +101,48 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     """
     token = _run.set(run)
     try:
-        stopped = _worked(run, ask, *ids)
+        stopped = _execute_under_lease(run, ask, *ids)
         if stopped is not None and hasattr(run.outcome, "stopped"):
             run.outcome.stopped = stopped
-        run.more = stopped in run.declared.continues
+        run.has_more_work = stopped in run.declared.continues
     finally:
         _run.reset(token)
         if run.declared.logged_as is not None:
             structlog.contextvars.bind_contextvars(**{run.declared.logged_as: asdict(run.outcome)})
 
 
-def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
+def _execute_under_lease(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
     try:
-        with _lease(run, *ids) as run.lease:
-            answers = partial(_ask, run, ask, *ids)
+        with _hold_child_lease(run, *ids) as run.lease:
+            answers = partial(_ask_for_answers, run, ask, *ids)
             answer = answers() if run.declared.batch.buckets is None else ask_in_buckets(run, answers)
             with closing(answer) if isinstance(answer, Generator) else nullcontext():
-                return _all(run, iter(answer))
+                return _execute_all(run, iter(answer))
     except LeaseTaken:
         return "lease_held"
 
 
-def _ask(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Iterable[object]:
+def _ask_for_answers(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Iterable[object]:
     """Ask the function; return its answers."""
     answer = ask(run.now, *ids)
     return answer if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)) else [answer]
 
 
-def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
+def _hold_child_lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
     """Hold the lease that lets a child work alone; the first of its ids names the lease."""
     if not run.declared.lease:
         return nullcontext()
-    return lease(
+    return hold_lease(
         client,
         f"{run.batch}:{ids[0]}",
         ttl=run.settings.dead_after,
-        at_most=run.declared.budget,
-        holder=identity(),
-        forbidden=database.in_transaction,
+        max_duration=run.declared.budget,
+        holder=process_identity(),
+        is_forbidden=database.in_transaction,
     )
 
 
-def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
+def _execute_all(run: Run[Any], answers: Iterator[object]) -> str | None:
     """Execute the answers one by one; return why the run stopped.
 
     The return value of a generator is such a reason.
@@ -152,29 +154,29 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
         except StopIteration as end:
             said: str | None = end.value
             return said
-        stopped = "deadline" if begun and run.deadline.halted() else _one(run, answer)
+        stopped = "deadline" if begun and run.deadline.is_halted() else _execute_answer(run, answer)
         if stopped is not None or run.skipped is not None:
             return stopped
         begun = begun or not isinstance(answer, Note)
 
 
-def _one(run: Run[Any], answer: object) -> str | None:
+def _execute_answer(run: Run[Any], answer: object) -> str | None:
     """Execute one answer; return why the run has to end, None if it may continue."""
     match answer:
         case Changes():
-            return rows.change(run, answer.bind(run.declared.batch.name, run.now))
+            return rows.change_due(run, answer.bind(run.declared.batch.name, run.now))
         case Rows():
-            return rows.delete(run, _within(run, answer.bind(run.declared.batch.name, run.now)))
+            return rows.delete_due(run, _limit_to_batch_rows(run, answer.bind(run.declared.batch.name, run.now)))
         case Objects() | Refs():
             return _delete_named_items(run, answer)
         case Housekeeping():
             return remove_old_records(run, answer)
         case Children() | ChildPerRepository():
-            return send(run, answer) if isinstance(answer, Children) else _send_per_repository(run, answer)
+            return fan_out_children(run, answer) if isinstance(answer, Children) else _send_per_repository(run, answer)
         case Skip():
             run.skipped = answer.reason
         case Note():
-            run.note(answer.fields)
+            run.set_result_fields(answer.fields)
         case _:
             raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Refs, Children or Skip")
     return None
@@ -192,18 +194,18 @@ def _delete_named_items(run: Run[Any], answer: Objects[Any] | Refs[Any]) -> str 
 
 def _send_per_repository(run: Run[Any], answer: ChildPerRepository) -> str | None:
     """Send a child for each repository; return why the run has to end, None if all are sent."""
-    with closing(children_per_repository(run, answer)) as answers:
-        return _all(run, answers)
+    with closing(plan_repository_children(run, answer)) as answers:
+        return _execute_all(run, answers)
 
 
-def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
+def _limit_to_batch_rows(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
     """Return the child's rows that are also due to all children together.
 
     Other rows were neither counted nor previewed.
     """
-    if run.declared.whole is None:
+    if run.declared.due_of_all_children is None:
         return rows
-    for whole in rows_of(run.declared.batch.name, run.declared.whole, run.now):
+    for whole in ask_for_rows(run.declared.batch.name, run.declared.due_of_all_children, run.now):
         if (whole.record, whole.model) == (rows.record, rows.model):
-            return rows.within(whole)
+            return rows.restrict_to(whole)
     raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")

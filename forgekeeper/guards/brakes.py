@@ -23,35 +23,35 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.api.batches import ChildSpec, Declared
+from forgekeeper.api.batches import ChildSpec, Declaration
 from forgekeeper.guards.preconditions import Blocked
-from forgekeeper.ledger.holds import ENDS, WHY
-from forgekeeper.ledger.totals import NONE, UNUSED, Amount, Limits, RunTotal, Why
+from forgekeeper.ledger.holds import KINDS_THAT_END_RUNS, SELECT_HOLD_STATE
+from forgekeeper.ledger.limits import NO_AMOUNT, NO_USAGE, Amount, DeletionLimits, RunTotal, StopReason
 from forgekeeper.platform import shutdown
-from forgekeeper.platform.database import database, reachable, sqlstate
+from forgekeeper.platform.database import database, is_connected, sqlstate
 from forgekeeper.platform.database.common_tables import CommonTable
-from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.database.sessions import write_transaction
 from forgekeeper.platform.settings import PREFIX, Settings
 
-INTERVAL = 1.0
+BRAKE_INTERVAL_SECONDS = 1.0
 """Seconds between two reads of the brakes.  A stop has to take effect within five seconds."""
-LOOK = 1.0
+MAX_PACE_WAIT_SECONDS = 1.0
 """Longest pause in seconds before a run that waits for its pace checks the brakes again."""
 # *gone* has the number of deleted rows and their size.
-SETTLE = """
+SETTLE_TOTALS = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
         reserved = reserved - {reserved}, reserved_bytes = reserved_bytes - {reserved_bytes}
     from ({gone}) as gone (rows, size)
     where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
 """
 # Until a run has begun after a release, children of earlier ones stay held.
-ASK = f"""
+SELECT_BRAKES = f"""
     with force as (
         select case when %(child)s then (
             select id from job_runs where batch = %(batch)s and started_at is not null order by id desc limit 1
         ) end as run
     )
-    select coalesce(({WHY.format("%(batch)s", ENDS)}), case
+    select coalesce(({SELECT_HOLD_STATE.format("%(batch)s", KINDS_THAT_END_RUNS)}), case
             when %(child)s and released_at is not null and released_run is null then 'held'
             when exists (
                 select from job_runs where id in (run, %(run)s) and batch = %(batch)s and cancelled_at is not null
@@ -62,92 +62,94 @@ ASK = f"""
 """
 
 
-class Refusal(NamedTuple):
+class LimitRefusal(NamedTuple):
     """The limit that can never admit a record, and a sentence for people."""
 
-    why: Why
+    reason: StopReason
     sentence: str
 
 
 class Brakes:
     """The brakes of an attempt at a run or a child."""
 
-    def __init__(self, declared: Declared, settings: Settings, outcome: object, run: int | None) -> None:
+    def __init__(self, declared: Declaration, settings: Settings, outcome: object, run: int | None) -> None:
         self._declared = declared
         self._batch = declared.batch.name
         self._outcome = outcome
         self._sender = self._run = run or 0
         self._child = isinstance(declared, ChildSpec)
-        self._limits = Limits(*settings.limits(self._batch))
-        self._asked = -INTERVAL
-        self._reserved = NONE
+        self._limits = DeletionLimits(*settings.deletion_limits(self._batch))
+        self._asked = -BRAKE_INTERVAL_SECONDS
+        self._reserved = NO_AMOUNT
         self._of_row: dict[str, Any] = {}
-        self._noted = NONE
+        self._noted = NO_AMOUNT
         self._carried = 0
         self._begun = False
         self._bound = False
-        self.reason: Why | None = None
+        self.stop_reason: StopReason | None = None
         """Why the attempt has to end; None while no reason is known."""
-        self.released = False
+        self.has_release = False
         """Whether the batch has a release; if the release has an amount, it limits the deletions."""
 
-    def why(self, *, now: bool = False) -> Why | None:
+    def find_stop_reason(self, *, now: bool = False) -> StopReason | None:
         """Return why the attempt has to end; a reason never changes.
 
         Asks PostgreSQL once a second, or *now*.
         """
-        if self.reason is None and (now or time.monotonic() - self._asked >= INTERVAL):
+        if self.stop_reason is None and (now or time.monotonic() - self._asked >= BRAKE_INTERVAL_SECONDS):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
-            self.reason, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
+            self.stop_reason, run, self.has_release, bound = database.execute_sql(SELECT_BRAKES, values).fetchone()
             self._asked = time.monotonic()
-            self._bound = bound and self._declared.batch.deletes
+            self._bound = bound and self._declared.batch.deletes_records
             if run != self._run:
-                self.end()
+                self.count_unreserved()
                 self._run = run
-        return self.reason
+        return self.stop_reason
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether a limit or a release's amount applies: then each deletion needs a reservation."""
-        return self._limits != Limits() or self._bound
+        return self._limits != DeletionLimits() or self._bound
 
     @property
-    def room(self) -> int | None:
+    def bytes_left(self) -> int | None:
         """How many bytes are left of the reservation; None if bytes are not limited."""
-        return self._reserved.bytes if self._limits.of_bytes else None
+        return self._reserved.bytes if self._limits.has_byte_limits else None
 
-    def free(self, wanted: int) -> int:
+    def count_allowed(self, wanted: int) -> int:
         """Return how many of the *wanted* records limits allow now, without a reservation.
 
         Returns 0 if the attempt has to end.
         """
         # Read the brakes before the first chunk, whatever their age: the checks before it take time.
-        self.why(now=not self._begun)
+        self.find_stop_reason(now=not self._begun)
         self._begun = True
-        if self.reason is not None or not self.limited:
-            return 0 if self.reason else wanted
-        left = self._limits.records(RunTotal.used(self._batch, self._run))
+        if self.stop_reason is not None or not self.is_limited:
+            return 0 if self.stop_reason else wanted
+        left = self._limits.remaining_records(RunTotal.read_usage(self._batch, self._run))
         if not left.amount:
-            self.reason = left.why
+            self.stop_reason = left.reason
         return min(wanted, left.amount)
 
-    def refuse(self, wanted: Amount) -> Refusal | None:
+    def find_refusal(self, wanted: Amount) -> LimitRefusal | None:
         """Return the limit that refuses *wanted* even before any deletion; None if no limit does.
 
         A limit of 0 refuses no record: it ends the run.
         """
-        records, size = self._limits.records(UNUSED), self._limits.bytes(UNUSED)
+        records, size = self._limits.remaining_records(NO_USAGE), self._limits.remaining_bytes(NO_USAGE)
         for much, left, kind in ((wanted.records, records, ""), (wanted.bytes, size, "bytes_")):
-            if left.why is not None and much > left.amount > 0:
-                setting = f"{PREFIX}{left.why}_{self._batch}".upper().replace("MAX_", f"MAX_{kind.upper()}", 1)
+            if left.reason is not None and much > left.amount > 0:
+                setting = f"{PREFIX}{left.reason}_{self._batch}".upper().replace("MAX_", f"MAX_{kind.upper()}", 1)
                 what = "bytes" if kind else "records"
-                return Refusal(left.why, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it")
+                return LimitRefusal(
+                    left.reason, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it"
+                )
         return None
 
     @property
-    def rows_room(self) -> int | None:
+    def records_left(self) -> int | None:
         """How many records are left of the reservation, None if nothing limits them."""
-        return self._reserved.records if self._reserved != NONE else None
+        return self._reserved.records if self._reserved != NO_AMOUNT else None
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
         """Reserve up to *records* and *size* bytes; return the granted amount.
@@ -157,76 +159,86 @@ class Brakes:
         back are not waited for: the next run can use them.
         """
         assert not database.in_transaction(), "what is rolled back was never reserved"
-        self._reserved = NONE
-        if not self.limited:
+        self._reserved = NO_AMOUNT
+        if not self.is_limited:
             return Amount(records, size)
         # The lock admits one child at a time.
-        with writing():
-            RunTotal.lock(self._batch)
-            if self._child and self.why(now=True) is not None:
-                return NONE
-            used = RunTotal.used(self._batch, self._run)
+        with write_transaction():
+            RunTotal.lock_batch(self._batch)
+            if self._child and self.find_stop_reason(now=True) is not None:
+                return NO_AMOUNT
+            used = RunTotal.read_usage(self._batch, self._run)
             self._bound = self._bound and used.released is not None
-            left, left_bytes = self._limits.records(used), self._limits.bytes(used)
+            left, left_bytes = self._limits.remaining_records(used), self._limits.remaining_bytes(used)
             if left.amount < least_records or left_bytes.amount < max(least, 1):
-                self.reason = self.reason or (left.why if left.amount < least_records else left_bytes.why)
-                return NONE
+                self.stop_reason = self.stop_reason or (
+                    left.reason if left.amount < least_records else left_bytes.reason
+                )
+                return NO_AMOUNT
             granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
             RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
         self._reserved = granted
         self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
         return granted
 
-    def settled(self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False) -> list[CommonTable]:
+    def build_settled_table(
+        self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False
+    ) -> list[CommonTable]:
         """Return the common table ``settled``, which counts the rows of *source* as deleted.
 
         It gives the rest of the reservation back.  If only a *part* is settled, that part is the number of records in
         `values`, or *by_rows* the number of deleted rows.  *size* is an expression over *source*.  Empty if nothing is
         reserved.
         """
-        if self._reserved == NONE:
+        if self._reserved == NO_AMOUNT:
             return []
         gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
         reserved = "gone.rows" if part and by_rows else "%(limit_records)s"
-        settle = SETTLE.format(gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+        settle = SETTLE_TOTALS.format(
+            gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s"
+        )
         return [CommonTable("settled", settle)]
 
-    def values(self, of: int | None = None) -> dict[str, Any]:
+    def settlement_values(self, of_reserved: int | None = None) -> dict[str, Any]:
         """Return the values for a statement with `settled`; it settles *of* the records, or all."""
-        records = self._reserved.records if of is None else min(of, self._reserved.records)
+        records = self._reserved.records if of_reserved is None else min(of_reserved, self._reserved.records)
         return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
 
-    def settle(self, did: Amount, *, of: int | None = None) -> None:
+    def settle(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Count the deleted amount *did*, and give the rest of the reservation back.
 
         Call it in the transaction that deletes.  It settles *of* the reserved records, or all; the others stay used up.
         Call `went` after the commit.
         """
-        if self._reserved != NONE:
-            values = self.values(of) | {"records": did.records, "bytes": did.bytes}
+        if self._reserved != NO_AMOUNT:
+            values = self.settlement_values(of_reserved) | {"records": did.records, "bytes": did.bytes}
             gone = "select %(records)s::bigint, %(bytes)s::bigint"
-            given_back = "%(limit_bytes)s" if of is None else "gone.size"
-            settle = SETTLE.format(gone=gone, reserved="%(limit_records)s", reserved_bytes=given_back)
+            given_back = "%(limit_bytes)s" if of_reserved is None else "gone.size"
+            settle = SETTLE_TOTALS.format(gone=gone, reserved="%(limit_records)s", reserved_bytes=given_back)
             database.execute_sql(settle, values)
 
-    def went(self, did: Amount, *, of: int | None = None) -> None:
+    def note_settled(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Note the amount *did* after the commit of `settled` or `settle`."""
-        if self._reserved == NONE:
+        if self._reserved == NO_AMOUNT:
             return
         self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
         left = self._reserved
-        self._reserved = NONE if of is None else Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
+        self._reserved = (
+            NO_AMOUNT
+            if of_reserved is None
+            else Amount(max(0, left.records - of_reserved), max(0, left.bytes - did.bytes))
+        )
 
-    def carry(self, records: int) -> None:
+    def note_uncounted(self, records: int) -> None:
         """Note records that were deleted with others, and that no field of the outcome counts."""
         self._carried += records
 
-    def give_back(self, of: int | None = None) -> None:
+    def give_back(self, of_reserved: int | None = None) -> None:
         """Give back *of* the reserved records, or all; they were certainly not deleted."""
-        if self._reserved != NONE and of != 0:
-            with writing():
-                self.settle(NONE, of=of)
-            self.went(NONE, of=of)
+        if self._reserved != NO_AMOUNT and of_reserved != 0:
+            with write_transaction():
+                self.settle(NO_AMOUNT, of_reserved=of_reserved)
+            self.note_settled(NO_AMOUNT, of_reserved=of_reserved)
 
     @contextmanager
     def giving_back(self, count_used: Callable[[], int] = lambda: 0) -> Iterator[None]:
@@ -242,13 +254,13 @@ class Brakes:
                     self.give_back(max(0, self._reserved.records - count_used()))
             raise
 
-    def settle_earlier(self, run: int | None, deleted: int, *, of: int) -> int:
+    def settle_earlier(self, run: int | None, deleted: int, *, of_reserved: int) -> int:
         """Count records that an earlier attempt at a *run* deleted, *of* the reserved records.
 
         Call it in the transaction that closes these records, and call `note_earlier` after the commit.  Returns the
         number of counted records: 0 if that attempt reserved nothing because it had no limits.
         """
-        return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of=of) else 0
+        return deleted if RunTotal.settle_earlier(self._batch, run or 0, deleted, of_reserved=of_reserved) else 0
 
     def note_earlier(self, deleted: int) -> None:
         """Note that *deleted* records of the outcome are already counted."""
@@ -259,16 +271,16 @@ class Brakes:
 
         Nothing settles it later.
         """
-        self._reserved = NONE
+        self._reserved = NO_AMOUNT
 
-    def end(self) -> None:
+    def count_unreserved(self) -> None:
         """Count the deletions that were made without a limit."""
         found, noted = vars(self._outcome), self._noted
-        records = sum(found[field] for field in self._declared.counted) + self._carried
-        size = sum(found[field] for field in self._declared.counted_bytes)
+        records = sum(found[field] for field in self._declared.counted_fields) + self._carried
+        size = sum(found[field] for field in self._declared.counted_byte_fields)
         grown = Amount(max(0, records - noted.records), max(0, size - noted.bytes))
-        if grown != NONE:
-            with writing():
+        if grown != NO_AMOUNT:
+            with write_transaction():
                 RunTotal.add(self._batch, self._run, grown)
             self._noted = Amount(records, size)
 
@@ -280,7 +292,7 @@ def _is_rolled_back(error: Exception) -> bool:
     reply that Python cannot read, the transaction may be committed.
     """
     if isinstance(error, pw.PeeweeException):
-        return sqlstate(error) is not None and reachable()
+        return sqlstate(error) is not None and is_connected()
     return isinstance(error, Blocked)
 
 
@@ -310,25 +322,25 @@ class Deadline:
         self._brake = brake
         self._pace = pace
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds that are left of the budget."""
         return max(0.0, self._ends - self._clock())
 
-    def passed(self, done: int = 0) -> bool:
+    def has_passed(self, done: int = 0) -> bool:
         """Count *done* records, wait for the pace, and return whether the run has to end."""
         self.done += done
         self._on_progress()
         if self._pace and done:
-            self._wait(done / self._pace)
+            self._wait_for_pace(done / self._pace)
         self._safe_point()
-        return self.halted() or self._clock() >= self._ends
+        return self.is_halted() or self._clock() >= self._ends
 
-    def halted(self) -> bool:
+    def is_halted(self) -> bool:
         """Return whether a brake or a shutdown ends the run, whatever is left of its budget."""
         return self._brake() is not None or shutdown.requested.is_set()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait_for_pace(self, seconds: float) -> None:
         """Wait until the time is over, the budget ends or a brake applies."""
-        left = min(seconds, self.left())
-        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, LOOK)):
-            left -= LOOK
+        left = min(seconds, self.seconds_left())
+        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, MAX_PACE_WAIT_SECONDS)):
+            left -= MAX_PACE_WAIT_SECONDS

@@ -21,11 +21,11 @@ from typing import Literal, NamedTuple, get_args
 import redis
 
 from forgekeeper.api.batches import BatchSpec
-from forgekeeper.guards import following
-from forgekeeper.guards.register_epoch import REASON, why_register_is_lost
+from forgekeeper.guards import foreign_key_effects
+from forgekeeper.guards.register_epoch import REDIS_REPLACED_REASON, why_register_is_lost
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import Base, database, exclusions, now, relations, schema, signs
 from forgekeeper.platform.database.exclusions import Exclusion
@@ -33,12 +33,19 @@ from forgekeeper.platform.database.integrity import reasons_to_miss_rows
 from forgekeeper.platform.database.naming import name_parts, relation_name, shown_name
 from forgekeeper.platform.database.sessions import execute_prepared
 from forgekeeper.platform.database.view_changes import find_changed_views, find_refused_changes
-from forgekeeper.platform.installation import Disagreement, Installation, agree, conflict, objection, owner
-from forgekeeper.platform.settings import Place, Settings
-from forgekeeper.sources.outbox import LOCATIONS
+from forgekeeper.platform.installation import (
+    Installation,
+    InstallationMismatch,
+    find_redis_owner,
+    mismatch_message,
+    require_same_installation,
+    why_misplaced,
+)
+from forgekeeper.platform.settings import DeletionPlace, Settings
+from forgekeeper.sources.outbox import LOCATIONS_BY_FILE_STORE
 from forgekeeper.targets import sentinel
 
-Reason = Literal[
+BlockReason = Literal[
     "no_store",
     "no_repositories",
     "git_server",
@@ -48,18 +55,18 @@ Reason = Literal[
     "clocks",
     "schema",
 ]
-REASONS: tuple[str, ...] = get_args(Reason)
+PRECONDITION_REASONS: tuple[str, ...] = get_args(BlockReason)
 """A closed set, used for labels of metrics and for entries of the ledger."""
-ENCODINGS = {"UTF8", "SQL_ASCII"}
+UNIVERSAL_ENCODINGS = {"UTF8", "SQL_ASCII"}
 """Encodings that can store every text.  SQL_ASCII stores any bytes."""
-NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
+CLOCK_NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 
 BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
 """Tables with rows, found by text, that keep a run from deleting: stops, limits, exclusions."""
 
 # Each table, and the tables below it if it is a view.  A view reads them as its owner, unless it has
 # `security_invoker`.  Row security hides rows from the reader.
-RELATIONS = """
+SELECT_UNDERLYING_RELATIONS = """
     with recursive reached (name, oid, reader) as (
         select name, to_regclass(name)::oid, quote_ident(current_user)::regrole::oid
         from unnest(%(names)s::text[]) as name
@@ -113,12 +120,12 @@ class Blocked(Exception):
     ...     return Rows(Parcel, since=Parcel.created_at, older_than=timedelta(days=7))
     """
 
-    def __init__(self, reason: Reason, sentence: str) -> None:
+    def __init__(self, reason: BlockReason, sentence: str) -> None:
         super().__init__(sentence)
         self.reason = reason
 
 
-def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> None:
+def require_met(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> None:
     """Raise `Blocked` if *batch* or a child of it must not work; called once, at first.
 
     A run claims a Redis without an owner.  A preview does not, and raises `redis.RedisError` if Redis is down.
@@ -128,10 +135,15 @@ def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> Non
     _require_clocks(settings)
     try:
         _require_installation(batch.deletes_from, settings, claims=claims)
-    except Disagreement as disagreement:
+    except InstallationMismatch as disagreement:
         raise Blocked("installation", str(disagreement)) from None
     _require_register(batch, begin=claims)
-    for sentence in chain(unfit(batch, rights=claims), batch.misreadings(), _unknown_groups(batch), overlooked(batch)):
+    for sentence in chain(
+        find_relation_faults(batch, rights=claims),
+        batch.misreadings(),
+        _unknown_groups(batch),
+        find_overlooked_rows(batch),
+    ):
         raise Blocked("schema", sentence)
 
 
@@ -141,7 +153,7 @@ def why_text_is_refused() -> str | None:
     The server states its encoding at the start of a session, so this sends no query.  Needs a connection.
     """
     encoding = database.connection().get_parameter_status("server_encoding")
-    if encoding in ENCODINGS:
+    if encoding in UNIVERSAL_ENCODINGS:
         return None
     return (
         f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it,"
@@ -158,55 +170,59 @@ def _require_register(batch: BatchSpec, *, begin: bool) -> None:
         return
     with suppress(redis.RedisError) if begin else nullcontext():
         if lost := why_register_is_lost(batch, begin=begin):
-            raise Blocked(REASON, lost)
+            raise Blocked(REDIS_REPLACED_REASON, lost)
 
 
 def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
     """Yield a sentence if a group is excluded and its projects are unknown."""
-    if batch.excludes("group") and exclusions.stand(batch.name, "group") and (lacks := exclusions.no_groups()):
+    if (
+        batch.can_exclude("group")
+        and exclusions.has_exclusions(batch.name, "group")
+        and (lacks := exclusions.why_no_groups())
+    ):
         yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
 
 
-def _require_installation(deletes_from: Place | None, settings: Settings, *, claims: bool) -> None:
+def _require_installation(deletes_from: DeletionPlace | None, settings: Settings, *, claims: bool) -> None:
     """Raise `Disagreement` unless database, Redis and places to delete from have one owner.
 
     A copied or moved database does not agree until a person says which installation it is.  Redis and places that do
     not answer are left out: the batch fails if it needs them.  Without *claims* nothing is written, and a Redis that is
     down raises.
     """
-    if said := objection():
-        raise Disagreement(said)
-    ours = _claimed() if claims else _known()
+    if said := why_misplaced():
+        raise InstallationMismatch(said)
+    ours = _claim_installation() if claims else _read_installation()
     if ours is None:
         return  # a worker will create the installation
     root = settings.repositories_root
     if deletes_from == "repositories" and root is not None:
         _require_place(lambda: sentinel.Folder(root), ours)
     for location, url in settings.object_stores.items():
-        if deletes_from == "stores" or (deletes_from == "artifacts" and location in LOCATIONS.values()):
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location in LOCATIONS_BY_FILE_STORE.values()):
             _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
 
 
-def _claimed() -> str:
+def _claim_installation() -> str:
     try:
-        return agree()
+        return require_same_installation()
     except redis.RedisError:
-        return Installation.ensure()
+        return Installation.ensure_id()
 
 
-def _known() -> str | None:
-    ours, theirs = Installation.known(), owner(client)
+def _read_installation() -> str | None:
+    ours, theirs = Installation.find_id(), find_redis_owner(client)
     if ours is not None and theirs not in (None, ours):
-        raise Disagreement(conflict(ours, theirs))
+        raise InstallationMismatch(mismatch_message(ours, theirs))
     return ours
 
 
 def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:
-    with suppress(sentinel.Unreadable):
+    with suppress(sentinel.PlaceUnreadable):
         at = opened()
-        found = at.sentinel()
-        if found is not None and (said := sentinel.objection(at, found, ours)):
-            raise Disagreement(said)
+        found = at.read_owner()
+        if found is not None and (said := sentinel.why_not_ours(at, found, ours)):
+            raise InstallationMismatch(said)
 
 
 def _require_clocks(settings: Settings) -> None:
@@ -216,15 +232,15 @@ def _require_clocks(settings: Settings) -> None:
     by itself.
     """
     try:
-        (found,) = differences("postgresql", "redis")
+        (found,) = compare_clocks("postgresql", "redis")
     except redis.RedisError:
         return
     if found.exceeds(settings.clock_tolerance):
         allowed = f"FORGEKEEPER_CLOCK_TOLERANCE allows {settings.clock_tolerance.total_seconds():g} s"
-        raise Blocked("clocks", f"{found.sentence()} ({allowed})")
+        raise Blocked("clocks", f"{found.as_sentence()} ({allowed})")
 
 
-class Difference(NamedTuple):
+class ClockDifference(NamedTuple):
     """How far *clock* is ahead of *reference*, and the possible error of that, in seconds."""
 
     clock: str
@@ -236,25 +252,25 @@ class Difference(NamedTuple):
         """Return whether the clocks certainly differ by more than *tolerance*."""
         return abs(self.seconds) - self.doubt > tolerance.total_seconds()
 
-    def sentence(self) -> str:
+    def as_sentence(self) -> str:
         """Return the difference as a sentence for people."""
         way = f"{abs(self.seconds):.0f} s {'ahead of' if self.seconds > 0 else 'behind'}"
-        return f"{NAMES[self.clock]} is {way} {NAMES[self.reference]}; set right the one that is wrong"
+        return f"{CLOCK_NAMES[self.clock]} is {way} {CLOCK_NAMES[self.reference]}; set right the one that is wrong"
 
 
-def differences(*clocks: str) -> list[Difference]:
+def compare_clocks(*clocks: str) -> list[ClockDifference]:
     """Read the clocks, or all, in quick succession, and compare every pair.
 
     Raises errors of the servers.
     """
-    read = {name: _read(name) for name in clocks or NAMES}
+    read = {name: _read_clock(name) for name in clocks or CLOCK_NAMES}
     return [
-        Difference(one, other, read[one][0] - read[other][0], read[one][1] + read[other][1])
+        ClockDifference(one, other, read[one][0] - read[other][0], read[one][1] + read[other][1])
         for one, other in combinations(read, 2)
     ]
 
 
-def _read(clock: str) -> tuple[float, float]:
+def _read_clock(clock: str) -> tuple[float, float]:
     """Return the clock's distance from the monotonic clock and the possible error, in seconds."""
     began = time.monotonic()
     if clock == "postgresql":
@@ -268,45 +284,47 @@ def _read(clock: str) -> tuple[float, float]:
     return said - (began + ended) / 2, (ended - began) / 2
 
 
-def fits(batch: BatchSpec) -> bool:
+def fits_relations(batch: BatchSpec) -> bool:
     """Return whether the batch can work on the forge's relations as they are."""
-    return not any(unfit(batch, rights=False))
+    return not any(find_relation_faults(batch, rights=False))
 
 
-def missing(batch: BatchSpec) -> list[str]:
+def find_missing_needs(batch: BatchSpec) -> list[str]:
     """Return the needs of the batch that the forge's relations lack, whatever the rights."""
-    hidden = _hidden(batch)
-    return hidden or list(_misfits(batch, relations.look([one.sql for one in batch.relations])))
+    hidden = _find_closed_schemas(batch)
+    return hidden or list(_describe_misfits(batch, relations.read_columns([one.sql for one in batch.relations])))
 
 
-def _hidden(batch: BatchSpec) -> list[str]:
+def _find_closed_schemas(batch: BatchSpec) -> list[str]:
     """Return the schemas that are closed to the role; a statement that names one would fail."""
     in_schemas = [one.model for one in batch.relations if name_parts(one.model)[0]]
-    return list(schema.closed(in_schemas)) if in_schemas else []
+    return list(schema.find_closed_schemas(in_schemas)) if in_schemas else []
 
 
-def _misfits(batch: BatchSpec, tables: relations.Tables) -> Iterator[str]:
-    if found := [said for one in batch.relations for said in relations.misfits(one.model, tables)]:
+def _describe_misfits(batch: BatchSpec, tables: relations.ColumnsByTable) -> Iterator[str]:
+    if found := [said for one in batch.relations for said in relations.find_misfits(one.model, tables)]:
         yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
 
 
-def unfit(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
+def find_relation_faults(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
     """Yield why the batch cannot work on the forge's relations; with *rights*, as this role."""
     expected = batch.relations
-    if hidden := _hidden(batch):
+    if hidden := _find_closed_schemas(batch):
         yield from hidden
         return
-    tables = relations.look([one.sql for one in expected])
-    yield from _misfits(batch, tables)
-    yield from misread((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
+    tables = relations.read_columns([one.sql for one in expected])
+    yield from _describe_misfits(batch, tables)
+    yield from find_misreadings((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
     if views := [one for one in expected if relations.is_view(tables.get(one.sql, {}))]:
         yield from find_refused_changes(views, tables)
-    yield from following.refused(batch, tables)
+    yield from foreign_key_effects.find_undeclared_tables(batch, tables)
     if rights:
-        yield from relations.lacking({one.model: one.needs("worker") for one in expected}, tables)
+        yield from relations.find_missing_privileges(
+            {one.model: one.needed_privileges("worker") for one in expected}, tables
+        )
 
 
-def overlooked(batch: BatchSpec) -> Iterator[str]:
+def find_overlooked_rows(batch: BatchSpec) -> Iterator[str]:
     """Yield a sentence for each relation in which lookups miss rows of a sample.
 
     Only checks batches that delete objects without a row that names them.  The catalogue is not consulted.  The
@@ -314,59 +332,62 @@ def overlooked(batch: BatchSpec) -> Iterator[str]:
     """
     for model in (*batch.tables, *batch.reads) if batch.deletes_from in ("artifacts", "stores") else ():
         if missed := sorted(model.overlooked()):
-            tables = ", ".join(one.called for one in below([model]) if one.kind in ("r", "p"))
+            tables = ", ".join(one.called for one in list_underlying([model]) if one.kind in ("r", "p"))
             yield (
                 f"lookups miss rows of {shown_name(model)} that exist, {missed[0]} for one: an index is damaged;"
                 f" `reindex table concurrently` of {tables} rebuilds it"
             )
 
 
-class Below(NamedTuple):
+class UnderlyingRelation(NamedTuple):
     """A relation, or a relation below it, with its kind and the name that it is *called*."""
 
     name: str
     oid: int
     called: str
     kind: str
-    itself: bool
+    is_itself: bool
     parent: str | None
-    whole: list[int]
+    sibling_oids: list[int]
     hidden_from: str | None
-    fires: list[str]
+    trigger_functions: list[str]
 
 
-def below(models: Sequence[type[Base]]) -> list[Below]:
+def list_underlying(models: Sequence[type[Base]]) -> list[UnderlyingRelation]:
     """Return the relations that each model's relation is made of, by one statement."""
     names = [relation_name(model) for model in models]
-    return [Below(*row) for row in execute_prepared("relations", RELATIONS, {"names": names}).fetchall()]
+    return [
+        UnderlyingRelation(*row)
+        for row in execute_prepared("relations", SELECT_UNDERLYING_RELATIONS, {"names": names}).fetchall()
+    ]
 
 
-def misread(models: Sequence[type[Base]], tables: relations.Tables) -> Iterator[str]:
+def find_misreadings(models: Sequence[type[Base]], tables: relations.ColumnsByTable) -> Iterator[str]:
     """Yield a sentence for each way in which statements on the *models* would miss rows."""
-    found, shown = below(models), {relation_name(model): shown_name(model) for model in models}
+    found, shown = list_underlying(models), {relation_name(model): shown_name(model) for model in models}
     yield from reasons_to_miss_rows({one.oid for one in found})
-    if views := [one.oid for one in found if one.itself and one.kind == "v"]:
+    if views := [one.oid for one in found if one.is_itself and one.kind == "v"]:
         yield from find_changed_views(views)
     for one in found:
         reached = {other.oid for other in found if other.name == one.name}
-        if said := _objection(one._replace(name=shown[one.name]), reached):
+        if said := _find_objection(one._replace(name=shown[one.name]), reached):
             yield said
     for model in models:
         table, columns = shown_name(model), tables.get(relation_name(model), {})
         for key in model.found_by:
-            if (column := columns.get(key)) is not None and column.filled is False:
+            if (column := columns.get(key)) is not None and column.is_not_null is False:
                 yield (
                     f"column {table}.{key} may be NULL, and rows in which it is are never found: "
                     f"`alter table {table} alter column {key} set not null`"
                 )
 
 
-def _objection(relation: Below, reached: set[int]) -> str | None:
+def _find_objection(relation: UnderlyingRelation, reached: set[int]) -> str | None:
     table = relation.name
-    which = table if relation.itself else f"view {table} is made of {relation.called}, which"
-    if relation.fires and (why := signs.refusal(relation.fires)):
+    which = table if relation.is_itself else f"view {table} is made of {relation.called}, which"
+    if relation.trigger_functions and (why := signs.why_refused(relation.trigger_functions)):
         return f"{which} {why}"
-    if not reached.issuperset(relation.whole):
+    if not reached.issuperset(relation.sibling_oids):
         parent = relation.parent
         return f"{which} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
     if relation.kind == "m":

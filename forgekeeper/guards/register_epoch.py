@@ -16,12 +16,12 @@ from forgekeeper.audit import acts
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.values import text
+from forgekeeper.platform.coordination.redis_values import decode_text
 from forgekeeper.platform.database import database
 
-REASON: Final = "redis_replaced"
+REDIS_REPLACED_REASON: Final = "redis_replaced"
 """The reason of the block, in the ledger and in metrics."""
-ACT = "check --init --redis-replaced"
+ACCEPT_REDIS_ACT = "check --init --redis-replaced"
 LOST_REGISTER = (
     "Redis lacks the register of {batch}, last used {last}: it was emptied, or FORGEKEEPER_REDIS_URL names another one."
     " Name the right one; if its entries are lost, `forgekeeper check --init --redis-replaced --reason REASON` lets the"
@@ -40,7 +40,7 @@ def why_register_is_lost(batch: BatchSpec, *, begin: bool = False) -> str | None
     known = Batch.select(Batch.redis_epoch).where(Batch.name == batch.name).scalar()
     if known is None:
         if begin:
-            _record(batch, _ensure_epoch(batch.epoch_key))
+            _store_epoch(batch, _ensure_epoch(batch.epoch_key))
         return None
     if _read_epoch(batch.epoch_key) == known:
         return None
@@ -54,10 +54,10 @@ def accept_redis(reason: str) -> list[str]:
         assert batch.epoch_key is not None
         epoch = _ensure_epoch(batch.epoch_key)
         with database.atomic():
-            acts.record(ACT, batch.name, batch=batch.name, reason=reason, after={"epoch": epoch})
+            acts.record_act(ACCEPT_REDIS_ACT, batch.name, batch=batch.name, reason=reason, after={"epoch": epoch})
             Batch.update(redis_epoch=None).where(Batch.name == batch.name).execute()
-            _record(batch, epoch)
-            Batch.end_block(batch.name, REASON)
+            _store_epoch(batch, epoch)
+            Batch.end_block(batch.name, REDIS_REPLACED_REASON)
     return [batch.name for batch in replaced]
 
 
@@ -68,7 +68,11 @@ def forget_epochs() -> None:
 
 def find_warnings() -> list[str]:
     """Return a sentence for each batch whose last run lacked its register; asks no Redis."""
-    return [f"{row.name} is blocked: {row.blocked_sentence}" for row in Batch.blocked() if row.blocked_reason == REASON]
+    return [
+        f"{row.name} is blocked: {row.blocked_sentence}"
+        for row in Batch.list_blocked()
+        if row.blocked_reason == REDIS_REPLACED_REASON
+    ]
 
 
 def _ensure_epoch(key: str) -> str:
@@ -79,10 +83,10 @@ def _ensure_epoch(key: str) -> str:
 
 def _read_epoch(key: str) -> str | None:
     found: Any = client.get(key)
-    return None if found is None else text(found)
+    return None if found is None else decode_text(found)
 
 
-def _record(batch: BatchSpec, epoch: str) -> None:
+def _store_epoch(batch: BatchSpec, epoch: str) -> None:
     Batch.register([batch.name])
     Batch.update(redis_epoch=epoch).where(Batch.name == batch.name, Batch.redis_epoch.is_null()).execute()
 

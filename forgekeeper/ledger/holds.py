@@ -16,39 +16,39 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.platform.database import Base, BigIdentityField, database, default
-from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
+from forgekeeper.platform.database.sessions import write_transaction
 from forgekeeper.platform.settings import Settings
-from metrics.logs import one_line
+from metrics.logs import clean_input
 
 Kind = Literal["pause", "stop", "breaker", "new"]
-BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
+KINDS_BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
 """Kinds that `resume` ends."""
-BRAKES: tuple[Kind, ...] = ("breaker", "new")
+BRAKE_KINDS: tuple[Kind, ...] = ("breaker", "new")
 """Kinds that `release` ends."""
-HoldBack = Literal["stopped", "held", "paused"]
-STANDS = "(until is null or until > clock_timestamp())"
-HELD_BACK = f"exists (select from holds where holds.batch = {{}} and {STANDS})"
+HoldState = Literal["stopped", "held", "paused"]
+HOLD_IS_ACTIVE = "(until is null or until > clock_timestamp())"
+BATCH_HAS_HOLD = f"exists (select from holds where holds.batch = {{}} and {HOLD_IS_ACTIVE})"
 """SQL: whether no run of a batch may start."""
-WHY = f"""
+SELECT_HOLD_STATE = f"""
     select case kind when 'stop' then 'stopped' when 'pause' then 'paused' else 'held' end
-    from holds where batch = {{}} and {STANDS} and kind = any({{}})
+    from holds where batch = {{}} and {HOLD_IS_ACTIVE} and kind = any({{}})
     order by kind <> 'stop', kind = 'pause' limit 1
 """
 """SQL: the reason, a stop before a brake before a pause."""
-ENDS = "'{stop,breaker,new}'"
+KINDS_THAT_END_RUNS = "'{stop,breaker,new}'"
 """Kinds that end a run that has started; a pause does not."""
-ANY = "'{pause,stop,breaker,new}'"
+ALL_HOLD_KINDS = "'{pause,stop,breaker,new}'"
 
 # The statement waits for no lock: a row of the same person that another session has locked stays, beside the new row.
 # A row that is kept is locked, so that nobody ends it before this transaction does.
-ADD = f"""
+INSERT_HOLD = f"""
     with found as (
-        select id, since, {STANDS} as stands,
-            {STANDS} and not %(replace)s
+        select id, since, {HOLD_IS_ACTIVE} as stands,
+            {HOLD_IS_ACTIVE} and not %(replace)s
                 and coalesce(until, 'infinity') > coalesce(%(until)s::timestamptz, 'infinity') as longer
         from holds
-        where batch = %(batch)s and (not {STANDS} or (kind = %(kind)s and by = %(by)s))
+        where batch = %(batch)s and (not {HOLD_IS_ACTIVE} or (kind = %(kind)s and by = %(by)s))
         for update skip locked
     ), older as (
         delete from holds where id in (select id from found where not longer)
@@ -61,7 +61,7 @@ ADD = f"""
     select id from found where longer order by id
 """
 # `blocked_since` stays while one blocked run follows another, whatever the reason.
-BLOCK = """
+UPSERT_BLOCK = """
     insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
     values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, case when %(child)s then clock_timestamp() end)
     on conflict (name) do update set
@@ -71,7 +71,7 @@ BLOCK = """
 """
 # A run that was not blocked ends a block, unless one of its children was blocked after the run before it ended: the
 # children of the present run have not been worked on yet.
-UNBLOCK = """
+CLEAR_BLOCK = """
     update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
     where name = %(name)s and blocked_since is not null and (
         child_blocked_at is null or child_blocked_at < (
@@ -83,7 +83,7 @@ UNBLOCK = """
 """
 
 
-class Held(Exception):
+class BatchHeld(Exception):
     """The run must not begin because it is out of proportion.
 
     The message is a sentence with the numbers and the remedy.  Raised before anything is changed.  The batch is held
@@ -109,7 +109,7 @@ class Hold(Base):
     kind = pw.TextField()
     reason = pw.TextField(null=True)
     by = pw.TextField()
-    since = DateTimeTZField(constraints=default("clock_timestamp()"))
+    since = DateTimeTZField(constraints=default_sql("clock_timestamp()"))
     until = DateTimeTZField(null=True)
 
     class Meta:
@@ -133,8 +133,8 @@ class Hold(Base):
         the older hold ends later, it stays and nothing is added, unless *replace*: several people may share an account.
         *since* is the time to show if one act holds several batches.
         """
-        facts = {"reason": reason and one_line(reason), "by": one_line(by), "since": since, "until": until}
-        kept = database.execute_sql(ADD, {"batch": batch, "kind": kind, "replace": replace, **facts}).fetchone()
+        facts = {"reason": reason and clean_input(reason), "by": clean_input(by), "since": since, "until": until}
+        kept = database.execute_sql(INSERT_HOLD, {"batch": batch, "kind": kind, "replace": replace, **facts}).fetchone()
         return kept and cls.get_by_id(kept[0])
 
     @classmethod
@@ -142,29 +142,29 @@ class Hold(Base):
         cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, among: Collection[int] | None = None
     ) -> list[Hold]:
         """End and return the batch's holds of these kinds: all, or *by* a person, *among* ids."""
-        query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
+        query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(HOLD_IS_ACTIVE))
         if by is not None:
-            query = query.where(cls.by == one_line(by))
+            query = query.where(cls.by == clean_input(by))
         if among is not None:
             query = query.where(cls.id.in_(list(among)))
         return list(query.returning(cls).execute())
 
     @classmethod
-    def standing(cls, *kinds: Kind, batch: str | None = None) -> list[Hold]:
+    def list_active(cls, *kinds: Kind, batch: str | None = None) -> list[Hold]:
         """Return the present holds, the oldest first: all, or of these kinds and this batch."""
-        query = cls.select().where(pw.SQL(STANDS)).order_by(cls.batch, cls.id)
+        query = cls.select().where(pw.SQL(HOLD_IS_ACTIVE)).order_by(cls.batch, cls.id)
         query = query.where(cls.kind.in_(kinds)) if kinds else query
         return list(query if batch is None else query.where(cls.batch == batch))
 
     @classmethod
-    def why(cls, batch: str) -> HoldBack | None:
+    def find_state(cls, batch: str) -> HoldState | None:
         """Return why no run of the batch may start now; None if a run may start."""
-        row = database.execute_sql(WHY.format("%s", ANY), (batch,)).fetchone()
-        reason: HoldBack | None = row and row[0]
+        row = database.execute_sql(SELECT_HOLD_STATE.format("%s", ALL_HOLD_KINDS), (batch,)).fetchone()
+        reason: HoldState | None = row and row[0]
         return reason
 
     @classmethod
-    def show(cls, batch: str) -> None:
+    def copy_to_batches(cls, batch: str) -> None:
         """Show the holds in `batches`.
 
         A trigger does so unless another session has locked the row.
@@ -185,7 +185,7 @@ class Batch(Base):
     grants = "scheduler: select, insert, update; worker: select, insert, update; exporter: select"
 
     name = pw.TextField(primary_key=True)
-    registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    registered_at = DateTimeTZField(constraints=default_sql("clock_timestamp()"))
     paused_until = DateTimeTZField(null=True)
     paused_since = DateTimeTZField(null=True)
     paused_reason = pw.TextField(null=True)
@@ -217,7 +217,7 @@ class Batch(Base):
         cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
 
     @classmethod
-    def blocked(cls, name: str | None = None) -> list[Batch]:
+    def list_blocked(cls, name: str | None = None) -> list[Batch]:
         """Return the batches whose last run, or a child of it, was blocked; or only batch *name*."""
         query = cls.select().where(cls.blocked_since.is_null(False))
         return list(query if name is None else query.where(cls.name == name))
@@ -228,12 +228,12 @@ class Batch(Base):
 
         A child's block stays until a whole run has no blocked children.
         """
-        database.execute_sql(BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
+        database.execute_sql(UPSERT_BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
 
     @classmethod
     def unblock(cls, name: str, run: int) -> None:
         """Record that the run was not blocked."""
-        database.execute_sql(UNBLOCK, {"name": name, "run": run})
+        database.execute_sql(CLEAR_BLOCK, {"name": name, "run": run})
 
     @classmethod
     def end_block(cls, name: str, reason: str) -> None:
@@ -242,52 +242,57 @@ class Batch(Base):
         cls.update(solved).where(cls.name == name, cls.blocked_reason == reason).execute()
 
     @classmethod
-    def position(cls, name: str) -> int:
+    def read_position(cls, name: str) -> int:
         """Return the end position of the batch's last run; 0 to begin at the beginning."""
         row = cls.get_or_none(cls.name == name)
         return (row and row.cursor) or 0
 
     @classmethod
-    def move_to(cls, name: str, position: int) -> None:
+    def store_position(cls, name: str, position: int) -> None:
         """Store the start position of the batch's next run."""
-        with writing():
+        with write_transaction():
             cls.register([name])
             cls.update(cursor=position).where(cls.name == name).execute()
 
 
-def idle(settings: Settings) -> set[str]:
+def find_idle_batches(settings: Settings) -> set[str]:
     """Name the batches that are paused, stopped, held or without a schedule."""
-    return {hold.batch for hold in Hold.standing()} | {name for name in BATCHES if settings.cron(name) is None}
+    return {hold.batch for hold in Hold.list_active()} | {
+        name for name in BATCHES if settings.schedule_of(name) is None
+    }
 
 
-def warnings() -> list[str]:
+def list_warnings() -> list[str]:
     """Return a sentence for each batch that is stopped, held, blocked, or paused without end."""
-    holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
-    return [*map(_hold, holds), *map(_blocked, Batch.blocked())]
+    holds = [hold for hold in Hold.list_active() if hold.kind != "pause" or hold.until is None]
+    return [*map(_describe_hold, holds), *map(_describe_block, Batch.list_blocked())]
 
 
-def sentences(batch: str) -> list[str]:
+def describe_obstacles(batch: str) -> list[str]:
     """Return a sentence for each hold of the batch, and for its block."""
-    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.blocked(batch))]
+    return [*map(_describe_hold, Hold.list_active(batch=batch)), *map(_describe_block, Batch.list_blocked(batch))]
 
 
-def _hold(hold: Hold) -> str:
-    batch, since, because = hold.batch, _moment(hold.since), f" ({hold.reason})" if hold.reason else ""
-    if hold.kind in BRAKES:
+def _describe_hold(hold: Hold) -> str:
+    batch, since, because = hold.batch, _format_instant(hold.since), f" ({hold.reason})" if hold.reason else ""
+    if hold.kind in BRAKE_KINDS:
         sentence = str(hold.reason).rstrip(". ")
         remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
         return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
     resume = f"`forgekeeper resume {batch} --by {quote(hold.by)}`"
     if hold.kind == "stop":
         return f"{batch} is stopped by {hold.by} since {since}{because}: {resume} ends that"
-    end = "without an end" if hold.until is None else f"until {_moment(hold.until)}"
+    end = "without an end" if hold.until is None else f"until {_format_instant(hold.until)}"
     remedy = f"{resume}, or `forgekeeper pause {batch} --replace --until TIME`"
     return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
 
 
-def _blocked(row: Batch) -> str:
-    return f"{row.name} is blocked since {_moment(row.blocked_since)} ({row.blocked_reason}): {row.blocked_sentence}"
+def _describe_block(row: Batch) -> str:
+    return (
+        f"{row.name} is blocked since {_format_instant(row.blocked_since)} ({row.blocked_reason}):"
+        f" {row.blocked_sentence}"
+    )
 
 
-def _moment(instant: datetime) -> str:
+def _format_instant(instant: datetime) -> str:
     return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

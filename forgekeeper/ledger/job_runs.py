@@ -23,15 +23,15 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.ledger import transitions
 from forgekeeper.ledger.holds import Batch, Hold, Kind
 from forgekeeper.ledger.retry import MAX_LOSSES, MAX_RETRIES
-from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default
+from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default_sql
 
-WAITING = ("claimed", "enqueued")
-OPEN = (*WAITING, "started")
+UNSTARTED_STATES = ("claimed", "enqueued")
+OPEN_STATES = (*UNSTARTED_STATES, "started")
 CLOCK_TOLERANCE = timedelta(seconds=2)
 """How far a scheduler's clock may be ahead before its tick is refused."""
 
 
-class Health(NamedTuple):
+class RunHealth(NamedTuple):
     """A summary of the batch's runs; *failures* are the failures since its last success."""
 
     last_run: datetime | None
@@ -41,7 +41,7 @@ class Health(NamedTuple):
     running_since: datetime | None
 
 
-class Started(NamedTuple):
+class StartedRun(NamedTuple):
     """A started run, ours until this process expires; *token* is the token of this attempt."""
 
     id: int
@@ -61,12 +61,12 @@ class JobRun(Base):
     batch = pw.TextField()
     tick = DateTimeTZField(null=True)
     state = pw.TextField()
-    token = pw.UUIDField(constraints=default("gen_random_uuid()"))
+    token = pw.UUIDField(constraints=default_sql("gen_random_uuid()"))
     attempt_token = pw.UUIDField(null=True)
     reason = pw.TextField(null=True)
-    attempt = pw.IntegerField(constraints=default("0"))
-    failures = pw.IntegerField(constraints=default("0"))
-    losses = pw.IntegerField(constraints=default("0"))
+    attempt = pw.IntegerField(constraints=default_sql("0"))
+    failures = pw.IntegerField(constraints=default_sql("0"))
+    losses = pw.IntegerField(constraints=default_sql("0"))
     retry_at = DateTimeTZField(null=True)
     claimed_by = pw.TextField(null=True)
     claimed_at = DateTimeTZField(null=True)
@@ -86,18 +86,18 @@ class JobRun(Base):
         table_name = "job_runs"
 
     @classmethod
-    def of(cls, batch: str) -> pw.ModelSelect[JobRun]:
+    def select_newest_first(cls, batch: str) -> pw.ModelSelect[JobRun]:
         """Select the batch's rows, newest first."""
         return cls.select().where(cls.batch == batch).order_by(cls.id.desc())
 
     @classmethod
-    def open(cls, batch: str) -> JobRun | None:
+    def find_open(cls, batch: str) -> JobRun | None:
         """Return the batch's open row, its lock."""
-        row: JobRun | None = cls.of(batch).where(cls.state.in_(OPEN)).first()
+        row: JobRun | None = cls.select_newest_first(batch).where(cls.state.in_(OPEN_STATES)).first()
         return row
 
     @classmethod
-    def at(cls, batch: str, tick: datetime) -> JobRun | None:
+    def find_by_tick(cls, batch: str, tick: datetime) -> JobRun | None:
         """Return the tick's row, or else the newest row whose tick was set aside as not yet due."""
         taken = cls.tick.is_null() & pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
         rows = cls.select().where(cls.batch == batch, (cls.tick == tick) | taken)
@@ -107,13 +107,15 @@ class JobRun(Base):
     @classmethod
     def last_ended(cls, batch: str) -> JobRun | None:
         """Return the newest run of the batch that was started and has ended."""
-        row: JobRun | None = cls.of(batch).where(cls.started_at.is_null(False), cls.finished_at.is_null(False)).first()
+        row: JobRun | None = (
+            cls.select_newest_first(batch).where(cls.started_at.is_null(False), cls.finished_at.is_null(False)).first()
+        )
         return row
 
     @classmethod
-    def health(cls, batch: str) -> Health:
+    def read_health(cls, batch: str) -> RunHealth:
         """Summarise the batch's runs."""
-        return Health(*database.execute_sql(transitions.HEALTH, {"batch": batch}).fetchone())
+        return RunHealth(*database.execute_sql(transitions.SELECT_HEALTH, {"batch": batch}).fetchone())
 
     @classmethod
     def newest_tick(cls, batch: str) -> datetime | None:
@@ -136,17 +138,19 @@ class JobRun(Base):
             superseded = {"state": "failed", "reason": "superseded", "finished_at": pw.fn.clock_timestamp()}
             cls.update(superseded).where(waits, gives_way).execute()
             values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
-            row = database.execute_sql(transitions.CLAIM, values).fetchone()
+            row = database.execute_sql(transitions.INSERT_CLAIM, values).fetchone()
             if row is None:
                 # Another scheduler's tick, a hold or an open run: the retry is not superseded.
                 transaction.rollback()
         return row[0] if row else None
 
     @classmethod
-    def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
+    def record_ticks(
+        cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None
+    ) -> int:
         """Record ticks that will not run; return the number of ticks that had no row yet."""
         values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
-        return int(database.execute_sql(transitions.RECORD, values).rowcount)
+        return int(database.execute_sql(transitions.INSERT_TICKS, values).rowcount)
 
     @classmethod
     def claim_manual(cls, batch: str, *, by: str) -> int | None:
@@ -168,67 +172,69 @@ class JobRun(Base):
 
         It is not sent if it runs, waits for its retry, is held, or was marked less than *again_after* ago.
         """
-        row = database.execute_sql(transitions.MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
+        row = database.execute_sql(transitions.MARK_RUN_SENT, {"batch": batch, "again_after": again_after}).fetchone()
         return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
 
     @classmethod
-    def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
+    def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> StartedRun | None:
         """Start the batch's run; return None if that is not possible.
 
         It may be started, closed or held, wait for its retry, or lack a row.  After a restore, a database older than
         the message may have another run with that number and another *token*.
         """
         values = {"id": run_id, "batch": batch, "token": str(token), "by": by}
-        row = database.execute_sql(transitions.START, values).fetchone()
-        return Started(*row) if row else None
+        row = database.execute_sql(transitions.START_RUN, values).fetchone()
+        return StartedRun(*row) if row else None
 
     @classmethod
-    def start_here(cls, batch: str, *, by: str) -> Started | None:
+    def start_here(cls, batch: str, *, by: str) -> StartedRun | None:
         """Start the waiting row, or a new row; None if a run is started or the batch is held."""
         with database.atomic() as transaction:
             cls.retry_now(batch)
-            if cls.open(batch) is None:
+            if cls.find_open(batch) is None:
                 cls.claim_manual(batch, by=by)
-            waiting = cls.open(batch)
+            waiting = cls.find_open(batch)
             started = None if waiting is None else cls.start(batch, waiting.id, token=waiting.token, by=by)
             if started is None:
                 transaction.rollback()
         return started
 
     @classmethod
-    def keep_alive(cls, runs: Sequence[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
+    def keep_alive(cls, runs: Sequence[StartedRun], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
         """Record that the runs are alive, with their results; return the ids of runs still ours."""
         values = {
             "ids": [run.id for run in runs],
             "tokens": [run.token for run in runs],
-            "results": list(map(_json, results)) if results else [None] * len(runs),
+            "results": list(map(_dump_result, results)) if results else [None] * len(runs),
         }
-        return {row[0] for row in database.execute_sql(transitions.KEEP_ALIVE, values).fetchall()}
+        return {row[0] for row in database.execute_sql(transitions.KEEP_RUNS_ALIVE, values).fetchall()}
 
     @classmethod
-    def succeed(cls, run: Started, result: dict[str, Any], *, ordinary: bool | None = None) -> str | None:
+    def succeed(cls, run: StartedRun, result: dict[str, Any], *, ordinary: bool | None = None) -> str | None:
         """Close the run with its result.
 
         Like the methods below it returns the new state, None if another process has taken the run meanwhile.
         """
-        return _close(transitions.SUCCEED, run, result, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
+        return _close_run(
+            transitions.CLOSE_SUCCEEDED, run, result, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary
+        )
 
     @classmethod
-    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> str | None:
+    def block(cls, run: StartedRun, result: dict[str, Any], *, reason: str, sentence: str) -> str | None:
         """Close the run as blocked, and record that its batch is blocked."""
         note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
-        return _close(transitions.BLOCK, run, result, note, reason=reason)
+        return _close_run(transitions.CLOSE_BLOCKED, run, result, note, reason=reason)
 
     @classmethod
-    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str, by: str) -> str | None:
+    def hold(cls, run: StartedRun, result: dict[str, Any], *, kind: Kind, sentence: str, by: str) -> str | None:
         """Close the run as skipped, and hold its batch."""
         hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=by)
-        return _close(transitions.HOLD, run, result, hold.execute)
+        return _close_run(transitions.CLOSE_HELD, run, result, hold.execute)
 
     @classmethod
     def fail(
         cls,
-        run: Started,
+        run: StartedRun,
         error: str,
         result: dict[str, Any] | None = None,
         *,
@@ -240,7 +246,7 @@ class JobRun(Base):
         It keeps its result so far.
         """
         unblock = partial(Batch.unblock, run.batch, run.id)
-        return _close(transitions.FAIL, run, result, unblock, error=error, delay=delay, retries=retries)
+        return _close_run(transitions.CLOSE_FAILED, run, result, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[dict[str, Any]]:
@@ -249,7 +255,7 @@ class JobRun(Base):
         The third loss makes a run poison.
         """
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
-        taken = database.execute_sql(transitions.REOPEN_LOST, values).fetchall()
+        taken = database.execute_sql(transitions.REOPEN_LOST_RUNS, values).fetchall()
         return [dict(zip(("id", "state", "worker", "losses"), row, strict=True)) for row in taken]
 
     @classmethod
@@ -257,7 +263,7 @@ class JobRun(Base):
         """Return the condition for closed runs that are not the newest of their batch."""
         newer = cls.alias()
         followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
-        condition: pw.Node = cls.state.not_in(OPEN) & followed
+        condition: pw.Node = cls.state.not_in(OPEN_STATES) & followed
         return condition
 
 
@@ -269,11 +275,11 @@ JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"
 JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
 
 
-def _close(
-    statement: str, run: Started, result: dict[str, Any] | None, note: Callable[[], object], **facts: Any
+def _close_run(
+    statement: str, run: StartedRun, result: dict[str, Any] | None, note: Callable[[], object], **facts: Any
 ) -> str | None:
     """Close the run if it is still ours, call *note* for its batch, and return its state."""
-    values = {"id": run.id, "token": run.token, "result": None if result is None else _json(result), **facts}
+    values = {"id": run.id, "token": run.token, "result": None if result is None else _dump_result(result), **facts}
     with database.atomic():
         row = database.execute_sql(statement, values).fetchone()
         if row is None:
@@ -282,5 +288,5 @@ def _close(
     return str(row[0])
 
 
-def _json(result: dict[str, Any]) -> str:
+def _dump_result(result: dict[str, Any]) -> str:
     return orjson.dumps(result).decode()

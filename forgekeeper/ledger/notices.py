@@ -5,7 +5,7 @@ from __future__ import annotations
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.platform.database import Base, BigIdentityField, Document, default
+from forgekeeper.platform.database import Base, BigIdentityField, Document, default_sql
 
 
 class Notice(Base):
@@ -21,7 +21,7 @@ class Notice(Base):
     record = pw.TextField()
     key = pw.TextField()
     detail = Document(dict)
-    at = DateTimeTZField(constraints=default("clock_timestamp()"), index=True)
+    at = DateTimeTZField(constraints=default_sql("clock_timestamp()"), index=True)
 
     class Meta:
         table_name = "notices"

@@ -2,7 +2,7 @@
 
 A record that fails alone, a child that fails or kills its worker, and an unreadable message have a row each.  The rows
 are in PostgreSQL, so an emptied or silent Redis hides no failure.  Failures that documents keep in their own tables and
-keys have no second row here: their batches declare them (`forgekeeper.api.shown`).
+keys have no second row here: their batches declare them (`forgekeeper.api.inspection`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Literal
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.ledger.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
-from forgekeeper.platform.database import Base, BigIdentityField, database, default
-from forgekeeper.platform.database.sessions import LAST_INSTANT, writing
+from forgekeeper.ledger.retry import MAX_LOSSES, MAX_QUARANTINE_WAIT, MAX_RETRIES, QUARANTINE_UNTIL
+from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
+from forgekeeper.platform.database.sessions import LAST_INSTANT, write_transaction
 
-Reason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
-KINDS: dict[str, tuple[Reason, ...]] = {
+QuarantineReason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
+REASONS_BY_KIND: dict[str, tuple[QuarantineReason, ...]] = {
     "record": ("record_failed",),
     "child": ("child_failed", "worker_lost"),
     "message": ("unreadable",),
 }
-COUNTS_FOR: dict[Reason, int] = {"worker_lost": MAX_LOSSES, "unreadable": MAX_RETRIES + 1}
+FAILURES_BY_REASON: dict[QuarantineReason, int] = {"worker_lost": MAX_LOSSES, "unreadable": MAX_RETRIES + 1}
 """Number of failures that a failure with this reason counts for; all other failures count once."""
-GIVEN_UP = pw.SQL("timestamptz 'infinity'")
-FAIL = f"""
+NO_RETRY_AT = pw.SQL("timestamptz 'infinity'")
+UPSERT_FAILURE = f"""
     insert into quarantine as known (batch, record, key, reason, error, failures, since, failed_at, run, retry_at)
     select %(batch)s, %(record)s, %(key)s, %(reason)s, %(error)s, %(failures)s, at, at, %(run)s,
         {QUARANTINE_UNTIL.format(failures="%(failures)s", at="at")}
@@ -39,13 +39,14 @@ FAIL = f"""
     returning retry_at = 'infinity'
 """
 # A time that was written while the database's clock was ahead delays a record no longer than a right clock would.
-WAITS = f"""
-    retry_at > clock_timestamp()
-        and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
+IS_LEFT_OUT = f"""
+    retry_at > clock_timestamp() and (
+        retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{MAX_QUARANTINE_WAIT.total_seconds()} s'
+    )
 """
-KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
-OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s)"
-DEAD_LETTERS = """
+SELECT_BAD_KEYS = f"select key, {IS_LEFT_OUT} from quarantine where batch = %(batch)s and record = %(record)s"
+FROM_ROWS_OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s)"
+COUNT_DEAD_LETTERS = """
     select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
 """
@@ -66,11 +67,11 @@ class Quarantined(Base):
     key = pw.TextField()
     reason = pw.TextField()
     error = pw.TextField()
-    failures = pw.IntegerField(constraints=default("1"))
+    failures = pw.IntegerField(constraints=default_sql("1"))
     since = DateTimeTZField()
     failed_at = DateTimeTZField()
     run = pw.BigIntegerField(null=True)
-    retry_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    retry_at = DateTimeTZField(constraints=default_sql("clock_timestamp()"))
 
     class Meta:
         table_name = "quarantine"
@@ -81,62 +82,71 @@ class Quarantined(Base):
         """Select the rows in quarantine, or those rows with a batch or a kind."""
         query = cls.select().order_by(cls.since, cls.id)
         query = query if batch is None else query.where(cls.batch == batch)
-        return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
+        return query if kind is None else query.where(cls.reason.in_(REASONS_BY_KIND.get(kind, ())))
 
     @classmethod
-    def after(cls, id: int, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:  # noqa: A002
+    def select_after(cls, id: int, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:  # noqa: A002
         """Select the same rows by id, beginning after *id*, to read any number in parts."""
         return cls.oldest_first(batch=batch, kind=kind).where(cls.id > id).order_by(cls.id)
 
     @property
     def kind(self) -> str:
         """The kind: ``record``, ``child`` or ``message``."""
-        return next((kind for kind, reasons in KINDS.items() if self.reason in reasons), "record")
+        return next((kind for kind, reasons in REASONS_BY_KIND.items() if self.reason in reasons), "record")
 
     @property
-    def again(self) -> datetime | None:
+    def next_retry_at(self) -> datetime | None:
         """When it is retried; None if a person has to decide."""
         return self.retry_at if self.retry_at < LAST_INSTANT else None
 
 
-def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> bool:
+def record_failure(
+    batch: str, record: str, key: str, error: str, *, reason: QuarantineReason, run: int | None = None
+) -> bool:
     """Record a failure, which lengthens the wait; return whether a person has to decide now."""
-    values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
-    with writing():
-        row = database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run}).fetchone()
+    values = {"batch": batch, "record": record, "key": _clean_text(key), "reason": reason, "error": _clean_text(error)}
+    with write_transaction():
+        row = database.execute_sql(
+            UPSERT_FAILURE, values | {"failures": FAILURES_BY_REASON.get(reason, 1), "run": run}
+        ).fetchone()
     return bool(row[0])
 
 
-def forget(batch: str, record: str, keys: Iterable[str]) -> None:
+def forget_failures(batch: str, record: str, keys: Iterable[str]) -> None:
     """Delete rows whose work has ended well or no longer exists."""
-    which = _which(batch, record, keys)
+    which = _bind_keys(batch, record, keys)
     # Most keys have never failed: a child then only reads, and does not lock the table for writing.
-    if database.execute_sql(f"select 1 {OF_KEYS}", which).fetchone():
-        with writing():
-            database.execute_sql(f"delete {OF_KEYS}", which)
+    if database.execute_sql(f"select 1 {FROM_ROWS_OF_KEYS}", which).fetchone():
+        with write_transaction():
+            database.execute_sql(f"delete {FROM_ROWS_OF_KEYS}", which)
 
 
-def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
+def find_waiting_keys(batch: str, record: str, keys: Collection[str]) -> set[str]:
     """Return the *keys* to leave out now: they wait for their retry or for a person."""
-    found = {key for (key,) in database.execute_sql(f"select key {OF_KEYS} and ({WAITS})", _which(batch, record, keys))}
-    return {key for key in keys if _text(key) in found}
+    found = {
+        key
+        for (key,) in database.execute_sql(
+            f"select key {FROM_ROWS_OF_KEYS} and ({IS_LEFT_OUT})", _bind_keys(batch, record, keys)
+        )
+    }
+    return {key for key in keys if _clean_text(key) in found}
 
 
-def known(batch: str, record: str) -> dict[int, bool]:
+def find_bad_keys(batch: str, record: str) -> dict[int, bool]:
     """Return the keys of the batch's bad records of a kind, and whether to leave each out."""
-    rows = database.execute_sql(KNOWN, {"batch": batch, "record": record}).fetchall()
+    rows = database.execute_sql(SELECT_BAD_KEYS, {"batch": batch, "record": record}).fetchall()
     return {int(key): waits for key, waits in rows}
 
 
-def counts() -> dict[tuple[str, str], int]:
+def count_repeated() -> dict[tuple[str, str], int]:
     """Count repeated failures by batch and record; the next run usually ends a first failure."""
     counted = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
     return {(batch, record): count for batch, record, count in database.execute_sql(counted).fetchall()}
 
 
-def dead_letters() -> dict[tuple[str, str], int]:
+def count_dead_letters() -> dict[tuple[str, str], int]:
     """Count rows that wait for a person: each `child` by name, each `message` by queue."""
-    return {(kind, record): count for kind, record, count in database.execute_sql(DEAD_LETTERS).fetchall()}
+    return {(kind, record): count for kind, record, count in database.execute_sql(COUNT_DEAD_LETTERS).fetchall()}
 
 
 def retry(ids: pw.ModelSelect[Quarantined]) -> int:
@@ -144,7 +154,7 @@ def retry(ids: pw.ModelSelect[Quarantined]) -> int:
 
     Unreadable messages are never retried.
     """
-    which = (Quarantined.id.in_(ids), Quarantined.reason.not_in(KINDS["message"]))
+    which = (Quarantined.id.in_(ids), Quarantined.reason.not_in(REASONS_BY_KIND["message"]))
     return int(Quarantined.update(retry_at=pw.fn.clock_timestamp()).where(*which).execute())
 
 
@@ -156,16 +166,16 @@ def discard(ids: pw.ModelSelect[Quarantined]) -> int:
     return int(Quarantined.delete().where(Quarantined.id.in_(ids)).execute())
 
 
-def forget_old(horizon: datetime) -> int:
+def delete_old(horizon: datetime) -> int:
     """Delete rows without a failure since *horizon*, unless they wait for a person."""
-    which = (Quarantined.failed_at < horizon, Quarantined.retry_at < GIVEN_UP)
+    which = (Quarantined.failed_at < horizon, Quarantined.retry_at < NO_RETRY_AT)
     return int(Quarantined.delete().where(*which).execute())
 
 
-def _which(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
-    return {"batch": batch, "record": record, "keys": [*map(_text, keys)]}
+def _bind_keys(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
+    return {"batch": batch, "record": record, "keys": [*map(_clean_text, keys)]}
 
 
-def _text(value: str) -> str:
+def _clean_text(value: str) -> str:
     """Return the text as PostgreSQL can store it: without NUL and halves of characters."""
     return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

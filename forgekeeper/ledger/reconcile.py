@@ -18,31 +18,31 @@ import structlog
 
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, JobRun
-from forgekeeper.ledger.retry import LONGEST_RETRY
+from forgekeeper.ledger.retry import MAX_RETRY_DELAY
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.failpoints import failpoint
 from forgekeeper.platform.settings import Settings
 from forgekeeper.platform.settings.cron import Cron
 from metrics.counting import Instruments
 
-SENT_AGAIN = timedelta(seconds=30)
+RESEND_AFTER = timedelta(seconds=30)
 """Time after which a sent run that has not started is sent again; shorter if processes expire sooner."""
-COUNT = Instruments("scheduler")
+SCHEDULER_COUNTERS = Instruments("scheduler")
 """Counters of runs that this process has sent or failed to send."""
 Deliver = Callable[[JobRun], None]
 """Sends the message of a run; raises `redis.RedisError`."""
 MISFIRE_GRACE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
-REMEMBERED = 100
+MAX_OLDER_TICKS = 100
 """Maximum older ticks that get a row each after an outage; the ledger need not list a week of minutes."""
-MICROSECOND = timedelta(microseconds=1)
-SHOWN = timedelta(hours=1)
+TICK_RESOLUTION = timedelta(microseconds=1)
+SET_ASIDE_REPORTED_FOR = timedelta(hours=1)
 """How long a tick that was set aside is reported."""
 # Rows with a time in the future were written while the clock was ahead.  A closed row gives its tick back, so that the
 # real tick can run, and keeps the tick in its result.  Its end is set to now, and its duration stays.  PostgreSQL uses
 # no index for a volatile function: a horizon from outside selects the rows, and the database's clock decides about
 # them, because a process that was delayed meanwhile does not know that clock.
-SET_ASIDE = """
+SET_TICKS_ASIDE = """
     update job_runs set
         result = case when tick > clock_timestamp() + %(tolerance)s
             then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
@@ -57,7 +57,7 @@ SET_ASIDE = """
     returning (result ->> 'set_aside')::timestamptz
 """
 # The open row is at work and keeps its tick while it is open.  It waits no longer than a right clock allows.
-SET_RIGHT = """
+CORRECT_OPEN_RUN = """
     update job_runs set
         claimed_at = least(claimed_at, clock_timestamp()),
         enqueued_at = case when enqueued_at is not null then least(enqueued_at, clock_timestamp()) end,
@@ -68,7 +68,7 @@ SET_RIGHT = """
       and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
         or retry_at > clock_timestamp() + %(longest_retry)s)
 """
-AHEAD = """
+COUNT_TICKS_AHEAD = """
     select count(tick) from (
         select tick from job_runs
         where batch = %(batch)s and tick > (select clock_timestamp() + %(tolerance)s)
@@ -83,7 +83,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Decision:
+class TickDecision:
     """The state of ticks, the newest first.
 
     A tick is claimed unless a hold or an open run forbids it.
@@ -94,29 +94,31 @@ class Decision:
     reason: Literal["catch_up", "skip"] | None = None
 
 
-def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None) -> None:
+def reconcile_batch(
+    batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None
+) -> None:
     """Bring the batch to its right state.
 
     *due_hint* is the tick that is due by the caller's own clock.  Idempotent, and safe in many processes at once.
     Raises `peewee.PeeweeException` and `redis.RedisError` if a server is down.  Nothing is lost then, and the next call
     continues.
     """
-    if aside := set_right(batch):
+    if aside := correct_times(batch):
         newest = max(aside).isoformat()
         log.error("ticks set aside, their time has not come", batch=batch, ticks=len(aside), newest=newest)
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
-        COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch)
+        SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_runs_reopened_total", batch)
         log.warning("run taken from a silent worker", batch=batch, **lost)
-    schedule = settings.cron(batch)
+    schedule = settings.schedule_of(batch)
     if schedule is not None:
-        known = JobRun.newest_tick(batch) or _registered(batch)
-        catch_up, window = settings.catch_up(batch), settings.window(batch)
-        decisions = plan(now(), known, schedule, catch_up=catch_up, window=window, due_hint=due_hint)
+        known = JobRun.newest_tick(batch) or _read_registered_at(batch)
+        catch_up, window = settings.missed_tick_policy(batch), settings.max_tick_age(batch)
+        decisions = decide_ticks(now(), known, schedule, catch_up=catch_up, window=window, due_hint=due_hint)
         _carry_out(batch, decisions, by=by)
-    send(batch, deliver, again_after=min(SENT_AGAIN, 2 * settings.dead_after))
+    send_open_run(batch, deliver, again_after=min(RESEND_AFTER, 2 * settings.dead_after))
 
 
-def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -> None:
+def send_open_run(batch: str, deliver: Deliver, *, again_after: timedelta = RESEND_AFTER) -> None:
     """Send the batch's open run, unless it must not be sent now.
 
     It is not sent if it runs, waits for its retry, or was sent less than *again_after* ago.  Of several processes only
@@ -126,21 +128,21 @@ def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -
     if run is None:
         return
     deliver(run)
-    COUNT.inc("forgekeeper_scheduler_enqueued_total", batch)
-    COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch)
+    SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_enqueued_total", batch)
+    SCHEDULER_COUNTERS.set_to_now("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch)
     log.info("run sent", batch=batch, run=run.id, tick=run.tick and run.tick.isoformat())
     failpoint("tick.sent")
 
 
-def plan(
+def decide_ticks(
     now: datetime,
-    known: datetime,
+    newest_recorded: datetime,
     schedule: Cron,
     *,
     catch_up: Literal["once", "skip"],
     window: timedelta,
     due_hint: datetime | None = None,
-) -> list[Decision]:
+) -> list[TickDecision]:
     """Decide about every tick later than *known* and due *now*; the newest comes first.
 
     *known* is the newest tick that has a row.  The function reads and changes nothing: equal arguments give equal
@@ -149,77 +151,77 @@ def plan(
     the tick that is due by a scheduler's own clock, believed up to `CLOCK_TOLERANCE` before *now*.  After a long
     outage the oldest ticks are left out.
     """
-    due = schedule.newest(now)
+    due = schedule.latest_until(now)
     if due_hint is not None and due < due_hint <= now + CLOCK_TOLERANCE:
         due = due_hint
-    if due <= known:
+    if due <= newest_recorded:
         return []
     late, horizon = due < now - MISFIRE_GRACE, now - window
-    older = list(islice(_before(due, known, schedule), REMEMBERED))
+    older = list(islice(_iterate_ticks(due, newest_recorded, schedule), MAX_OLDER_TICKS))
     within = tuple(tick for tick in older if tick > horizon)
     if late and catch_up == "skip":
-        decisions = [Decision((due,), "missed", "skip"), Decision(within, "missed", "skip")]
+        decisions = [TickDecision((due,), "missed", "skip"), TickDecision(within, "missed", "skip")]
     elif late and due <= horizon:
-        decisions = [Decision((due,), "missed")]
+        decisions = [TickDecision((due,), "missed")]
     else:
         # The newest tick also does the work of the older ticks within the window.
-        decisions = [Decision((due,), "claimed", "catch_up" if late else None), Decision(within, "coalesced")]
-    decisions.append(Decision(tuple(older[len(within) :]), "missed"))
+        decisions = [TickDecision((due,), "claimed", "catch_up" if late else None), TickDecision(within, "coalesced")]
+    decisions.append(TickDecision(tuple(older[len(within) :]), "missed"))
     return [decision for decision in decisions if decision.ticks]
 
 
-def set_right(batch: str) -> list[datetime]:
+def correct_times(batch: str) -> list[datetime]:
     """Correct times that were written while the clock was ahead; return the ticks set aside."""
     moment = pw.fn.clock_timestamp()
     Batch.update(registered_at=moment).where(Batch.name == batch, Batch.registered_at > moment).execute()
     Hold.update(since=moment).where(Hold.batch == batch, Hold.since > moment).execute()
-    Hold.show(batch)
-    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": LONGEST_RETRY + CLOCK_TOLERANCE}
-    rows = database.execute_sql(SET_ASIDE, values | {"horizon": now() + CLOCK_TOLERANCE}).fetchall()
-    database.execute_sql(SET_RIGHT, values)
+    Hold.copy_to_batches(batch)
+    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": MAX_RETRY_DELAY + CLOCK_TOLERANCE}
+    rows = database.execute_sql(SET_TICKS_ASIDE, values | {"horizon": now() + CLOCK_TOLERANCE}).fetchall()
+    database.execute_sql(CORRECT_OPEN_RUN, values)
     return [tick for (tick,) in rows if tick is not None]
 
 
-def ahead(batch: str) -> int:
+def count_ticks_ahead(batch: str) -> int:
     """Count the ticks in the future, and the ticks that were set aside within the last hour."""
-    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "shown": SHOWN}
-    return int(database.execute_sql(AHEAD, values).fetchone()[0])
+    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "shown": SET_ASIDE_REPORTED_FOR}
+    return int(database.execute_sql(COUNT_TICKS_AHEAD, values).fetchone()[0])
 
 
-def _registered(batch: str) -> datetime:
+def _read_registered_at(batch: str) -> datetime:
     """Return when the batch was registered; ticks before that were not missed."""
     Batch.register([batch])
     registered: datetime = Batch.get_by_id(batch).registered_at
     return registered
 
 
-def _carry_out(batch: str, decisions: Sequence[Decision], *, by: str) -> None:
+def _carry_out(batch: str, decisions: Sequence[TickDecision], *, by: str) -> None:
     records = [decision for decision in decisions if decision.state != "claimed"]
     if records:
-        ticks = sum(JobRun.record(batch, one.ticks, one.state, by=by, reason=one.reason) for one in records)
-        COUNT.inc("forgekeeper_scheduler_misfires_total", batch, by=ticks)
+        ticks = sum(JobRun.record_ticks(batch, one.ticks, one.state, by=by, reason=one.reason) for one in records)
+        SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_misfires_total", batch, by=ticks)
         if ticks:
             log.warning("ticks missed", batch=batch, ticks=ticks, oldest=records[-1].ticks[-1].isoformat())
     for decision in decisions:
         if decision.state == "claimed":
-            _claim(batch, decision.ticks[0], decision.reason, by=by)
+            _claim_or_skip(batch, decision.ticks[0], decision.reason, by=by)
 
 
-def _claim(batch: str, tick: datetime, reason: str | None, *, by: str) -> None:
+def _claim_or_skip(batch: str, tick: datetime, reason: str | None, *, by: str) -> None:
     """Claim the tick, or record its obstacle: a hold, or an open run."""
     if JobRun.claim(batch, tick, by=by, reason=reason) is not None:
         failpoint("tick.claimed")
         return
-    why = Hold.why(batch) or "overlap"
-    if JobRun.record(batch, [tick], "skipped", by=by, reason=why):
-        run = JobRun.open(batch) if why == "overlap" else None
+    why = Hold.find_state(batch) or "overlap"
+    if JobRun.record_ticks(batch, [tick], "skipped", by=by, reason=why):
+        run = JobRun.find_open(batch) if why == "overlap" else None
         # A run that waits for a worker is not a fault of the schedule, and is not counted.
         if run is not None and run.state == "started":
-            COUNT.inc("forgekeeper_scheduler_max_instances_total", batch)
+            SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_max_instances_total", batch)
         log.info("tick skipped", batch=batch, tick=tick.isoformat(), reason=why)
 
 
-def _before(tick: datetime, known: datetime, schedule: Cron) -> Iterator[datetime]:
+def _iterate_ticks(tick: datetime, known: datetime, schedule: Cron) -> Iterator[datetime]:
     """Yield the ticks between *known* and *tick*, newest first."""
-    while (tick := schedule.newest(tick - MICROSECOND)) > known:
+    while (tick := schedule.latest_until(tick - TICK_RESOLUTION)) > known:
         yield tick

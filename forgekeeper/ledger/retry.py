@@ -9,29 +9,29 @@ MAX_RETRIES = 25
 """The documents' number.  After the last retry a run fails, and a quarantined record waits for a person."""
 MAX_LOSSES = 3
 """A run or child that has killed this many workers is poison."""
-LONGEST_RETRY = timedelta(hours=1)
+MAX_RETRY_DELAY = timedelta(hours=1)
 """Maximum wait of a run: 25 retries with it take most of a day, longer than an outage that pages somebody."""
-FIRST_WAIT, LONGEST_WAIT = timedelta(minutes=5), timedelta(days=1)
+FIRST_QUARANTINE_WAIT, MAX_QUARANTINE_WAIT = timedelta(minutes=5), timedelta(days=1)
 """Pause of a quarantined record after its second failure, and upper limit of the pause."""
-MOST_IN_RUN = 200
+MAX_FAILED_RECORDS_IN_RUN = 200
 """A run with more failed records than this fails as a whole."""
-MOST_KNOWN = 1_000
+MAX_BAD_RECORDS_OF_KIND = 1_000
 """Maximum bad records of a kind in quarantine; with one more, the run fails."""
 
 # The next run retries a first failure: most failures do not happen twice.
 QUARANTINE_UNTIL = f"""
     case when {{failures}} > {MAX_RETRIES} then timestamptz 'infinity' when {{failures}} = 1 then {{at}}
-    else {{at}} + least(interval '{FIRST_WAIT.total_seconds()} s' * power(2, least({{failures}}, 20) - 2),
-        interval '{LONGEST_WAIT.total_seconds()} s') end
+    else {{at}} + least(interval '{FIRST_QUARANTINE_WAIT.total_seconds()} s' * power(2, least({{failures}}, 20) - 2),
+        interval '{MAX_QUARANTINE_WAIT.total_seconds()} s') end
 """
 """SQL: when a quarantined record is retried after *failures*; infinity if a person has to decide."""
 
 
-def backoff(failures: int, *, first: timedelta) -> timedelta:
+def compute_backoff(failures: int, *, first: timedelta) -> timedelta:
     """Return how long a run waits after *failures* earlier failures.
 
     That is *first*, doubled each time, with jitter.
     """
     jitter = random.uniform(1.0, 1.5)  # noqa: S311, spreads load, guards nothing
     delay: timedelta = first * 2 ** min(failures, 20) * jitter
-    return min(delay, LONGEST_RETRY)
+    return min(delay, MAX_RETRY_DELAY)

@@ -25,14 +25,14 @@ from redis.commands.core import Script
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-from forgekeeper.platform.database.sessions import Timeouts, engine, insist, open_pool
+from forgekeeper.platform.database.sessions import Timeouts, engine_step, open_pool, require_engine
 from forgekeeper.platform.settings import Settings
 
-READS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
+READ_ONLY_COMMANDS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
 """Commands that only read."""
-FOLDERS: list[Traversable] = []
+script_folders: list[Traversable] = []
 """Folders of Lua scripts.  Names of scripts are unique across the folders."""
-asked: ContextVar[bool] = ContextVar("asked", default=True)
+may_send_to_redis: ContextVar[bool] = ContextVar("may_send_to_redis", default=True)
 """Whether this thread may send commands to Redis; if not, each command fails at once."""
 
 
@@ -42,11 +42,11 @@ class _Guarded:
 
         Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `asked` is False.
         """
-        if not asked.get():
+        if not may_send_to_redis.get():
             raise redis.ConnectionError("it is not asked any more")
         name = str(args[0]).split()[0].upper()
-        if name not in READS:
-            insist(f"by Redis's {name}")
+        if name not in READ_ONLY_COMMANDS:
+            require_engine(f"by Redis's {name}")
         return super().execute_command(*args, **options)  # type: ignore[misc]
 
 
@@ -54,7 +54,7 @@ class _Pipeline(_Guarded, Pipeline):
     pass
 
 
-class Client(_Guarded, redis.Redis):
+class RedisClient(_Guarded, redis.Redis):
     """The client of a process; *settings* are the settings of its connection."""
 
     settings: Settings | None = None
@@ -64,18 +64,18 @@ class Client(_Guarded, redis.Redis):
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 
-client = Client()
+client = RedisClient()
 """The process's client of Redis; `connect` sets its server."""
 
 
 @dataclass(frozen=True)
-class Limits(Timeouts):
+class ServerTimeouts(Timeouts):
     """Time limits of a process for PostgreSQL and Redis."""
 
     redis: timedelta
 
     @classmethod
-    def of_worker(cls, settings: Settings) -> Limits:
+    def for_worker(cls, settings: Settings) -> ServerTimeouts:
         """Return the limits of a worker; a statement may be slow, as each run has its own budget."""
         return cls(
             connect=settings.database_connect_timeout,
@@ -87,19 +87,19 @@ class Limits(Timeouts):
         )
 
     @classmethod
-    def of_scheduler(cls, settings: Settings) -> Limits:
+    def for_scheduler(cls, settings: Settings) -> ServerTimeouts:
         """Return the short limits of a scheduler: a hanging server must not delay the next tick."""
         brief = settings.scheduler_timeout
         return cls(brief, brief, brief, brief, brief, brief)
 
 
-def identity() -> str:
+def process_identity() -> str:
     """Return the name of this process in the ledger, the broker and the logs: ``host:pid``."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def connect(
-    settings: Settings, limits: Limits, *, name: str, connections: int | None, redis_needed: bool = True
+def configure_clients(
+    settings: Settings, timeouts: ServerTimeouts, *, name: str, connections: int | None, redis_needed: bool = True
 ) -> None:
     """Point models and Redis at the servers in *settings*; nothing connects yet.
 
@@ -111,11 +111,11 @@ def connect(
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
     client.settings = settings
-    open_pool(url, limits, name=name, size=connections, schemas=(settings.own_schema, settings.forge_schema))
+    open_pool(url, timeouts, name=name, size=connections, schemas=(settings.own_schema, settings.forge_schema))
     if redis_url is None:
         return
     load_scripts()
-    patience = limits.redis.total_seconds()
+    patience = timeouts.redis.total_seconds()
     client.connection_pool = redis.BlockingConnectionPool.from_url(
         redis_url,
         timeout=patience,
@@ -138,8 +138,8 @@ def connect(
 def add_scripts(package: str) -> None:
     """Add the scripts in the folder `lua` of *package*."""
     folder = files(package) / "lua"
-    if folder not in FOLDERS:
-        FOLDERS.append(folder)
+    if folder not in script_folders:
+        script_folders.append(folder)
 
 
 def load_scripts() -> None:
@@ -147,22 +147,22 @@ def load_scripts() -> None:
 
     Raises `OSError` if a script cannot be read.
     """
-    for folder in FOLDERS:
+    for folder in script_folders:
         for file in folder.iterdir():
             if file.name.endswith(".lua"):
-                _script(file.name.removesuffix(".lua"))
+                _register_script(file.name.removesuffix(".lua"))
 
 
-def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+def run_script(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
     """Run the script *name* on *client*; if the server does not know the script, load it.
 
     Raises `redis.RedisError`.
     """
-    with engine():
-        return _script(name)(keys=keys, args=args, client=client)
+    with engine_step():
+        return _register_script(name)(keys=keys, args=args, client=client)
 
 
 @cache
-def _script(name: str) -> Script:
-    file = next(file for folder in FOLDERS if (file := folder / f"{name}.lua").is_file())
+def _register_script(name: str) -> Script:
+    file = next(file for folder in script_folders if (file := folder / f"{name}.lua").is_file())
     return redis.Redis().register_script(file.read_text(encoding="utf-8"))

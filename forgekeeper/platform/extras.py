@@ -3,7 +3,7 @@
 from importlib import metadata
 
 
-def say_how_to_install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the command that installs *extra* in addition, for a sentence."""
     try:
         version = metadata.version("forgekeeper")

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 import structlog
 
-WRITTEN = re.compile(r"(?P<name>[\w.]+)=(?P<action>kill|raise|sleep:(?P<seconds>\d+(?:\.\d+)?))(?:\*(?P<times>\d+))?")
+FAILPOINT_PATTERN = re.compile(
+    r"(?P<name>[\w.]+)=(?P<action>kill|raise|sleep:(?P<seconds>\d+(?:\.\d+)?))(?:\*(?P<times>\d+))?"
+)
 
 log = structlog.get_logger(__name__)
 
 _armed: dict[str, Fault] = {}
-_struck: Counter[str] = Counter()
+_times_reached: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ Failpoints = dict[str, Fault]
 """The faults of a process, by the failpoint's name."""
 
 
-def parse(text: str) -> Failpoints:
+def parse_failpoints(text: str) -> Failpoints:
     """Parse failpoints; raise `ValueError` if the text is malformed."""
     found: Failpoints = {}
     for part in filter(None, text.split(",")):
-        match = WRITTEN.fullmatch(part.strip())
+        match = FAILPOINT_PATTERN.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"{part.strip()!r} is not name=kill, name=raise or name=sleep:SECONDS, with *TIMES or not")
         times = int(match["times"]) if match["times"] else None
@@ -53,10 +55,10 @@ class FailpointReached(Exception):
     """The error that a test requested at a failpoint."""
 
 
-def arm(failpoints: Failpoints) -> None:
+def arm_failpoints(failpoints: Failpoints) -> None:
     """Replace the armed failpoints of this process."""
     _armed.clear()
-    _struck.clear()
+    _times_reached.clear()
     _armed.update(failpoints)
     if _armed:
         log.warning("failpoints armed", names=sorted(_armed))
@@ -65,9 +67,9 @@ def arm(failpoints: Failpoints) -> None:
 def failpoint(name: str) -> None:
     """Kill the process, raise `FailpointReached` or wait, if the failpoint *name* is armed."""
     fault = _armed.get(name)
-    if fault is None or _struck[name] == fault.times:
+    if fault is None or _times_reached[name] == fault.times:
         return
-    _struck[name] += 1
+    _times_reached[name] += 1
     log.warning("failpoint reached", name=name, action=fault.action)
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,30 +16,32 @@ import redis
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.values import DECLARED
-from forgekeeper.platform.database import Base, database, default, sqlstate
-from forgekeeper.platform.database.looking import looking
+from forgekeeper.platform.coordination.redis_values import KEY_TYPES
+from forgekeeper.platform.database import Base, database, default_sql, sqlstate
+from forgekeeper.platform.database.read_only import read_only_snapshot
 
-INSTALLATION = "forgekeeper:installation"
+INSTALLATION_KEY = "forgekeeper:installation"
 """Key of a string: the id of the installation that owns this Redis."""
-DECLARED.update({INSTALLATION: "string"})
+KEY_TYPES.update({INSTALLATION_KEY: "string"})
 
 UNDEFINED_TABLE = "42P01"
-FORBIDDEN = "42501"
+INSUFFICIENT_PRIVILEGE = "42501"
 
-READ = "select id::text from installation"
-INSERT = """
+SELECT_ID = "select id::text from installation"
+INSERT_INSTALLATION = """
     insert into installation (cluster, database_name, database_oid)
     select system_identifier, datname, oid from pg_control_system(), pg_database where datname = current_database()
     on conflict do nothing
 """
-FOUND = """
+SELECT_PLACES = """
     select id::text, system_identifier, datname::text, oid::bigint, cluster, database_name, database_oid
     from installation, pg_control_system(), pg_database where datname = current_database()
 """
-RECORD = "update installation set cluster = %s, database_name = %s, database_oid = %s"
-CHANGE_ID = "update installation set id = gen_random_uuid() returning id::text"
-ASK = "this role may not ask which cluster it is in: `grant execute on function pg_control_system() to ROLE`"
+UPDATE_PLACE = "update installation set cluster = %s, database_name = %s, database_oid = %s"
+UPDATE_ID = "update installation set id = gen_random_uuid() returning id::text"
+CLUSTER_UNREADABLE_MESSAGE = (
+    "this role may not ask which cluster it is in: `grant execute on function pg_control_system() to ROLE`"
+)
 
 
 class Installation(Base):
@@ -47,8 +49,8 @@ class Installation(Base):
 
     grants = "scheduler: select; worker: select; exporter: select"
 
-    id = pw.UUIDField(primary_key=True, constraints=default("gen_random_uuid()"))
-    made_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    id = pw.UUIDField(primary_key=True, constraints=default_sql("gen_random_uuid()"))
+    made_at = DateTimeTZField(constraints=default_sql("clock_timestamp()"))
     cluster = pw.BigIntegerField(null=True)
     database_name = pw.TextField(null=True)
     database_oid = pw.BigIntegerField(null=True)
@@ -58,26 +60,26 @@ class Installation(Base):
         table_name = "installation"
 
     @classmethod
-    def known(cls) -> str | None:
+    def find_id(cls) -> str | None:
         """Return the installation's id, None if the row is missing."""
-        row = database.execute_sql(READ).fetchone()
+        row = database.execute_sql(SELECT_ID).fetchone()
         return row and str(row[0])
 
     @classmethod
-    def ensure(cls) -> str:
+    def ensure_id(cls) -> str:
         """Return the installation's id; create it if necessary.
 
         If several processes create it at the same time, all get the same id.
         """
-        while (found := cls.known()) is None:
-            database.execute_sql(INSERT)
+        while (found := cls.find_id()) is None:
+            database.execute_sql(INSERT_INSTALLATION)
         return found
 
 
 Installation.add_index(pw.SQL("create unique index one_installation on installation ((true))"))
 
 
-class Place(NamedTuple):
+class DatabasePlace(NamedTuple):
     """A database of a cluster."""
 
     cluster: int
@@ -88,27 +90,27 @@ class Place(NamedTuple):
         return f"database {self.database} (oid {self.oid}) of cluster {self.cluster}"
 
 
-class Unknown(Exception):
+class ClusterUnreadable(Exception):
     """The role may not read the cluster's identifier; the message has the ``grant``."""
 
 
-class Disagreement(Exception):
+class InstallationMismatch(Exception):
     """Database and Redis belong to different installations; the message has the cure."""
 
 
-class Situation(NamedTuple):
+class InstallationPlaces(NamedTuple):
     """The installation's id, this database's place, and the recorded place, None if missing."""
 
     installation: str
-    here: Place
-    recorded: Place | None
+    here: DatabasePlace
+    recorded: DatabasePlace | None
 
 
-def objection() -> str | None:
+def why_misplaced() -> str | None:
     """Return why nothing may be deleted, None if this database is in the recorded place."""
     try:
-        found = look()
-    except Unknown as unknown:
+        found = read_places()
+    except ClusterUnreadable as unknown:
         return str(unknown)
     if found is None or found.recorded == found.here:
         return None
@@ -121,83 +123,85 @@ def objection() -> str | None:
     )
 
 
-def look() -> Situation | None:
+def read_places() -> InstallationPlaces | None:
     """Return the database's present and recorded place, None without an installation.
 
     Raises `Unknown` if the role may not read the present place.
     """
     try:
         # A refusal must not abort the transaction of a caller that looks at more than this.
-        with looking():
-            row = database.execute_sql(FOUND).fetchone()
+        with read_only_snapshot():
+            row = database.execute_sql(SELECT_PLACES).fetchone()
     except pw.ProgrammingError as error:
-        if sqlstate(error) == FORBIDDEN and "pg_control_system" in str(error):
-            raise Unknown(ASK) from error
+        if sqlstate(error) == INSUFFICIENT_PRIVILEGE and "pg_control_system" in str(error):
+            raise ClusterUnreadable(CLUSTER_UNREADABLE_MESSAGE) from error
         if sqlstate(error) == UNDEFINED_TABLE:
             return None
         raise
-    return row and Situation(row[0], Place(*row[1:4]), None if row[4] is None else Place(*row[4:]))
+    return row and InstallationPlaces(
+        row[0], DatabasePlace(*row[1:4]), None if row[4] is None else DatabasePlace(*row[4:])
+    )
 
 
-def record_first() -> None:
+def record_first_place() -> None:
     """Record the present place if none is recorded; raise `Unknown` if it cannot be read."""
-    if (found := look()) is not None and found.recorded is None:
-        database.execute_sql(RECORD, found.here)
+    if (found := read_places()) is not None and found.recorded is None:
+        database.execute_sql(UPDATE_PLACE, found.here)
 
 
-def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
+def record_place(*, copied: bool) -> tuple[InstallationPlaces, InstallationPlaces] | None:
     """Record the present place; a copy becomes an installation of its own, with a new id.
 
     Returns the situation before and after, None if nothing had to change.  The caller writes the audit in the same
     transaction.
     """
-    found = look()
+    found = read_places()
     if found is None or (found.recorded == found.here and not copied):
         return None
-    database.execute_sql(RECORD, found.here)
-    ours = database.execute_sql(CHANGE_ID).fetchone()[0] if copied else found.installation
-    return found, Situation(ours, found.here, found.here)
+    database.execute_sql(UPDATE_PLACE, found.here)
+    ours = database.execute_sql(UPDATE_ID).fetchone()[0] if copied else found.installation
+    return found, InstallationPlaces(ours, found.here, found.here)
 
 
-def owner(client: redis.Redis) -> str | None:
+def find_redis_owner(client: redis.Redis) -> str | None:
     """Return the id of the installation that owns this Redis, None if nobody owns it."""
-    found = client.get(INSTALLATION)
+    found = client.get(INSTALLATION_KEY)
     return found.decode(errors="replace") if isinstance(found, bytes) else found and str(found)
 
 
-def claim(client: redis.Redis, installation: str) -> str:
+def claim_redis(client: redis.Redis, installation: str) -> str:
     """Claim this Redis for *installation* unless it is claimed; return its owner's id."""
-    while (found := owner(client)) is None:
+    while (found := find_redis_owner(client)) is None:
         claim_by_writing(client, installation)
     return found
 
 
 def claim_by_writing(client: redis.Redis, installation: str) -> None:
     """Claim this Redis unless it is claimed; if Redis refuses writes, raise its error."""
-    client.set(INSTALLATION, installation, nx=True)
+    client.set(INSTALLATION_KEY, installation, nx=True)
 
 
-def agree() -> str:
+def require_same_installation() -> str:
     """Return the id of both database and Redis; claim a Redis without an owner.
 
     A database in another place than the recorded place claims nothing: it may be a copy.  Raises `Disagreement` if the
     ids differ, or if the database lacks an id.
     """
     try:
-        ours = Installation.ensure()
+        ours = Installation.ensure_id()
     except pw.ProgrammingError as error:
         if sqlstate(error) != UNDEFINED_TABLE:
             raise
-        raise Disagreement("the database has no installation's id: run `forgekeeper migrate`") from error
-    theirs = (owner(client) or ours) if objection() else claim(client, ours)
+        raise InstallationMismatch("the database has no installation's id: run `forgekeeper migrate`") from error
+    theirs = (find_redis_owner(client) or ours) if why_misplaced() else claim_redis(client, ours)
     if theirs != ours:
-        raise Disagreement(conflict(ours, theirs))
+        raise InstallationMismatch(mismatch_message(ours, theirs))
     return ours
 
 
-def conflict(ours: str, theirs: str) -> str:
+def mismatch_message(ours: str, theirs: str) -> str:
     """Return the message that Redis belongs to another installation, with the cure."""
     return (
         f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
-        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION} if that installation is no more"
+        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION_KEY} if that installation is no more"
     )

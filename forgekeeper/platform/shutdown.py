@@ -11,7 +11,7 @@ requested = threading.Event()
 """Set at the first request.  Then nothing is fetched or started any more, and every run ends at its next safe point."""
 
 
-def requests() -> SimpleQueue[None]:
+def open_request_queue() -> SimpleQueue[None]:
     """Return a queue into which each later SIGTERM and Ctrl-C puts an item.
 
     An event would not be safe: setting or awaiting it holds its lock for a moment, and a signal that interrupts that
@@ -19,9 +19,9 @@ def requests() -> SimpleQueue[None]:
     """
     asked: SimpleQueue[None] = SimpleQueue()
 
-    def received(_number: int, _frame: FrameType | None) -> None:
+    def put_request(_number: int, _frame: FrameType | None) -> None:
         asked.put(None)
 
-    signal.signal(signal.SIGTERM, received)
-    signal.signal(signal.SIGINT, received)
+    signal.signal(signal.SIGTERM, put_request)
+    signal.signal(signal.SIGINT, put_request)
     return asked

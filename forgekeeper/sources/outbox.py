@@ -14,16 +14,16 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.objects import Locations, NamedBy, Objects, Queue, Retry
 from forgekeeper.api.row_objects import RowObject
-from forgekeeper.platform.database import Base, BigIdentityField, database, default
+from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
 from forgekeeper.platform.database.naming import quote_name, relation_name
-from forgekeeper.platform.database.survey import missed
+from forgekeeper.platform.database.survey import find_missed_rows
 from forgekeeper.platform.settings import Settings
 
-LOCATIONS = {1: "artifacts_local", 2: "artifacts"}
+LOCATIONS_BY_FILE_STORE = {1: "artifacts_local", 2: "artifacts"}
 """The location of an object by its row's `file_store`; an object of another number waits for a person."""
-MAX_ATTEMPTS = 10
+MAX_OBJECT_ATTEMPTS = 10
 """Failures after which an object waits for a person."""
-INSERT = """
+INSERT_DELETED_OBJECTS = """
     insert into {table} (project_id, file_store, store_dir, file, pick_up_at)
     -- "/a" must not become "a": that would be another object.
     select {project}, {location}, coalesce(folder, ''), case when folder = '' then {path} else last end,
@@ -37,9 +37,9 @@ INSERT = """
 """
 """Insert the objects of a chunk's deleted rows.  Rows without a path are left out: no object belongs to them."""
 
-FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
+HELD_DUE_TIME: Any = pw.SQL("timestamptz 'infinity'")
 # One index lookup for each path: planning a list of a thousand pairs took tens of milliseconds.
-LYING = """
+SELECT_OBJECTS_AT_PATHS = """
     select asked.path, object.id, object.pick_up_at = 'infinity'
     from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
         select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
@@ -47,14 +47,14 @@ LYING = """
 """
 # Objects with failed attempts are left out: they may be deleted.  Objects that are due count: they wait for a run, for
 # a long time if the batch is held.
-WAITING = "from deleted_objects where pick_up_at < 'infinity' and attempts = 0"
-RECOVERABLE = f"""
-    select (select count(*) from (select {WAITING} limit %(bound)s) as counted),
-        (select pick_up_at {WAITING} order by pick_up_at limit 1),
-        (select pick_up_at {WAITING} order by pick_up_at desc limit 1)
+FROM_WAITING_OBJECTS = "from deleted_objects where pick_up_at < 'infinity' and attempts = 0"
+COUNT_RECOVERABLE_OBJECTS = f"""
+    select (select count(*) from (select {FROM_WAITING_OBJECTS} limit %(bound)s) as counted),
+        (select pick_up_at {FROM_WAITING_OBJECTS} order by pick_up_at limit 1),
+        (select pick_up_at {FROM_WAITING_OBJECTS} order by pick_up_at desc limit 1)
 """
 # Held objects are due at 'infinity': no run ever finds them due.
-HOLD = """
+HOLD_OBJECTS = """
     with was as (
         select id, pick_up_at from deleted_objects where id = any(%(ids)s) order by id for no key update
     ), held as (
@@ -63,13 +63,13 @@ HOLD = """
     )
     select count(*), count(*) filter (where pick_up_at <= clock_timestamp() + %(visibility)s) from was
 """
-UNHOLD = """
+RELEASE_HELD_OBJECTS = """
     update deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
     where pick_up_at = 'infinity' and id = any(%(ids)s)
 """
 
 
-def parted(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """Return the columns `store_dir` and `file` of an object at *path*."""
     folder, _, file = path.rpartition("/")
     return (folder, file) if folder else ("", path)
@@ -79,18 +79,18 @@ class DeletedObject(Base):
     """An object to delete; a claim lasts until *pick_up_at*."""
 
     grants = "worker: select, insert, update, delete; exporter: select"
-    location = LOCATIONS[2]
-    locations: ClassVar[Sequence[str]] = tuple(LOCATIONS.values())
+    location = LOCATIONS_BY_FILE_STORE[2]
+    locations: ClassVar[Sequence[str]] = tuple(LOCATIONS_BY_FILE_STORE.values())
     sentence = "the outbox names it"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)
-    file_store = pw.IntegerField(constraints=default("2"))
+    file_store = pw.IntegerField(constraints=default_sql("2"))
     store_dir = pw.TextField()
     file = pw.TextField()
-    pick_up_at = DateTimeTZField(constraints=default("now()"))
-    attempts = pw.SmallIntegerField(constraints=default("0"))
-    created_at = DateTimeTZField(constraints=default("now()"))
+    pick_up_at = DateTimeTZField(constraints=default_sql("now()"))
+    attempts = pw.SmallIntegerField(constraints=default_sql("0"))
+    created_at = DateTimeTZField(constraints=default_sql("now()"))
 
     class Meta:
         table_name = "deleted_objects"
@@ -102,27 +102,27 @@ class DeletedObject(Base):
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
 
     @property
-    def lies_at(self) -> str | None:
+    def store_location(self) -> str | None:
         """The location of its store."""
-        return LOCATIONS.get(self.file_store)
+        return LOCATIONS_BY_FILE_STORE.get(self.file_store)
 
     @classmethod
-    def lying(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
+    def find_at_paths(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
         """Return the *paths* that are in the outbox, with the object's id and whether it is held."""
-        folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
+        folders, files = zip(*map(split_path, paths), strict=True) if paths else ((), ())
         values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
-        found: list[tuple[str, int, bool]] = database.execute_sql(LYING, values).fetchall()
+        found: list[tuple[str, int, bool]] = database.execute_sql(SELECT_OBJECTS_AT_PATHS, values).fetchall()
         return found
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return the *paths* that are in the outbox."""
-        return {path for path, *_ in cls.lying(paths)}
+        return {path for path, *_ in cls.find_at_paths(paths)}
 
     @classmethod
     def overlooked(cls) -> set[str]:
         """Return the paths of a sample of the outbox that `named` misses."""
-        return missed("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)", cls.named)
+        return find_missed_rows("deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)", cls.named)
 
     @classmethod
     def full_path(cls) -> pw.Node:
@@ -131,18 +131,18 @@ class DeletedObject(Base):
         return path
 
     @classmethod
-    def recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
+    def count_recoverable(cls, bound: int) -> tuple[int, datetime | None, datetime | None]:
         """Count up to *bound* objects that people can still keep; return first and last due time.
 
         The times are None if there are no such objects.
         """
-        count, first, last = database.execute_sql(RECOVERABLE, {"bound": bound}).fetchone()
+        count, first, last = database.execute_sql(COUNT_RECOVERABLE_OBJECTS, {"bound": bound}).fetchone()
         return count, first, last
 
     @classmethod
-    def held(cls) -> pw.ModelSelect[DeletedObject]:
+    def select_held(cls) -> pw.ModelSelect[DeletedObject]:
         """Select the held objects."""
-        return cls.select().where(cls.pick_up_at == FOR_EVER).order_by(cls.id)
+        return cls.select().where(cls.pick_up_at == HELD_DUE_TIME).order_by(cls.id)
 
     @classmethod
     def hold(cls, ids: Sequence[int], *, visibility: timedelta) -> tuple[int, int]:
@@ -151,13 +151,13 @@ class DeletedObject(Base):
         A run may be deleting objects that were due, or that it may have claimed for *visibility*.
         """
         values = {"ids": list(ids), "visibility": visibility}
-        held, at_work = database.execute_sql(HOLD, values).fetchone()
+        held, at_work = database.execute_sql(HOLD_OBJECTS, values).fetchone()
         return held, at_work
 
     @classmethod
     def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
         """Release held objects, due after *grace*; return their number."""
-        return int(database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount)
+        return int(database.execute_sql(RELEASE_HELD_OBJECTS, {"ids": list(ids), "grace": grace}).rowcount)
 
 
 class Outbox(RowObject):
@@ -181,11 +181,11 @@ class Outbox(RowObject):
             due_at=DeletedObject.pick_up_at,
             attempts=DeletedObject.attempts,
             created_at=DeletedObject.created_at,
-            retry=Retry(first=timedelta(minutes=1), attempts=MAX_ATTEMPTS),
+            retry=Retry(first=timedelta(minutes=1), attempts=MAX_OBJECT_ATTEMPTS),
         )
         return Objects(
             queue,
-            location=Locations(DeletedObject.file_store, LOCATIONS),
+            location=Locations(DeletedObject.file_store, LOCATIONS_BY_FILE_STORE),
             path=DeletedObject.full_path(),
             project=DeletedObject.project_id,
             unless=unless,
@@ -193,7 +193,7 @@ class Outbox(RowObject):
         )
 
 
-def tables_of(outbox: RowObject) -> list[type[Base]]:
+def list_outbox_tables(outbox: RowObject) -> list[type[Base]]:
     """Return the tables that may get the objects: ours, and the forge's if it is named."""
     return [DeletedObject] if outbox.theirs is None else [DeletedObject, outbox.theirs]
 
@@ -210,4 +210,4 @@ def write_insert(outbox: RowObject, project: pw.Field[Any] | None, now: datetime
         "location": quote_name(outbox.location.column_name),
         "path": quote_name(outbox.path.column_name),
     }
-    return pw.SQL(INSERT.format(**names), [now + settings.object_grace])
+    return pw.SQL(INSERT_DELETED_OBJECTS.format(**names), [now + settings.object_grace])

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
+from forgekeeper.api.inspection import RefusedEntry
 from forgekeeper.api.objects import Locations, Objects
-from forgekeeper.api.shown import Entry
 from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
-from forgekeeper.platform.database.queries import Page, chosen
-from forgekeeper.platform.database.survey import literal
+from forgekeeper.platform.database.queries import KeyPage, key_condition
+from forgekeeper.platform.database.survey import inline_values
 
-OURS = "({key}, {due_at}) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
-CLAIM = """
+CLAIM_UNCHANGED_CONDITION = "({key}, {due_at}) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
+CLAIM_DUE_ITEMS = """
     update {table} set {due_at} = clock_timestamp() + %(visibility)s
     where {key} = any(array(
         select {key} from {table}
@@ -32,29 +32,29 @@ CLAIM = """
     ))
     returning {key}, {path}, {location}, {project}, {due_at}, {created_at}
 """
-STILL_CLAIMED = f"select {{key}} from {{table}} where {OURS}"
+SELECT_STILL_CLAIMED = f"select {{key}} from {{table}} where {CLAIM_UNCHANGED_CONDITION}"
 # The rows are locked, so that a person who holds items back acts before us, or waits until we have deleted them.
 # Locks of other sessions are waited for: a second claim locks our rows until it ends, if it found them due before our
 # claim ended.  All sessions lock in the order of the keys, so they cannot deadlock.
-STILL_OURS = f"{STILL_CLAIMED} order by {{key}} for no key update"
-FAIL = f"""
+LOCK_STILL_CLAIMED = f"{SELECT_STILL_CLAIMED} order by {{key}} for no key update"
+COUNT_FAILED_ATTEMPTS = f"""
     update {{table}} set {{attempts}} = {{attempts}} + 1,
         {{due_at}} = clock_timestamp() + %(first)s * power(2, least({{attempts}}, 10))
-    where {OURS} returning {{attempts}} >= %(max_attempts)s
+    where {CLAIM_UNCHANGED_CONDITION} returning {{attempts}} >= %(max_attempts)s
 """
 # Paths are compared, too: after a restore of an older database another row may have the id.
-REMOVE = """
+DELETE_ITEMS = """
     delete from {table} where {key} = any(%(ids)s::bigint[])
         and ({key}, {path}) in (select * from unnest(%(ids)s::bigint[], %(paths)s::text[]))
     returning {key}
 """
-PUT_BACK = f"update {{table}} set {{due_at}} = %(now)s where {OURS}"
+MAKE_ITEMS_DUE = f"update {{table}} set {{due_at}} = %(now)s where {CLAIM_UNCHANGED_CONDITION}"
 # Items that a person holds back are due at the end of time, and do not count as failures.
-GIVEN_UP = (
+GIVEN_UP_CONDITION = (
     "{attempts} >= %(max_attempts)s and {due_at} < 'infinity' and (%(keys)s::bigint[] is null or {key} = any(%(keys)s))"
 )
-RETRY = f"update {{table}} set {{attempts}} = 0, {{due_at}} = clock_timestamp() where {GIVEN_UP}"
-DISCARD = f"delete from {{table}} where {GIVEN_UP}"
+RETRY_GIVEN_UP = f"update {{table}} set {{attempts}} = 0, {{due_at}} = clock_timestamp() where {GIVEN_UP_CONDITION}"
+DELETE_GIVEN_UP = f"delete from {{table}} where {GIVEN_UP_CONDITION}"
 
 
 class QueueItem(NamedTuple):
@@ -75,91 +75,96 @@ class QueueTable:
         self._objects, self._queue, self._batch = objects, objects.queue, batch
 
     @cached_property
-    def _names(self) -> dict[str, str]:
+    def _placeholders(self) -> dict[str, str]:
         """The parts of the statements, by placeholder."""
         queue, objects = self._queue, self._objects
         location = objects.location
         if isinstance(location, Locations):
-            whens = " ".join(literal("when %s then %s", pair) for pair in location.names.items())
-            written = f"case {_name(location.column)} {whens} end"
+            whens = " ".join(inline_values("when %s then %s", pair) for pair in location.names.items())
+            written = f"case {_quoted_column(location.column)} {whens} end"
         else:
-            written = literal("%s::text", [location])
+            written = inline_values("%s::text", [location])
         return {
             "table": relation_name(queue.model),
-            "key": _name(queue.model._meta.primary_key),
-            "due_at": _name(queue.due_at),
-            "attempts": _name(queue.attempts),
-            "created_at": _name(queue.created_at),
-            "project": "null::bigint" if objects.project is None else _name(objects.project),
-            "path": exclusions.written(queue.model, objects.path),
+            "key": _quoted_column(queue.model._meta.primary_key),
+            "due_at": _quoted_column(queue.due_at),
+            "attempts": _quoted_column(queue.attempts),
+            "created_at": _quoted_column(queue.created_at),
+            "project": "null::bigint" if objects.project is None else _quoted_column(objects.project),
+            "path": exclusions.condition_sql(queue.model, objects.path),
             "location": written,
         }
 
     @property
-    def excluded(self) -> pw.Node:
+    def excluded_condition(self) -> pw.Node:
         """The condition of the items that people exclude from the batch."""
-        return exclusions.excluded(self._batch, project=self._objects.project, name=self._objects.path)
+        return exclusions.excluded_condition(self._batch, project=self._objects.project, name=self._objects.path)
 
-    def due(self, now: datetime) -> pw.ModelSelect[Any]:
+    def select_due(self, now: datetime) -> pw.ModelSelect[Any]:
         """Select the due items, including excluded items."""
         queue = self._queue
-        return self._select(queue.due_at <= now, queue.attempts < queue.retry.attempts)
+        return self._select_items(queue.due_at <= now, queue.attempts < queue.retry.attempts)
 
-    def not_excluded(self, now: datetime) -> pw.ModelSelect[Any]:
+    def select_not_excluded(self, now: datetime) -> pw.ModelSelect[Any]:
         """Select the due items that nobody excludes."""
-        return self.due(now).where(exclusions.but(self.excluded))
+        return self.select_due(now).where(exclusions.is_not_true(self.excluded_condition))
 
-    def later(self, now: datetime) -> pw.ModelSelect[Any]:
+    def select_not_due(self, now: datetime) -> pw.ModelSelect[Any]:
         """Select the items that are not due yet."""
         queue = self._queue
-        return self._select(queue.due_at > now, queue.attempts < queue.retry.attempts)
+        return self._select_items(queue.due_at > now, queue.attempts < queue.retry.attempts)
 
-    def given_up(self) -> pw.ModelSelect[Any]:
+    def select_given_up(self) -> pw.ModelSelect[Any]:
         """Select the items whose attempts are used up, the oldest first."""
         queue = self._queue
-        return self._select(queue.attempts >= queue.retry.attempts).order_by(queue.model._meta.primary_key)
+        return self._select_items(queue.attempts >= queue.retry.attempts).order_by(queue.model._meta.primary_key)
 
     @property
-    def _share(self) -> pw.Node:
+    def _share_condition(self) -> pw.Node:
         return pw.SQL("true") if self._objects.share is None else self._objects.share
 
-    def _select(self, *conditions: pw.Node) -> pw.ModelSelect[Any]:
-        query: pw.ModelSelect[Any] = self._queue.model.select().where(self._share, *conditions)
+    def _select_items(self, *conditions: pw.Node) -> pw.ModelSelect[Any]:
+        query: pw.ModelSelect[Any] = self._queue.model.select().where(self._share_condition, *conditions)
         return query
 
-    def at(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> pw.ModelSelect[Any]:
+    def restrict_to_locations(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> pw.ModelSelect[Any]:
         """Restrict *query* to items at *locations*."""
-        return query.where(pw.SQL(f"({self._names['location']}) = any(%s)", [list(locations)]))
+        return query.where(pw.SQL(f"({self._placeholders['location']}) = any(%s)", [list(locations)]))
 
-    def elsewhere(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> tuple[int, str | None] | None:
+    def find_elsewhere(self, locations: Collection[str], query: pw.ModelSelect[Any]) -> tuple[int, str | None] | None:
         """Return the key and the location of an item of *query* at none of *locations*, or None."""
-        where = pw.SQL(f"(({self._names['location']}) = any(%s)) is not true", [list(locations)])
+        where = pw.SQL(f"(({self._placeholders['location']}) = any(%s)) is not true", [list(locations)])
         key = self._queue.model._meta.primary_key
         row: tuple[int, str | None] | None = (
-            query.where(where).select(key, pw.SQL(self._names["location"])).order_by(key).tuples().first()
+            query.where(where).select(key, pw.SQL(self._placeholders["location"])).order_by(key).tuples().first()
         )
         return row
 
-    def sample(self, location: str) -> list[str]:
+    def sample_paths(self, location: str) -> list[str]:
         """Return the paths of some items at the location, due or not."""
-        path = f"case {self._names['location']} when {literal('%s', [location])} then {self._names['path']} end"
-        return survey.sample(self._names["table"], self._names["key"], path)
+        path = (
+            f"case {self._placeholders['location']} when {inline_values('%s', [location])} then"
+            f" {self._placeholders['path']} end"
+        )
+        return survey.sample_rows(self._placeholders["table"], self._placeholders["key"], path)
 
-    def claim(self, now: datetime, page: Page, *, locations: Collection[str], visibility: timedelta) -> list[QueueItem]:
+    def claim(
+        self, now: datetime, page: KeyPage, *, locations: Collection[str], visibility: timedelta
+    ) -> list[QueueItem]:
         """Claim a page of due items; after a crash they are due again after *visibility*."""
         values: dict[str, Any] = {"visibility": visibility, "only": page.only, "without": list(page.without)}
         values |= {"locations": list(locations), "now": now, "limit": page.limit}
         values |= {"max_attempts": self._queue.retry.attempts}
-        names = self._names | {
-            "excluded": exclusions.written(self._queue.model, self.excluded),
-            "share": exclusions.written(self._queue.model, self._share),
-            "chosen": chosen(self._names["key"], only=page.only, without=page.without),
+        names = self._placeholders | {
+            "excluded": exclusions.condition_sql(self._queue.model, self.excluded_condition),
+            "share": exclusions.condition_sql(self._queue.model, self._share_condition),
+            "chosen": key_condition(self._placeholders["key"], only=page.only, without=page.without),
         }
-        return [QueueItem(*row) for row in database.execute_sql(CLAIM.format(**names), values).fetchall()]
+        return [QueueItem(*row) for row in database.execute_sql(CLAIM_DUE_ITEMS.format(**names), values).fetchall()]
 
-    def items(self, keys: Sequence[int]) -> list[QueueItem]:
+    def read_items(self, keys: Sequence[int]) -> list[QueueItem]:
         """Return the items with these keys, unclaimed, in the order of their due time."""
-        names = self._names
+        names = self._placeholders
         statement = (
             "select {key}, {path}, {location}, {project}, {due_at}, {created_at} from {table}"
             " where {key} = any(%(ids)s) order by {due_at}, {key}"
@@ -167,58 +172,58 @@ class QueueTable:
         rows = database.execute_sql(statement.format(**names), {"ids": list(keys)}).fetchall()
         return [QueueItem(*row) for row in rows]
 
-    def lock_ours(self, items: Sequence[QueueItem]) -> set[int]:
+    def lock_still_claimed(self, items: Sequence[QueueItem]) -> set[int]:
         """Return the keys of the items that we still claim; lock them until the transaction ends."""
-        return self._keys(STILL_OURS, _claims(items))
+        return self._fetch_keys(LOCK_STILL_CLAIMED, _claim_parameters(items))
 
-    def find_ours(self, items: Sequence[QueueItem]) -> set[int]:
+    def find_still_claimed(self, items: Sequence[QueueItem]) -> set[int]:
         """Return the keys of the items that nobody else has claimed since; nothing is locked."""
-        return self._keys(STILL_CLAIMED, _claims(items))
+        return self._fetch_keys(SELECT_STILL_CLAIMED, _claim_parameters(items))
 
     def put_back(self, items: Sequence[QueueItem], now: datetime) -> None:
         """Make the items that are still ours due at *now*; no attempt is counted."""
-        database.execute_sql(PUT_BACK.format(**self._names), {**_claims(items), "now": now})
+        database.execute_sql(MAKE_ITEMS_DUE.format(**self._placeholders), {**_claim_parameters(items), "now": now})
 
-    def fail(self, items: Sequence[QueueItem]) -> int:
+    def record_failures(self, items: Sequence[QueueItem]) -> int:
         """Count an attempt of each item that is still ours; return how many were the last."""
         retry = self._queue.retry
-        values = {**_claims(items), "first": retry.first, "max_attempts": retry.attempts}
-        rows = database.execute_sql(FAIL.format(**self._names), values).fetchall()
+        values = {**_claim_parameters(items), "first": retry.first, "max_attempts": retry.attempts}
+        rows = database.execute_sql(COUNT_FAILED_ATTEMPTS.format(**self._placeholders), values).fetchall()
         return sum(is_last for (is_last,) in rows)
 
     def remove(self, paths: Mapping[int, str]) -> set[int]:
         """Delete the rows with these keys and paths; return the keys of the deleted rows."""
-        return self._keys(REMOVE, {"ids": list(paths), "paths": list(paths.values())})
+        return self._fetch_keys(DELETE_ITEMS, {"ids": list(paths), "paths": list(paths.values())})
 
     def retry(self, keys: Sequence[int] | None) -> int:
         """Retry items that were given up, all of them if *keys* is None; return the number."""
-        return self._act(RETRY, keys)
+        return self._change_given_up(RETRY_GIVEN_UP, keys)
 
     def discard(self, keys: Sequence[int] | None) -> int:
         """Delete items that were given up, all of them if *keys* is None; return the number.
 
         Their objects are not deleted.
         """
-        return self._act(DISCARD, keys)
+        return self._change_given_up(DELETE_GIVEN_UP, keys)
 
-    def entries(self, limit: int) -> Iterator[Entry]:
+    def list_entries(self, limit: int) -> Iterator[RefusedEntry]:
         """Yield up to *limit* items that were given up, the oldest first."""
         key, attempts = self._queue.model._meta.primary_key, self._queue.attempts
-        found: dict[int, int] = dict(self.given_up().select(key, attempts).limit(limit).tuples())
-        for one in sorted(self.items(list(found))):
-            yield Entry(str(one.id), f"could not be deleted: {one.path}", found[one.id], one.created_at)
+        found: dict[int, int] = dict(self.select_given_up().select(key, attempts).limit(limit).tuples())
+        for one in sorted(self.read_items(list(found))):
+            yield RefusedEntry(str(one.id), f"could not be deleted: {one.path}", found[one.id], one.created_at)
 
-    def _keys(self, statement: str, values: dict[str, Any]) -> set[int]:
-        return {key for (key,) in database.execute_sql(statement.format(**self._names), values).fetchall()}
+    def _fetch_keys(self, statement: str, values: dict[str, Any]) -> set[int]:
+        return {key for (key,) in database.execute_sql(statement.format(**self._placeholders), values).fetchall()}
 
-    def _act(self, statement: str, keys: Sequence[int] | None) -> int:
+    def _change_given_up(self, statement: str, keys: Sequence[int] | None) -> int:
         values = {"keys": None if keys is None else list(keys), "max_attempts": self._queue.retry.attempts}
-        return int(database.execute_sql(statement.format(**self._names), values).rowcount)
+        return int(database.execute_sql(statement.format(**self._placeholders), values).rowcount)
 
 
-def _name(field: pw.Field[Any]) -> str:
+def _quoted_column(field: pw.Field[Any]) -> str:
     return str(quote_name(field.column_name))
 
 
-def _claims(items: Sequence[QueueItem]) -> dict[str, Any]:
+def _claim_parameters(items: Sequence[QueueItem]) -> dict[str, Any]:
     return {"ids": [one.id for one in items], "claims": [one.claimed_until for one in items]}

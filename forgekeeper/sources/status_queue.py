@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
+from forgekeeper.api.inspection import RefusedEntry
 from forgekeeper.api.refs import Refs
-from forgekeeper.api.shown import Entry
 from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
-from forgekeeper.platform.database.queries import Page
+from forgekeeper.platform.database.queries import KeyPage
 
 MAX_PROJECT_ID = 2**63 - 1
 
 # One index lookup for each project, regardless of the number of its rows.
-PROJECTS_WITH_PENDING = """
+SELECT_PROJECTS_WITH_PENDING = """
     with recursive waiting (project_id) as (
         (select {project} from {table}
          where {status} = {pending} and {project} > %(after)s and {project} <= %(until)s
@@ -37,7 +37,7 @@ PROJECTS_WITH_PENDING = """
     select project_id from waiting where project_id is not null limit %(limit)s
 """
 # Project and ref are compared, too: after a restore of an older database another row may have the id.
-SETTLE = """
+CLOSE_PENDING_ROWS = """
     update {table} as deletion
     set {status} = case when reasons.reason is null then {processed} else {rejected} end, {reason} = reasons.reason,
         {updated_at} = clock_timestamp(),
@@ -48,7 +48,7 @@ SETTLE = """
     returning deletion.{status}
 """
 # Locked rows are skipped without waiting: their refs are deleted at the value of this look all the same.
-RECORD_FIRST_LOOK = """
+RECORD_EXPECTED_OIDS = """
     with seen as materialized (
         select deletion.{key} as id, oid
         from unnest(%(ids)s::bigint[], %(oids)s::text[]) as looked (id, oid)
@@ -59,7 +59,7 @@ RECORD_FIRST_LOOK = """
     update {table} as deletion set {expected} = seen.oid
     from seen where deletion.{key} = seen.id and deletion.{status} = {pending}
 """
-OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+OBJECT_ID_PATTERN = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 """An object id: the value of a ref that is not symbolic."""
 
 
@@ -82,7 +82,7 @@ class RefQueue:
         self._key: pw.Field[Any] = refs.source.model._meta.primary_key
 
     @cached_property
-    def _names(self) -> dict[str, str | int]:
+    def _placeholders(self) -> dict[str, str | int]:
         """The names and states in the statements."""
         queue, refs = self._queue, self._refs
         columns = {"key": self._key, "project": refs.project, "ref": refs.ref, "expected": refs.expected}
@@ -91,14 +91,14 @@ class RefQueue:
         names = {name: quote_name(column.column_name) for name, column in columns.items()}
         return {"table": relation_name(queue.model), **names, **states}
 
-    def waiting_projects(self, *, after: int, until: int = MAX_PROJECT_ID, limit: int) -> list[int]:
+    def find_waiting_projects(self, *, after: int, until: int = MAX_PROJECT_ID, limit: int) -> list[int]:
         """Return up to *limit* ids of projects with pending rows, above *after* and not above *until*."""
         values = {"after": after, "until": until, "limit": limit}
-        return [project for (project,) in self._execute(PROJECTS_WITH_PENDING, values)]
+        return [project for (project,) in self._fetch_rows(SELECT_PROJECTS_WITH_PENDING, values)]
 
-    def paths(self, projects: Sequence[int]) -> dict[int, str]:
+    def read_paths(self, projects: Sequence[int]) -> dict[int, str]:
         """Return the repositories' paths below the root by project, without missing projects."""
-        model = self._refs.projects
+        model = self._refs.project_table
         key: Any = model._meta.primary_key
         query = model.select(key, self._refs.repository).where(key.in_(list(projects)))
         return dict(iter(database.execute(query)))
@@ -107,55 +107,57 @@ class RefQueue:
         """Return the paths of some projects' repositories."""
         column = self._refs.repository
         key, path = (quote_name(one.column_name) for one in (column.model._meta.primary_key, column))
-        return survey.sample(relation_name(column.model), key, path)
+        return survey.sample_rows(relation_name(column.model), key, path)
 
-    def pending(self) -> pw.ModelSelect[Any]:
+    def select_pending(self) -> pw.ModelSelect[Any]:
         """Select the pending rows."""
-        return self._select(self._queue.pending)
+        return self._select_by_status(self._queue.pending)
 
-    def rejected(self) -> pw.ModelSelect[Any]:
+    def select_rejected(self) -> pw.ModelSelect[Any]:
         """Select the rejected rows, with their reasons."""
-        return self._select(self._queue.rejected).order_by(self._key)
+        return self._select_by_status(self._queue.rejected).order_by(self._key)
 
-    def not_excluded(self) -> pw.ModelSelect[Any]:
+    def select_not_excluded(self) -> pw.ModelSelect[Any]:
         """Select the pending rows that nobody excludes from the batch."""
-        return self.pending().where(exclusions.but(self._excluded))
+        return self.select_pending().where(exclusions.is_not_true(self._excluded_condition))
 
-    def excluded(self) -> pw.ModelSelect[Any]:
+    def select_excluded(self) -> pw.ModelSelect[Any]:
         """Select the pending rows that people exclude from the batch."""
-        return self.pending().where(self._excluded)
+        return self.select_pending().where(self._excluded_condition)
 
-    def remove_excluded(self, page: Sequence[PendingRef]) -> list[PendingRef]:
+    def drop_excluded(self, page: Sequence[PendingRef]) -> list[PendingRef]:
         """Return the rows of a page that nobody excludes from the batch."""
-        kept = exclusions.among(self._batch, lambda: [(row.project_id, row.ref) for row in page])
+        kept = exclusions.find_excluded(self._batch, lambda: [(row.project_id, row.ref) for row in page])
         return [row for place, row in enumerate(page) if place not in kept]
 
-    def read_page(self, project: int, page: Page) -> list[PendingRef]:
+    def read_page(self, project: int, page: KeyPage) -> list[PendingRef]:
         """Return a page of the project's pending rows, in the order of their ids."""
         queue, refs = self._queue, self._refs
         columns = self._key, refs.project, refs.ref, refs.expected, queue.created_at, queue.updated_at
         # Peewee's own rows, tuples too, take three times as long as the cursor's.
-        return [PendingRef(*row) for row in database.execute(self._page(project, page).select(*columns))]
+        return [PendingRef(*row) for row in database.execute(self._select_page(project, page).select(*columns))]
 
-    def read_keys(self, project: int, page: Page) -> list[int]:
+    def read_keys(self, project: int, page: KeyPage) -> list[int]:
         """Return the ids of the rows that `read_page` would return."""
-        return [key for (key,) in database.execute(self._page(project, page).select(self._key))]
+        return [key for (key,) in database.execute(self._select_page(project, page).select(self._key))]
 
     def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
         """Return the *ids* that are pending rows of the project; nothing is locked."""
-        query = self.pending().where(self._refs.project == project, self._key.in_(list(ids)))
+        query = self.select_pending().where(self._refs.project == project, self._key.in_(list(ids)))
         return {key for (key,) in database.execute(query.select(self._key))}
 
-    def record_first_look(self, project: int, values: Mapping[PendingRef, str]) -> None:
+    def record_expected_oids(self, project: int, values: Mapping[PendingRef, str]) -> None:
         """Record each ref's value as the expected object id of its row, unless the row has one.
 
         From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
         the ref moved.  Rows that are closed or locked stay as they are.
         """
-        seen = {row.id: oid for row, oid in values.items() if row.expected_oid is None and OID.fullmatch(oid)}
+        seen = {
+            row.id: oid for row, oid in values.items() if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid)
+        }
         if seen:
             parameters = {"project": project, "ids": list(seen), "oids": list(seen.values())}
-            database.execute_sql(RECORD_FIRST_LOOK.format(**self._names), parameters)
+            database.execute_sql(RECORD_EXPECTED_OIDS.format(**self._placeholders), parameters)
 
     def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
         """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
@@ -165,7 +167,7 @@ class RefQueue:
         """
         ids, refs = [row.id for row in reasons], [row.ref for row in reasons]
         values = {"project": project, "ids": ids, "refs": refs, "reasons": list(reasons.values())}
-        states = [state for (state,) in self._execute(SETTLE, values)]
+        states = [state for (state,) in self._fetch_rows(CLOSE_PENDING_ROWS, values)]
         return states.count(self._queue.processed), states.count(self._queue.rejected)
 
     def retry(self, ids: Sequence[int] | None) -> int:
@@ -178,20 +180,20 @@ class RefQueue:
         """Delete rejected rows, all of them if *ids* is None; return the number.  Refs stay."""
         return int(self._queue.model.delete().where(self._is_rejected(ids)).execute())
 
-    def entries(self, limit: int) -> Iterator[Entry]:
+    def list_entries(self, limit: int) -> Iterator[RefusedEntry]:
         """Yield up to *limit* rejected rows, the oldest first."""
         queue, refs = self._queue, self._refs
         columns = self._key, queue.reason, refs.ref, refs.project, refs.expected, queue.updated_at
-        query = self.rejected().select(*columns).limit(limit)
+        query = self.select_rejected().select(*columns).limit(limit)
         for key, reason, ref, project, expected, since in database.execute(query):
             sentence = f"{reason}: {ref} of project {project}"
-            yield Entry(str(key), f"{sentence} at {expected}" if expected else sentence, 1, since)
+            yield RefusedEntry(str(key), f"{sentence} at {expected}" if expected else sentence, 1, since)
 
     @property
-    def _excluded(self) -> pw.Node:
-        return exclusions.excluded(self._batch, project=self._refs.project, name=self._refs.ref)
+    def _excluded_condition(self) -> pw.Node:
+        return exclusions.excluded_condition(self._batch, project=self._refs.project, name=self._refs.ref)
 
-    def _select(self, state: int) -> pw.ModelSelect[Any]:
+    def _select_by_status(self, state: int) -> pw.ModelSelect[Any]:
         query: pw.ModelSelect[Any] = self._queue.model.select().where(self._queue.status == state)
         return query
 
@@ -199,14 +201,14 @@ class RefQueue:
         is_rejected: pw.Expression = self._queue.status == self._queue.rejected
         return is_rejected if ids is None else is_rejected & self._key.in_(list(ids))
 
-    def _page(self, project: int, page: Page) -> pw.ModelSelect[Any]:
-        query = self.pending().where(self._refs.project == project, self._key > page.after)
+    def _select_page(self, project: int, page: KeyPage) -> pw.ModelSelect[Any]:
+        query = self.select_pending().where(self._refs.project == project, self._key > page.after)
         if page.only is not None:
             query = query.where(self._key.in_(list(page.only)))
         if page.without:
             query = query.where(self._key.not_in(list(page.without)))
         return query.order_by(self._refs.project, self._key).limit(page.limit)
 
-    def _execute(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = database.execute_sql(statement.format(**self._names), values).fetchall()
+    def _fetch_rows(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = database.execute_sql(statement.format(**self._placeholders), values).fetchall()
         return rows

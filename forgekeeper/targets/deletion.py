@@ -19,9 +19,17 @@ import obstore
 from obstore.store import LocalStore
 
 from forgekeeper.targets.bulk_deletion import MAX_KEYS_PER_REQUEST
-from forgekeeper.targets.opening import FAILURES, reason
-from forgekeeper.targets.outcomes import CHANGED, DELETED, LOST, MISSING, OUTSIDE, ObjectOutcome, StoreUnavailable
-from forgekeeper.targets.sentinel import PROBE
+from forgekeeper.targets.outcomes import (
+    CLAIM_LOST,
+    OBJECT_CHANGED,
+    OBJECT_DELETED,
+    OBJECT_MISSING,
+    OUTSIDE_PREFIXES_REASON,
+    ObjectOutcome,
+    StoreUnavailable,
+)
+from forgekeeper.targets.sentinel import PROBE_NAME
+from forgekeeper.targets.store_urls import STORE_ERRORS, describe_error
 
 if TYPE_CHECKING:
     from forgekeeper.targets.objects import ObjectStore
@@ -34,7 +42,7 @@ LAST_CONFIRMATION_SECONDS = 2.0
 """Time limit for reading the sentinel once more after the time of a deletion is up."""
 
 
-FindLost = Callable[[Sequence[str]], Collection[str]]
+FindLostPaths = Callable[[Sequence[str]], Collection[str]]
 
 
 class ObjectDeletion:
@@ -48,18 +56,18 @@ class ObjectDeletion:
         self,
         objects: ObjectStore,
         until: float | None,
-        find_lost: FindLost,
+        find_lost: FindLostPaths,
         unless_changed_since: Mapping[str, datetime],
         uploads_begun_before: Mapping[str, datetime],
     ) -> None:
-        self.known: dict[str, ObjectOutcome] = {}
+        self.confirmed: dict[str, ObjectOutcome] = {}
         self._objects = objects
         self._until = until
         self._find_lost = find_lost
         self._unless_changed_since = unless_changed_since
         self._uploads_begun_before = uploads_begun_before
         self._unconfirmed: dict[str, ObjectOutcome] = {}
-        self._lets_us_delete = False
+        self._can_delete_any = False
         store = objects.store
         self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
 
@@ -67,11 +75,11 @@ class ObjectDeletion:
         """Delete the objects at *paths*; raise `StoreUnavailable`."""
         if await finish_until(self._until, self._delete_all(paths)) or not self._unconfirmed:
             return
-        await finish_until(time.monotonic() + LAST_CONFIRMATION_SECONDS, self._confirm())
+        await finish_until(time.monotonic() + LAST_CONFIRMATION_SECONDS, self._confirm_answers())
 
     async def _delete_all(self, paths: Sequence[str]) -> None:
         try:
-            await self._confirm()
+            await self._confirm_answers()
         except StoreUnavailable as error:
             error.began = False
             raise
@@ -80,9 +88,9 @@ class ObjectDeletion:
             uploads = {path: self._uploads_begun_before[path] for path in chunk if path in self._uploads_begun_before}
             await self._objects.abort_uploads(uploads)
             refusal = await self._delete_chunk(chunk)
-            await self._confirm()
+            await self._confirm_answers()
             # If no object could be deleted by itself either, the store refuses more than bulk deletion.
-            if refusal and any(self.known.get(path) in (DELETED, MISSING) for path in chunk):
+            if refusal and any(self.confirmed.get(path) in (OBJECT_DELETED, OBJECT_MISSING) for path in chunk):
                 self._objects.suspend_bulk_deletion(refusal)
 
     async def _leave_changed(self, chunk: Sequence[str]) -> list[str]:
@@ -94,10 +102,10 @@ class ObjectDeletion:
                 if isinstance(changed, str):
                     spared[path] = ObjectOutcome("failed", changed)
                 elif changed is not None and changed >= self._unless_changed_since[path]:
-                    spared[path] = CHANGED
+                    spared[path] = OBJECT_CHANGED
         if spared:
             self._unconfirmed |= spared
-            await self._confirm()
+            await self._confirm_answers()
         return [path for path in chunk if path not in spared]
 
     async def _delete_chunk(self, chunk: Sequence[str]) -> Exception | None:
@@ -109,10 +117,10 @@ class ObjectDeletion:
             try:
                 deleted = await self._objects.delete_in_bulk(chunk)
                 refusal = None if deleted else ValueError("the answer to a bulk deletion names no object")
-            except FAILURES as error:
+            except STORE_ERRORS as error:
                 refusal = error
-                await self._confirm()
-        self._unconfirmed |= dict.fromkeys(deleted, DELETED)
+                await self._confirm_answers()
+        self._unconfirmed |= dict.fromkeys(deleted, OBJECT_DELETED)
         await self._delete_singly([path for path in chunk if path not in deleted])
         return refusal
 
@@ -125,18 +133,18 @@ class ObjectDeletion:
             # Immediately after a failure: a store that is down must not get a thousand requests.
             has_failed = any(outcome.state == "failed" for outcome in self._unconfirmed.values())
             if has_failed or len(self._unconfirmed) >= MAX_UNCONFIRMED_ANSWERS:
-                await self._confirm()
+                await self._confirm_answers()
 
     def _leave_lost(self, paths: Sequence[str]) -> list[str]:
         lost = self._find_lost(paths)
-        self.known |= dict.fromkeys(lost, LOST)
+        self.confirmed |= dict.fromkeys(lost, CLAIM_LOST)
         return [path for path in paths if path not in lost]
 
     async def _delete_one(self, path: str, file: tuple[int, int] | None) -> None:
         # A process that was stopped may resume here before the time limit is noticed.
         if self._has_time():
             is_another = self._identify_file(path) not in (file, None)
-            self._unconfirmed[path] = CHANGED if is_another else await self._outcome_of(path)
+            self._unconfirmed[path] = OBJECT_CHANGED if is_another else await self._request_deletion(path)
 
     def _identify_file(self, path: str) -> tuple[int, int] | None:
         """Return the identity and time of the local store's file at *path*; None without a file."""
@@ -145,24 +153,24 @@ class ObjectDeletion:
             return found and (found.st_ino, found.st_mtime_ns)
         return None
 
-    async def _outcome_of(self, path: str) -> ObjectOutcome:
-        if self._root is not None and (said := self._leads_elsewhere(self._root, path)):
+    async def _request_deletion(self, path: str) -> ObjectOutcome:
+        if self._root is not None and (said := self._why_path_leads_elsewhere(self._root, path)):
             return ObjectOutcome("failed", said)
         try:
-            await self._objects.asked("delete", obstore.delete_async, path)
+            await self._objects.send_counted("delete", obstore.delete_async, path)
         except FileNotFoundError:
-            return MISSING
-        except FAILURES as error:
-            return ObjectOutcome("failed", reason(error))
-        return DELETED
+            return OBJECT_MISSING
+        except STORE_ERRORS as error:
+            return ObjectOutcome("failed", describe_error(error))
+        return OBJECT_DELETED
 
-    def _leads_elsewhere(self, root: Path, path: str) -> str | None:
+    def _why_path_leads_elsewhere(self, root: Path, path: str) -> str | None:
         folder, _, name = path.rpartition("/")
         real = (root / folder).resolve()
         if not real.is_relative_to(root):
             return "a symbolic link leads out of the store"
         if not self._objects.may_delete(str((real / name).relative_to(root))):
-            return f"a symbolic link leads {OUTSIDE}"
+            return f"a symbolic link leads {OUTSIDE_PREFIXES_REASON}"
         return None
 
     def _has_time(self) -> bool:
@@ -172,24 +180,26 @@ class ObjectDeletion:
         if not self._has_time():
             raise TimeoutError
 
-    async def _confirm(self) -> None:
+    async def _confirm_answers(self) -> None:
         """Read the sentinel, which confirms the answers so far."""
-        await self._objects.confirm(self.known)
+        await self._objects.confirm_sentinel(self.confirmed)
         refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
-        if refused and not self._lets_us_delete:
-            await self._probe(refused[0])
-        self.known |= self._unconfirmed
+        if refused and not self._can_delete_any:
+            await self._probe_deletion(refused[0])
+        self.confirmed |= self._unconfirmed
         self._unconfirmed.clear()
 
-    async def _probe(self, refused: str) -> None:
+    async def _probe_deletion(self, refused: str) -> None:
         """Find out once whether only *refused* fails, or the store allows no deletions at all."""
         folder = refused.rpartition("/")[0]
         folders = (next(iter(self._objects.prefixes), ""), folder)
-        answers = [await self._outcome_of(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
-        self._lets_us_delete = any(answer.state != "failed" for answer in answers)
-        if not self._lets_us_delete:
+        answers = [
+            await self._request_deletion(f"{folder}/{PROBE_NAME}" if folder else PROBE_NAME) for folder in folders
+        ]
+        self._can_delete_any = any(answer.state != "failed" for answer in answers)
+        if not self._can_delete_any:
             message = f"{self._objects.location}: nothing may be deleted: {answers[0].reason}"
-            raise StoreUnavailable(message, self.known)
+            raise StoreUnavailable(message, self.confirmed)
 
 
 async def finish_until(until: float | None, work: Awaitable[None]) -> bool:

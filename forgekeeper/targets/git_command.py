@@ -24,7 +24,7 @@ from typing import IO, NamedTuple
 
 import structlog
 
-KILLED = 30.0
+KILL_TIMEOUT_SECONDS = 30.0
 """Seconds to wait for a killed git; it ends at once unless it waits for a disk that does not answer."""
 
 # No setting of a person, the machine or the caller reaches git, in particular no GIT_* variable.
@@ -49,12 +49,12 @@ _CONFIG = (
 _OPTIONS = [part for setting in _CONFIG for part in ("-c", setting)]
 
 # Names never contain ": ".
-_REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
-_LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
-_CHANGED = re.compile(
+_LOCKED_REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
+_HELD_LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
+_REF_CHANGED = re.compile(
     rb"is at \w+ but expected \w+\Z|unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '"
 )
-_GENERAL = re.compile(
+_GENERAL_FAILURE = re.compile(
     rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
 )
 
@@ -76,7 +76,7 @@ class GitTimedOut(GitError):
     """Git was ended at its time limit; it may have done its work or a part of it."""
 
 
-class Complaint(NamedTuple):
+class GitComplaint(NamedTuple):
     """Git's error message, parsed: the *ref* that stopped it, and whether that has *changed*.
 
     *lock* is the path of a held lock, relative to the repository.  *general* means that other refs would fail, too.
@@ -89,7 +89,7 @@ class Complaint(NamedTuple):
     general: bool
 
 
-class Answer(NamedTuple):
+class GitAnswer(NamedTuple):
     """Git's exit status and output."""
 
     code: int
@@ -97,14 +97,14 @@ class Answer(NamedTuple):
     err: bytes
 
     @property
-    def committed(self) -> bool:
+    def is_committed(self) -> bool:
         """Whether a transaction was committed.
 
         The status alone is also 0 if git has read only half of it.
         """
         return self.code == 0 and self.out.endswith(_COMMITTED)
 
-    def complaint(self) -> bytes:
+    def error_output(self) -> bytes:
         """Return git's standard error, beginning with its fatal line if it has one; never empty."""
         if self.code < 0:
             return b"git was ended by signal %d" % -self.code
@@ -125,7 +125,9 @@ class Git:
     user: tuple[int, int] | None = None
     """The user and group of the git process; None: those of this process."""
 
-    def run(self, *arguments: str | bytes, given: bytes = b"", keep: Callable[[bytes], object] = bool) -> Answer:
+    def run(
+        self, *arguments: str | bytes, input_bytes: bytes = b"", keep_line: Callable[[bytes], object] = bool
+    ) -> GitAnswer:
         """Run git to its end, with *given* as standard input.
 
         The answer has the output lines to *keep*.  Raises `GitTimedOut`, and `GitError` if git is missing.  Any other
@@ -133,14 +135,14 @@ class Git:
         """
         # Files, not pipes: neither side ever waits for the other to read.
         with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
-            stdin.write(given)
+            stdin.write(input_bytes)
             stdin.seek(0)
-            code = self._end_of(self._start(arguments, stdin=stdin, stdout=out, stderr=err))
+            code = self._wait_for_end(self._start_process(arguments, stdin=stdin, stdout=out, stderr=err))
             out.seek(0)
             err.seek(0)
-            return Answer(code, b"".join(line for line in out if keep(line)), err.read())
+            return GitAnswer(code, b"".join(line for line in out if keep_line(line)), err.read())
 
-    def update_refs(self, commands: Iterable[bytes], *, confirm: Callable[[], bool]) -> Answer:
+    def update_refs(self, commands: Iterable[bytes], *, confirm: Callable[[], bool]) -> GitAnswer:
         """Change refs in one transaction of `git update-ref`; return git's answer.
 
         Git checks the old values and locks the refs first.  *confirm* is called while it holds these locks: no push
@@ -150,25 +152,25 @@ class Git:
         Raises the errors of *confirm* and of `run`.
         """
         with TemporaryFile() as err:
-            process = self._start(_UPDATE_REF, stdin=PIPE, stdout=PIPE, stderr=err)
+            process = self._start_process(_UPDATE_REF, stdin=PIPE, stdout=PIPE, stderr=err)
             assert process.stdin is not None
             assert process.stdout is not None
             with process.stdin, process.stdout:
                 try:
-                    exchange = partial(self._exchange, process.stdin, process.stdout)
+                    exchange = partial(self._write_and_read, process.stdin, process.stdout)
                     out = exchange(b"\0".join([b"start", *commands, b"prepare", b""]), _PREPARED)
                     if out.endswith(_PREPARED) and confirm():
                         out += exchange(b"commit\0", _COMMITTED)
                 except BaseException:
-                    self._end(process)
+                    self._end_process(process)
                     raise
                 # Without a commit git rolls back its preparations.
                 process.stdin.close()
-                code = self._end_of(process)
+                code = self._wait_for_end(process)
             err.seek(0)
-            return Answer(code, out, err.read())
+            return GitAnswer(code, out, err.read())
 
-    def _start(
+    def _start_process(
         self, arguments: Iterable[str | bytes], *, stdin: IO[bytes] | int, stdout: IO[bytes] | int, stderr: IO[bytes]
     ) -> Popen[bytes]:
         program = shutil.which("git")
@@ -195,9 +197,9 @@ class Git:
         except OSError as error:
             raise GitError(f"git cannot be started: {error.strerror}") from None
 
-    def _exchange(self, stdin: IO[bytes], stdout: IO[bytes], given: bytes, expected: bytes) -> bytes:
+    def _write_and_read(self, stdin: IO[bytes], stdout: IO[bytes], input_bytes: bytes, expected: bytes) -> bytes:
         """Write *given* to git; return its answer up to *expected*, its end, or the time limit."""
-        answer, left = b"", memoryview(given)
+        answer, left = b"", memoryview(input_bytes)
         os.set_blocking(stdin.fileno(), False)
         with DefaultSelector() as ready:
             ready.register(stdout, EVENT_READ)
@@ -205,7 +207,7 @@ class Git:
             while not answer.endswith(expected) and (seconds := self.until - time.monotonic()) > 0:
                 for key, _events in ready.select(min(seconds, 1.0)):
                     if key.fileobj is stdin:
-                        left = left[_write(stdin, left) :]
+                        left = left[_write_available(stdin, left) :]
                         if not left:
                             ready.unregister(stdin)
                     elif some := stdout.read(_PIPE_BYTES):
@@ -214,7 +216,7 @@ class Git:
                         return answer
         return answer
 
-    def _end_of(self, process: Popen[bytes]) -> int:
+    def _wait_for_end(self, process: Popen[bytes]) -> int:
         """Return git's status; at the time limit or an interruption, end git and all its children."""
         try:
             # Popen.wait polls only every 50 ms.  An exception that is set in this thread is noticed within a second.
@@ -223,13 +225,13 @@ class Git:
                     pass
             return process.wait(max(0.0, self.until - time.monotonic()))
         except TimeoutExpired:
-            raise self._end(process) from None
+            raise self._end_process(process) from None
         except BaseException:
             if process.returncode is None:
-                self._end(process)
+                self._end_process(process)
             raise
 
-    def _end(self, process: Popen[bytes]) -> GitError:
+    def _end_process(self, process: Popen[bytes]) -> GitError:
         """End git; return the error to raise.
 
         A killed git that does not end is left alone, and its child of the batch fails and waits in quarantine, longer
@@ -237,7 +239,7 @@ class Git:
         the next git out.
         """
         killed = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
-        ways = (signal.SIGTERM, self.grace, "its time was up"), (signal.SIGKILL, KILLED, killed)
+        ways = (signal.SIGTERM, self.grace, "its time was up"), (signal.SIGKILL, KILL_TIMEOUT_SECONDS, killed)
         for number, patience, said in ways:
             # Git leads its session and is not reaped yet, so the number belongs to no other process.
             with suppress(ProcessLookupError):
@@ -249,7 +251,7 @@ class Git:
         return GitError(f"git was killed and has not gone, process {process.pid}: does its disk answer?")
 
 
-def _write(stream: IO[bytes], data: memoryview) -> int:
+def _write_available(stream: IO[bytes], data: memoryview) -> int:
     """Write the bytes that fit into the pipe; return how many need not be written again."""
     try:
         return stream.write(data[:_PIPE_BYTES]) or 0
@@ -257,23 +259,23 @@ def _write(stream: IO[bytes], data: memoryview) -> int:
         return len(data)  # git has ended, and its answer says why
 
 
-def understand(said: bytes, git_dir: Path) -> Complaint:
+def parse_complaint(message: bytes, git_dir: Path) -> GitComplaint:
     """Parse git's message about a failed transaction, in the language of LC_ALL=C."""
-    ref, lock = _REF.search(said), _LOCK.search(said)
-    return Complaint(
-        text=legible(ref["why"] if ref else said),
+    ref, lock = _LOCKED_REF.search(message), _HELD_LOCK.search(message)
+    return GitComplaint(
+        text=clean_first_line(ref["why"] if ref else message),
         ref=ref["ref"] if ref else None,
-        changed=bool(ref and _CHANGED.match(ref["why"])),
+        changed=bool(ref and _REF_CHANGED.match(ref["why"])),
         lock=os.path.relpath(lock["path"], os.fsencode(git_dir)) if lock else None,
-        general=bool(_GENERAL.search(said)),
+        general=bool(_GENERAL_FAILURE.search(message)),
     )
 
 
-def legible(said: bytes) -> str:
+def clean_first_line(output: bytes) -> str:
     """Return git's first line of output, without characters that control a terminal or a log.
 
     A line of more than 200 characters loses its middle: the reason is at its end.
     """
-    line = said.strip().partition(b"\n")[0].decode(errors="backslashreplace")
+    line = output.strip().partition(b"\n")[0].decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
     return text if len(text) <= 200 else f"{text[:99]}…{text[-100:]}"

@@ -13,17 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from forgekeeper.platform.database.sessions import insist
-from forgekeeper.targets.git_command import Git, legible, understand
-from forgekeeper.targets.git_repository import Repository, RepositoryFailed, Values, look, open_repository, refusal
+from forgekeeper.platform.database.sessions import require_engine
+from forgekeeper.targets.git_command import Git, clean_first_line, parse_complaint
+from forgekeeper.targets.git_repository import (
+    RefValues,
+    Repository,
+    RepositoryFailed,
+    open_repository,
+    read_refs,
+    why_ref_refused,
+)
 
-MAX_TRANSACTIONS = 64
+MAX_TRANSACTIONS_PER_CALL = 64
 """Maximum transactions per call: git has refused each but the last."""
-NO_VALUE = b""
+ANY_VALUE = b""
 """In a transaction: delete the ref at any value.  Git verifies no value of a symbolic ref without a target."""
 
 
-class Doomed(NamedTuple):
+class RefToDelete(NamedTuple):
     """A ref to delete, and the oid that it must have.
 
     Without *expected_oid* it is deleted at the announced value.
@@ -34,38 +41,40 @@ class Doomed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RefOutcome:
     """The outcome of one ref; a locked ref still exists and may be deleted another time."""
 
     state: Literal["deleted", "gone", "moved", "rejected", "locked"]
     reason: str | None = None
 
 
-Announce = Callable[[Mapping[Doomed, str]], None]
+AnnounceRefs = Callable[[Mapping[RefToDelete, str]], None]
 """Records the refs that are about to be deleted, each with its value as `Values.shown` returns it."""
-FindLost = Callable[[], Collection[Doomed]]
+FindLostRefs = Callable[[], Collection[RefToDelete]]
 """Returns rows that the caller must no longer delete; called while git holds the locks of their refs."""
 
-DELETED = Outcome("deleted")
-GONE = Outcome("gone")
-MOVED = Outcome("moved", "moved")
-DEFAULT_BRANCH = Outcome("rejected", "default_branch")
-TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")  # packed by a clone, which locks none; no deletion ever can
-LOCKED = Outcome("locked", "another process holds its lock")
-CHANGED = Outcome("locked", "it has changed since it was looked at")
-LOST = Outcome("locked", "another process has closed its row")
+REF_DELETED = RefOutcome("deleted")
+REF_MISSING = RefOutcome("gone")
+REF_MOVED = RefOutcome("moved", "moved")
+DEFAULT_BRANCH = RefOutcome("rejected", "default_branch")
+TOO_LONG_TO_LOCK = RefOutcome(
+    "rejected", "too_long_to_lock"
+)  # packed by a clone, which locks none; no deletion ever can
+REF_LOCKED = RefOutcome("locked", "another process holds its lock")
+REF_CHANGED = RefOutcome("locked", "it has changed since it was looked at")
+ROW_CLOSED = RefOutcome("locked", "another process has closed its row")
 
 
-def delete(
+def delete_refs(
     root: Path,
     disk_path: str,
-    doomed: Sequence[Doomed],
+    doomed: Sequence[RefToDelete],
     *,
     until: float,
     grace: float = 5.0,
-    announce: Announce = lambda _values: None,
-    find_lost: FindLost = tuple,
-) -> dict[Doomed, Outcome]:
+    announce: AnnounceRefs = lambda _values: None,
+    find_lost: FindLostRefs = tuple,
+) -> dict[RefToDelete, RefOutcome]:
     """Delete refs of a repository, each at its announced value; return each outcome.
 
     *announce* is called once, with all refs that git is about to delete.  Git then verifies these values and locks the
@@ -80,109 +89,111 @@ def delete(
     some refs may then have been deleted, and deleting them again is harmless.  Errors of *announce* and *find_lost*
     are raised; then no ref of that transaction is deleted.
     """
-    insist("by git")
-    deletion = _Deletion(doomed)
+    require_engine("by git")
+    deletion = _RefDeletion(doomed)
     if deletion.rows:
-        deletion.begin(root, disk_path, until, grace, writes=True).run(announce, find_lost)
+        deletion.open_git(root, disk_path, until, grace, writes=True).run_transactions(announce, find_lost)
     return deletion.outcomes
 
 
-def preview(
-    root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
-) -> dict[Doomed, Outcome]:
+def preview_deletion(
+    root: Path, disk_path: str, doomed: Sequence[RefToDelete], *, until: float, grace: float = 5.0
+) -> dict[RefToDelete, RefOutcome]:
     """Return the outcomes that `delete` would have now; locks and writes nothing.
 
     Raises `GitError`.
     """
-    deletion = _Deletion(doomed)
+    deletion = _RefDeletion(doomed)
     if deletion.rows:
-        deletion.begin(root, disk_path, until, grace, writes=False).only_look()
+        deletion.open_git(root, disk_path, until, grace, writes=False).preview_outcomes()
     return deletion.outcomes
 
 
-class _Deletion:
+class _RefDeletion:
     """One call: the *rows* of each ref that are still open, and the *outcomes* of the others."""
 
     _repository: Repository
     _git: Git
 
-    def __init__(self, doomed: Sequence[Doomed]) -> None:
-        self.outcomes: dict[Doomed, Outcome] = {}
-        self.rows: dict[bytes, list[Doomed]] = {}
-        self._values = Values()
+    def __init__(self, doomed: Sequence[RefToDelete]) -> None:
+        self.outcomes: dict[RefToDelete, RefOutcome] = {}
+        self.rows: dict[bytes, list[RefToDelete]] = {}
+        self._values = RefValues()
         self._announced: dict[bytes, str] = {}
         for row in doomed:
             # Git must not see a refused name.
-            if reason := refusal(row.ref):
-                self.outcomes[row] = Outcome("rejected", reason)
+            if reason := why_ref_refused(row.ref):
+                self.outcomes[row] = RefOutcome("rejected", reason)
             else:
                 self.rows.setdefault(row.ref.encode(), []).append(row)
 
-    def begin(self, root: Path, disk_path: str, until: float, grace: float, *, writes: bool) -> _Deletion:
+    def open_git(self, root: Path, disk_path: str, until: float, grace: float, *, writes: bool) -> _RefDeletion:
         self._repository = open_repository(root, disk_path)
-        self._git = self._repository.writer(until, grace) if writes else Git(self._repository.git_dir, until, grace)
+        self._git = (
+            self._repository.git_for_writing(until, grace) if writes else Git(self._repository.git_dir, until, grace)
+        )
         # Refs in another folder prove nothing about missing ones.
-        self._repository.enclose(self.rows)
+        self._repository.require_enclosed(self.rows)
         return self
 
-    def run(self, announce: Announce, find_lost: FindLost) -> None:
-        parts, complaint = [self._look(sorted(self.rows))], b""
-        self._announced = {name: self._values.shown(name, self._repository) for name in parts[0]}
+    def run_transactions(self, announce: AnnounceRefs, find_lost: FindLostRefs) -> None:
+        parts, complaint = [self._settle_without_git(sorted(self.rows))], b""
+        self._announced = {name: self._values.format_value(name, self._repository) for name in parts[0]}
         if self._announced:
             announce({row: value for name, value in self._announced.items() for row in self.rows[name]})
-        for _ in range(MAX_TRANSACTIONS):
-            standing = self._still_open(parts.pop())
-            complaint = self._transact(standing, find_lost)
+        for _ in range(MAX_TRANSACTIONS_PER_CALL):
+            pending = self._still_open(parts.pop())
+            complaint = self._run_transaction(pending, find_lost)
             if complaint:
-                parts += self._judge(complaint, standing)
-            elif left := self._still_open(standing):
+                parts += self._settle_complaint(complaint, pending)
+            elif left := self._still_open(pending):
                 parts.append(left)
             if not parts:
                 # Missing refs may only have been on a disk out of sight: this check makes their outcome certain.
-                self._repository.confirm()
+                self._repository.confirm_identity()
                 return
-        raise self._failure(complaint)
+        raise self._explain_failure(complaint)
 
-    def _still_open(self, standing: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        return {name: value for name, value in standing.items() if self.rows[name]}
+    def _still_open(self, pending: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        return {name: value for name, value in pending.items() if self.rows[name]}
 
-    def only_look(self) -> None:
+    def preview_outcomes(self) -> None:
         """Settle all refs as a transaction would if every present lock stayed held."""
-        standing = self._look(sorted(self.rows))
-        all_locked = self._repository.locked([b"packed-refs"])
-        self._settle(standing if all_locked else self._repository.locked(standing), LOCKED)
-        self._settle(standing, DELETED)
-        self._repository.confirm()
+        pending = self._settle_without_git(sorted(self.rows))
+        all_locked = self._repository.find_locked([b"packed-refs"])
+        self._settle_refs(pending if all_locked else self._repository.find_locked(pending), REF_LOCKED)
+        self._settle_refs(pending, REF_DELETED)
+        self._repository.confirm_identity()
 
-    def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
+    def _settle_without_git(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle refs that git need not see; return the others with the values to verify."""
         protected = self._protected_branches()
-        self._values = look(self._git, self._repository, names)
-        standing = {}
+        self._values = read_refs(self._git, self._repository, names)
+        pending = {}
         for name in names:
             value = self._values.oids.get(name)
-            outcome = self._without_git(name, value, protected)
-            if outcome is None and self._agreeing(name, value):
-                outcome = self._unlockable(name)
+            outcome = self._outcome_without_git(name, value, protected)
+            if outcome is None and self._settle_moved(name, value):
+                outcome = self._outcome_if_unlockable(name)
                 if outcome is None:
-                    standing[name] = value or NO_VALUE
+                    pending[name] = value or ANY_VALUE
             if outcome is not None:
-                self._settle([name], outcome)
-        return standing
+                self._settle_refs([name], outcome)
+        return pending
 
-    def _without_git(self, name: bytes, value: bytes | None, protected: set[bytes]) -> Outcome | None:
+    def _outcome_without_git(self, name: bytes, value: bytes | None, protected: set[bytes]) -> RefOutcome | None:
         """Return the outcome of a ref that git must not delete, None of any other."""
         if name in protected:
             return DEFAULT_BRANCH
         if name in self._values.broken:
             # Git deletes no ref that it cannot read.
-            return Outcome("locked", "the ref is broken")
+            return RefOutcome("locked", "the ref is broken")
         try:
-            return GONE if value is None and not self._repository.has_file(name) else None
+            return REF_MISSING if value is None and not self._repository.has_file(name) else None
         except OSError as error:
-            return Outcome("locked", f"it cannot be looked at: {error.strerror}")
+            return RefOutcome("locked", f"it cannot be looked at: {error.strerror}")
 
-    def _agreeing(self, name: bytes, value: bytes | None) -> bool:
+    def _settle_moved(self, name: bytes, value: bytes | None) -> bool:
         """Settle the rows that expect another value; return whether other rows are left.
 
         A ref without a value, such as a symbolic ref without a target, meets no expectation.
@@ -192,107 +203,108 @@ class _Deletion:
             if row.expected_oid is None or (value and row.expected_oid.lower() == value.decode()):
                 agreeing.append(row)
             else:
-                self.outcomes[row] = MOVED
+                self.outcomes[row] = REF_MOVED
         self.rows[name] = agreeing
         return bool(agreeing)
 
-    def _unlockable(self, name: bytes) -> Outcome | None:
+    def _outcome_if_unlockable(self, name: bytes) -> RefOutcome | None:
         """Return the outcome of a ref that git cannot lock, None for any other ref."""
         if not self._repository.can_lock(name):
             return TOO_LONG_TO_LOCK
-        if not (other := self._repository.in_the_way(name)):
+        if not (other := self._repository.find_blocking_file(name)):
             return None
         if self.rows.get(other):
-            return Outcome("locked", f"{other.decode()} goes first")
+            return RefOutcome("locked", f"{other.decode()} goes first")
         cure = "stands in its way; delete that, then `forgekeeper quarantine retry`"
-        return Outcome("rejected", f"name_conflict: {other.decode()} {cure}")
+        return RefOutcome("rejected", f"name_conflict: {other.decode()} {cure}")
 
     def _protected_branches(self) -> set[bytes]:
         """Return each ref that HEAD leads to, whether it exists or not; none if HEAD is detached."""
         answer = self._git.run("symbolic-ref", "--quiet", "HEAD")
         if answer.code not in (0, 1):  # 1 is a detached HEAD
-            raise self._failure(answer.complaint())
+            raise self._explain_failure(answer.error_output())
         return {*answer.out.split(), *self._repository.links_from(self._git, b"HEAD")}
 
-    def _transact(self, standing: Mapping[bytes, bytes], find_lost: FindLost) -> bytes:
+    def _run_transaction(self, pending: Mapping[bytes, bytes], find_lost: FindLostRefs) -> bytes:
         """Delete all refs and settle them, or delete none; return git's complaint.
 
         Refs that must stay, as found while git holds the locks, are settled, and no ref is deleted.
         """
-        if not standing:
+        if not pending:
             return b""
 
         def may_commit() -> bool:
             self._settle_lost(find_lost())
-            self._settle(self._changed(standing), CHANGED)
-            return self._still_open(standing) == standing
+            self._settle_refs(self._find_changed(pending), REF_CHANGED)
+            return self._still_open(pending) == pending
 
-        self._repository.enclose(standing)
-        answer = self._git.update_refs((b"delete %s\0%s" % item for item in standing.items()), confirm=may_commit)
-        if answer.committed:
-            self._settle(standing, DELETED)
-        elif self._still_open(standing) == standing:
+        self._repository.require_enclosed(pending)
+        answer = self._git.update_refs((b"delete %s\0%s" % item for item in pending.items()), confirm=may_commit)
+        if answer.is_committed:
+            self._settle_refs(pending, REF_DELETED)
+        elif self._still_open(pending) == pending:
             if answer.code < 0:
-                raise self._failure(answer.complaint())
-            return answer.complaint()
+                raise self._explain_failure(answer.error_output())
+            return answer.error_output()
         return b""
 
-    def _changed(self, standing: Mapping[bytes, bytes]) -> set[bytes]:
+    def _find_changed(self, pending: Mapping[bytes, bytes]) -> set[bytes]:
         """Return the refs that have changed although git has verified all that it can.
 
         Git verifies the value of a symbolic ref's target, not its target.  HEAD may also lead to another branch by now.
         """
-        links = [name for name, value in standing.items() if not value or value.decode() != self._announced[name]]
-        values = look(self._git, self._repository, links)
-        changed = {name for name in links if values.shown(name, self._repository) != self._announced[name]}
-        return changed | (standing.keys() & self._repository.links_from(self._git, b"HEAD"))
+        links = [name for name, value in pending.items() if not value or value.decode() != self._announced[name]]
+        values = read_refs(self._git, self._repository, links)
+        changed = {name for name in links if values.format_value(name, self._repository) != self._announced[name]}
+        return changed | (pending.keys() & self._repository.links_from(self._git, b"HEAD"))
 
-    def _settle_lost(self, lost: Collection[Doomed]) -> None:
+    def _settle_lost(self, lost: Collection[RefToDelete]) -> None:
         for row in lost:
             if row in (rows := self.rows.get(row.ref.encode(), [])):
-                self.outcomes[row] = LOST
+                self.outcomes[row] = ROW_CLOSED
                 rows.remove(row)
 
-    def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
+    def _settle_complaint(self, message: bytes, pending: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
         """Settle the ref of git's complaint; return the refs to retry.
 
         They are halved if the ref is not clear.
         """
-        complaint = understand(said, self._repository.git_dir)
+        complaint = parse_complaint(message, self._repository.git_dir)
         if complaint.lock is not None:
-            self._leave_locked(complaint.lock, standing)
+            self._leave_locked(complaint.lock, pending)
         elif complaint.general:
-            raise self._failure(said)
-        elif complaint.ref is not None and complaint.ref in standing:
+            raise self._explain_failure(message)
+        elif complaint.ref is not None and complaint.ref in pending:
             # A changed ref is looked at again; rows that stay open after that wait for the next call.
-            left = self._look([complaint.ref]) if complaint.changed else standing
-            self._settle(
-                left.keys() & {complaint.ref}, CHANGED if complaint.changed else Outcome("locked", complaint.text)
+            left = self._settle_without_git([complaint.ref]) if complaint.changed else pending
+            self._settle_refs(
+                left.keys() & {complaint.ref},
+                REF_CHANGED if complaint.changed else RefOutcome("locked", complaint.text),
             )
-        elif len(standing) == 1:
-            self._settle(standing, Outcome("locked", complaint.text))
+        elif len(pending) == 1:
+            self._settle_refs(pending, RefOutcome("locked", complaint.text))
         else:
-            names = list(standing)
+            names = list(pending)
             half = len(names) // 2
-            return [{name: standing[name] for name in part} for part in (names[half:], names[:half])]
-        left = self._still_open(standing)
+            return [{name: pending[name] for name in part} for part in (names[half:], names[:half])]
+        left = self._still_open(pending)
         return [left] if left else []
 
-    def _leave_locked(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
+    def _leave_locked(self, lock: bytes, pending: Mapping[bytes, bytes]) -> None:
         name = lock.removesuffix(b".lock")
-        if name not in standing:
+        if name not in pending:
             path = os.fsdecode(lock)
-            age = self._repository.age(path)
+            age = self._repository.read_file_age(path)
             raise RepositoryFailed(f"{path} is held" + ("" if age is None else f", {age} old"))
         # A killed git may have left thousands of locks.
-        self._settle({name, *self._repository.locked(standing)}, LOCKED)
+        self._settle_refs({name, *self._repository.find_locked(pending)}, REF_LOCKED)
 
-    def _settle(self, names: Iterable[bytes], outcome: Outcome) -> None:
+    def _settle_refs(self, names: Iterable[bytes], outcome: RefOutcome) -> None:
         for name in names:
             self.outcomes |= dict.fromkeys(self.rows[name], outcome)
             self.rows[name] = []
 
-    def _failure(self, complaint: bytes) -> RepositoryFailed:
+    def _explain_failure(self, complaint: bytes) -> RepositoryFailed:
         """Return git's complaint as an error, or raise another if root or repository are missing."""
-        self._repository.confirm()
-        return RepositoryFailed(legible(complaint))
+        self._repository.confirm_identity()
+        return RepositoryFailed(clean_first_line(complaint))

@@ -26,46 +26,46 @@ from pwd import getpwuid
 from tempfile import TemporaryFile
 from typing import Literal
 
-from forgekeeper.targets.git_command import Git, GitError, legible
-from forgekeeper.targets.sentinel import NAME
+from forgekeeper.targets.git_command import Git, GitError, clean_first_line
+from forgekeeper.targets.sentinel import SENTINEL_NAME
 
-_NAME_MAX, _PATH_MAX = 255, 4_096
+_MAX_COMPONENT_BYTES, _MAX_PATH_BYTES = 255, 4_096
 """Linux's limits in bytes: a component of a path, and a whole path with its final NUL."""
-_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
-LONGEST = 1_024
+MAX_REF_CHARACTERS = 1_024
 """Maximum characters of a ref's name, the limit of the column that stores names."""
-PATTERNS = 200
+MAX_NAMES_PER_LISTING = 200
 """Maximum names per listing: git compares each ref with every name, and names have to fit on a command line."""
 OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
 
 # The rules of `git check-ref-format`, in its order: a component begins with a dot or ends with ".lock", two dots,
 # characters that are special to a shell, a revision or a pattern, an empty component, a dot at the end.
 # Halves of characters are refused too: they lack bytes.
-_UNFIT = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.\Z|@\{|[\ud800-\udfff]")
-_BROKEN = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (.+)$", re.MULTILINE)
+_INVALID_IN_REF = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.\Z|@\{|[\ud800-\udfff]")
+_BROKEN_REF_WARNING = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (.+)$", re.MULTILINE)
 
-_WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
+_WRITTEN_PATHS = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
 """Paths that git writes for a deletion, beside the folders of refs and of their logs."""
-_REPLACED = "packed-refs", "reftable/tables.list", "."
+_REPLACED_FILES = "packed-refs", "reftable/tables.list", "."
 """Files that git replaces for a deletion; if none of them exists, new files have to match the folder."""
 # Git 2.53 and later can have the refs in a folder that is named there; includes do not count for it.
 _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
 
 
-SERVED = (".gitaly-metadata", "+gitaly")
+GIT_SERVER_FILES = (".gitaly-metadata", "+gitaly")
 """Names that Gitaly, a Git server, keeps at the root of each of its storages."""
-REFUSED = (
+GIT_SERVER_REASON = (
     "a Git server (Gitaly) keeps the repositories below {}, which has {}: its locks, write-ahead log and replicas would"
     " not see what is deleted beside it; on a single server without transactions FORGEKEEPER_GIT_SERVER=bypass lets the"
     " batch run, elsewhere leave the deletions to the forge"
 )
 
 
-def served(root: Path) -> str | None:
+def why_left_to_git_server(root: Path) -> str | None:
     """Return why nothing is deleted below *root*, if a Git server keeps it; else None."""
-    sign = next((name for name in SERVED if (root / name).exists()), None)
-    return sign and REFUSED.format(root, sign)
+    sign = next((name for name in GIT_SERVER_FILES if (root / name).exists()), None)
+    return sign and GIT_SERVER_REASON.format(root, sign)
 
 
 class RootUnavailable(GitError):
@@ -91,13 +91,13 @@ class Repository:
     git_dir: Path
     identity: tuple[int, int]
 
-    def confirm(self) -> None:
+    def confirm_identity(self) -> None:
         """Raise, as `open_repository` does, unless root and repository are still the opened ones."""
         _read_sentinel(self.root)
-        if _identity(self.git_dir, self.root) != self.identity:
+        if _read_identity(self.git_dir, self.root) != self.identity:
             raise RepositoryFailed("another directory has taken the repository's place")
 
-    def writer(self, until: float, grace: float = 5.0) -> Git:
+    def git_for_writing(self, until: float, grace: float = 5.0) -> Git:
         """Return a git whose files keep their owner, group and mode: the forge has to read them.
 
         A deletion replaces `packed-refs`.  As root, git runs as the file's owner; otherwise raises `RepositoryFailed`
@@ -105,7 +105,7 @@ class Repository:
         """
         folder = self.git_dir.stat()
         name, file = ".", folder
-        for name in _REPLACED:
+        for name in _REPLACED_FILES:
             with suppress(OSError):
                 file = (self.git_dir / name).stat()
                 break
@@ -115,44 +115,46 @@ class Repository:
         if os.geteuid() == 0:
             return Git(self.git_dir, until, grace, umask, user=(file.st_uid, file.st_gid))
         if (file.st_uid, file.st_gid) != (os.geteuid(), group):
-            owner, ours = _account(file.st_uid, file.st_gid), _account(os.geteuid(), group)
+            owner, ours = _account_name(file.st_uid, file.st_gid), _account_name(os.geteuid(), group)
             raise RepositoryFailed(
                 f"{name} belongs to {owner}, and a git of {ours} would replace it by a file that the forge may"
                 f" not be able to read: run the worker of the queue git as {owner}"
             )
         return Git(self.git_dir, until, grace, umask)
 
-    def enclose(self, names: Iterable[bytes] = ()) -> None:
+    def require_enclosed(self, names: Iterable[bytes] = ()) -> None:
         """Raise `RepositoryFailed` if deleting these refs would leave the repository's folder."""
         try:
-            said = self._way_out(names)
+            said = self._why_not_enclosed(names)
         except OSError as error:
             said = f"what git would write cannot be looked at: {error.strerror}"
         if said is not None:
             raise RepositoryFailed(said)
 
-    def _way_out(self, names: Iterable[bytes]) -> str | None:
-        if self._kind(b"commondir") is not None:
+    def _why_not_enclosed(self, names: Iterable[bytes]) -> str | None:
+        if self._file_type(b"commondir") is not None:
             return "commondir sends git to another folder: remove it, or correct disk_path"
         with suppress(FileNotFoundError, NotADirectoryError), (self.git_dir / "config").open("rb") as config:
             if _REFS_ELSEWHERE.search(config.read(1_000_000)):
                 return "extensions.refStorage in its config names another folder: git must keep the refs here"
-        written = set(_WRITTEN)
+        written = set(_WRITTEN_PATHS)
         for name in names:
             folder = name.rpartition(b"/")[0]
             while folder and folder not in written:
                 written |= {folder, b"logs/" + folder}
                 folder = folder.rpartition(b"/")[0]
         for path in sorted(written):
-            if self._kind(path) == stat.S_IFLNK:
+            if self._file_type(path) == stat.S_IFLNK:
                 shown = path.decode(errors="backslashreplace")
                 return f"{shown} is a symbolic link, and git would delete where it leads: put the real thing there"
         return None
 
     def can_lock(self, name: bytes) -> bool:
         """Return whether git can create a lock for the ref; always True if refs are not files."""
-        lock = self._path(name) + b".lock"
-        fits = len(lock) < _PATH_MAX and all(len(component) <= _NAME_MAX for component in lock.split(b"/"))
+        lock = self._path_of(name) + b".lock"
+        fits = len(lock) < _MAX_PATH_BYTES and all(
+            len(component) <= _MAX_COMPONENT_BYTES for component in lock.split(b"/")
+        )
         return fits or self.has_reftable()
 
     def has_reftable(self) -> bool:
@@ -161,24 +163,24 @@ class Repository:
 
     def has_file(self, name: bytes) -> bool:
         """Return whether a file exists at the loose ref's path; may raise OSError."""
-        return self._kind(name) not in (None, stat.S_IFDIR)
+        return self._file_type(name) not in (None, stat.S_IFDIR)
 
-    def in_the_way(self, name: bytes) -> bytes | None:
+    def find_blocking_file(self, name: bytes) -> bytes | None:
         """Return a file in the place of one of the ref's folders; git cannot lock below a file."""
         with suppress(OSError):
             try:
-                os.lstat(self._path(name))
+                os.lstat(self._path_of(name))
             except NotADirectoryError:
                 parts = name.split(b"/")
                 return next(filter(self.has_file, (b"/".join(parts[:end]) for end in range(1, len(parts)))), None)
         return None
 
-    def loose(self, name: bytes) -> bytes:
+    def read_loose_ref(self, name: bytes) -> bytes:
         """Return the beginning of a loose ref's file; empty if no such file can be read."""
         with suppress(OSError):
-            handle = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(self._path_of(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                return os.read(handle, _PATH_MAX)
+                return os.read(handle, _MAX_PATH_BYTES)
             finally:
                 os.close(handle)
         return b""
@@ -195,14 +197,14 @@ class Repository:
         return found
 
     def _link_of(self, git: Git, name: bytes) -> bytes:
-        if self.has_reftable() or self._kind(name) == stat.S_IFLNK:
+        if self.has_reftable() or self._file_type(name) == stat.S_IFLNK:
             # Versions of git up to 2.38 lack the option.
             answer = git.run("symbolic-ref", "--quiet", "--no-recurse", name)
             return answer.out.strip() if answer.code == 0 else b""
-        content = self.loose(name)
+        content = self.read_loose_ref(name)
         return content.removeprefix(b"ref:").strip() if content.startswith(b"ref:") else b""
 
-    def packed_lines(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
+    def read_packed_lines(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the lines of the file `packed-refs` that have these names; may raise OSError.
 
         Git finds a name by binary search, and so misses names in a file with damaged order or line ends.
@@ -213,11 +215,11 @@ class Repository:
                 return {name: line for line in lines if (name := line.rstrip().partition(b" ")[2]) in wanted}
         return {}
 
-    def locked(self, names: Iterable[bytes]) -> list[bytes]:
+    def find_locked(self, names: Iterable[bytes]) -> list[bytes]:
         """Return the *names* whose locks exist now."""
-        return [name for name in names if os.path.lexists(self._path(name) + b".lock")]
+        return [name for name in names if os.path.lexists(self._path_of(name) + b".lock")]
 
-    def age(self, path: str) -> timedelta | None:
+    def read_file_age(self, path: str) -> timedelta | None:
         """Return a file's age by its file system's clock; None if it is missing or unreadable."""
         with suppress(OSError):
             written = (self.git_dir / path).lstat().st_mtime  # first: a missing file needs no temporary file
@@ -225,16 +227,16 @@ class Repository:
                 return timedelta(seconds=max(0, round(os.fstat(new.fileno()).st_mtime - written)))
         return None
 
-    def _kind(self, path: bytes) -> int | None:
+    def _file_type(self, path: bytes) -> int | None:
         """Return the file type at *path* as in `stat`; None if nothing can exist there."""
         try:
-            return stat.S_IFMT(os.lstat(self._path(path)).st_mode)
+            return stat.S_IFMT(os.lstat(self._path_of(path)).st_mode)
         except OSError as error:
-            if error.errno in _NOTHING_THERE:
+            if error.errno in _MISSING_ERRNOS:
                 return None
             raise
 
-    def _path(self, name: bytes) -> bytes:
+    def _path_of(self, name: bytes) -> bytes:
         return os.fsencode(self.git_dir) + b"/" + name
 
 
@@ -255,10 +257,10 @@ def open_repository(root: Path, disk_path: str) -> Repository:
     except (OSError, RuntimeError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise RepositoryFailed(f"the path of the repository cannot be followed: {why}") from None
-    return Repository(root, git_dir, _identity(git_dir, root))
+    return Repository(root, git_dir, _read_identity(git_dir, root))
 
 
-def _account(user: int, group: int) -> str:
+def _account_name(user: int, group: int) -> str:
     """Name a user and group as people do, by numbers if the machine does not know them."""
     names = [str(user), str(group)]
     with suppress(KeyError):
@@ -268,7 +270,7 @@ def _account(user: int, group: int) -> str:
     return ":".join(names)
 
 
-def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
+def _read_identity(git_dir: Path, root: Path) -> tuple[int, int]:
     try:
         found = git_dir.stat()
     except OSError as error:
@@ -284,78 +286,78 @@ def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
 
 def _read_sentinel(root: Path) -> None:
     try:
-        with (root / NAME).open("rb") as sentinel:
+        with (root / SENTINEL_NAME).open("rb") as sentinel:
             sentinel.read(1)
     except OSError as error:
-        raise RootUnavailable(f"{root / NAME} cannot be read: {error.strerror}") from None
+        raise RootUnavailable(f"{root / SENTINEL_NAME} cannot be read: {error.strerror}") from None
 
 
-def refusal(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
+def why_ref_refused(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
     """Return why git must not get *name*; None if it may.
 
     `HEAD` and similar names are not under `refs/`: git would delete the file, and with it the repository.
     """
     if not name.startswith("refs/"):
         return "not_under_refs"
-    if len(name) > LONGEST:
+    if len(name) > MAX_REF_CHARACTERS:
         return "too_long"
-    return "invalid_name" if _UNFIT.search(name) else None
+    return "invalid_name" if _INVALID_IN_REF.search(name) else None
 
 
 @dataclass
-class Values:
+class RefValues:
     """The oids of existing refs, the targets of symbolic refs, and the broken refs."""
 
     oids: dict[bytes, bytes] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
     broken: set[bytes] = field(default_factory=set)
 
-    def shown(self, name: bytes, repository: Repository) -> str:
+    def format_value(self, name: bytes, repository: Repository) -> str:
         """Return the ref's value: an oid, `ref: NAME` for a symbolic ref, or "" if it is unknown."""
         value = b"ref: " + self.links[name] if name in self.links else self.oids.get(name)
         if value is None:
             # Git lists no symbolic ref that leads nowhere.
-            content = repository.loose(name)
+            content = repository.read_loose_ref(name)
             value = content if content.startswith(b"ref: ") else b""
         return value.strip().replace(b"\0", b"").decode(errors="backslashreplace")
 
 
-def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
+def read_refs(git: Git, repository: Repository, names: list[bytes]) -> RefValues:
     """Read the refs of these names.
 
     Raises `RepositoryFailed`, and the errors of `Repository.confirm`.
     """
-    values, all_names = Values(), names
-    if len(names) > PATTERNS:
+    values, all_names = RefValues(), names
+    if len(names) > MAX_NAMES_PER_LISTING:
         # Each listing reads all files beside its refs: half a million reads for ten thousand refs in one folder.
-        values.oids = _plain_oids(git, repository, names)
+        values.oids = _read_plain_oids(git, repository, names)
         names = [name for name in names if name not in values.oids]
-    for start in range(0, len(names), PATTERNS):
-        wanted = set(names[start : start + PATTERNS])
+    for start in range(0, len(names), MAX_NAMES_PER_LISTING):
+        wanted = set(names[start : start + MAX_NAMES_PER_LISTING])
         form = "--format=%(objectname) %(refname) %(symref)"
-        answer = git.run("for-each-ref", form, *sorted(wanted), keep=partial(_names_one, wanted))
+        answer = git.run("for-each-ref", form, *sorted(wanted), keep_line=partial(_names_wanted_ref, wanted))
         if answer.code != 0:
-            repository.confirm()
-            raise RepositoryFailed(legible(answer.complaint()))
+            repository.confirm_identity()
+            raise RepositoryFailed(clean_first_line(answer.error_output()))
         for line in answer.out.splitlines():
             oid, name, target = line.split(b" ", 2)
             values.oids[name] = oid
             if target:
                 values.links[name] = target
-        values.broken.update(_BROKEN.findall(answer.err))
+        values.broken.update(_BROKEN_REF_WARNING.findall(answer.err))
     try:
-        values.broken |= repository.packed_lines(name for name in all_names if name not in values.oids).keys()
+        values.broken |= repository.read_packed_lines(name for name in all_names if name not in values.oids).keys()
     except OSError as error:
         raise RepositoryFailed(f"packed-refs cannot be read: {error.strerror}") from None
     return values
 
 
-def _names_one(wanted: set[bytes], line: bytes) -> bool:
+def _names_wanted_ref(wanted: set[bytes], line: bytes) -> bool:
     """Return whether a line names a *wanted* ref: git lists all refs in a directory."""
     return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
 
 
-def _plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
+def _read_plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
     """Return the oids that loose refs' files, or else `packed-refs`, state plainly.
 
     Git has to read all other refs.  Git verifies each oid before it deletes the ref.
@@ -364,33 +366,35 @@ def _plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[by
     if length is None or repository.has_reftable():
         # The git is too old for the option or failed, or the format is unknown.
         return {}
-    loose = {name: repository.loose(name) for name in names}
-    oids = _matching(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
+    loose = {name: repository.read_loose_ref(name) for name in names}
+    oids = _match_oids(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
     with suppress(OSError):
-        packed = repository.packed_lines(name for name in names if not loose[name] and not repository.has_file(name))
-        oids |= _matching(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, packed)
+        packed = repository.read_packed_lines(
+            name for name in names if not loose[name] and not repository.has_file(name)
+        )
+        oids |= _match_oids(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, packed)
     return oids
 
 
-def _matching(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+def _match_oids(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     plain = re.compile(pattern)
     found = ((name, plain.fullmatch(line)) for name, line in lines.items())
     return {name: oid[1] for name, oid in found if oid}
 
 
-def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -> dict[str, str]:
+def read_existing_refs(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -> dict[str, str]:
     """Return the values of the *refs* that exist; "" for an unknown value.
 
     Git is ended at *until*, an instant of the monotonic clock.  Raises `GitError`.
     """
     repository = open_repository(root, disk_path)
-    names = sorted({ref.encode() for ref in refs if refusal(ref) is None})
-    values = look(Git(repository.git_dir, until), repository, names)
+    names = sorted({ref.encode() for ref in refs if why_ref_refused(ref) is None})
+    values = read_refs(Git(repository.git_dir, until), repository, names)
     try:
         seen = values.oids.keys() | values.broken
         there = {name for name in names if name in seen or repository.has_file(name)}
     except OSError as error:
         raise RepositoryFailed(f"a ref cannot be looked at: {error.strerror}") from None
     # A ref that was not found may only have been out of sight: this check makes the answer certain.
-    repository.confirm()
-    return {name.decode(): values.shown(name, repository) for name in there}
+    repository.confirm_identity()
+    return {name.decode(): values.format_value(name, repository) for name in there}

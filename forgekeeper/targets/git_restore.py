@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forgekeeper.targets.git_command import Git, legible, understand
-from forgekeeper.targets.git_repository import Repository, RepositoryFailed, look, open_repository, refusal
+from forgekeeper.targets.git_command import Git, clean_first_line, parse_complaint
+from forgekeeper.targets.git_repository import Repository, RepositoryFailed, open_repository, read_refs, why_ref_refused
 
 _OID = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
-_LINK = re.compile(r"ref: (?P<target>\S+)\Z")
+_SYMBOLIC_REF = re.compile(r"ref: (?P<target>\S+)\Z")
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoreOutcome:
     """The outcome of one ref; *reason* is a sentence unless it was or would be restored."""
 
     state: Literal["restored", "would be restored", "exists", "pruned", "symbolic", "refused"]
@@ -25,16 +25,16 @@ class Restored:
     """A command that restores the ref, for a person in the repository."""
 
 
-RESTORED = Restored("restored")
-POSSIBLE = Restored("would be restored")
-EXISTS = Restored("exists", "it is there again")
-PRUNED = Restored("pruned", "git has removed its object: it cannot be restored from here")
-UNKNOWN = Restored("refused", "what it was at was not recorded")
-BECAUSE = {b"reference already exists": EXISTS, b"with nonexistent object": PRUNED}
+REF_RESTORED = RestoreOutcome("restored")
+WOULD_BE_RESTORED = RestoreOutcome("would be restored")
+REF_EXISTS = RestoreOutcome("exists", "it is there again")
+OBJECT_PRUNED = RestoreOutcome("pruned", "git has removed its object: it cannot be restored from here")
+OLD_VALUE_UNKNOWN = RestoreOutcome("refused", "what it was at was not recorded")
+OUTCOMES_BY_GIT_MESSAGE = {b"reference already exists": REF_EXISTS, b"with nonexistent object": OBJECT_PRUNED}
 """Outcomes by git's objections."""
 
 
-def restore(
+def restore_missing_refs(
     root: Path,
     disk_path: str,
     wanted: Mapping[str, str],
@@ -42,7 +42,7 @@ def restore(
     until: float,
     dry_run: bool = False,
     before: Callable[[Mapping[str, str]], None] = lambda _: None,
-) -> dict[str, Restored]:
+) -> dict[str, RestoreOutcome]:
     """Restore refs of a repository, each at its last value; return the outcomes.
 
     A ref that exists stays as it is.  A symbolic ref is not restored: its command is returned.
@@ -52,56 +52,63 @@ def restore(
     Raises `GitError`, also if the forge could not read git's files.
     """
     repository = open_repository(root, disk_path)
-    git = Git(repository.git_dir, until) if dry_run else repository.writer(until)
-    outcomes = {ref: _objection(repository, ref, was) for ref, was in wanted.items()}
+    git = Git(repository.git_dir, until) if dry_run else repository.git_for_writing(until)
+    outcomes = {ref: _find_objection(repository, ref, was) for ref, was in wanted.items()}
     left = {ref: was for ref, was in wanted.items() if outcomes[ref] is None}
     if left and not dry_run:
         before(left)
-    foreseen = _foresee(repository, git, left) if dry_run and left else {}
+    foreseen = _predict_outcomes(repository, git, left) if dry_run and left else {}
     return {
-        ref: said or foreseen.get(ref) or _create(repository, git, ref, wanted[ref]) for ref, said in outcomes.items()
+        ref: said or foreseen.get(ref) or _create_ref(repository, git, ref, wanted[ref])
+        for ref, said in outcomes.items()
     }
 
 
-def _objection(repository: Repository, ref: str, was: str) -> Restored | None:
+def _find_objection(repository: Repository, ref: str, old_value: str) -> RestoreOutcome | None:
     """Return an objection to restoring the ref that is known before git is asked."""
-    if reason := refusal(ref):
-        return Restored("refused", reason)
-    repository.enclose([ref.encode()])
+    if reason := why_ref_refused(ref):
+        return RestoreOutcome("refused", reason)
+    repository.require_enclosed([ref.encode()])
     try:
         # Git would write over a symbolic ref that leads nowhere.
         if repository.has_file(ref.encode()):
-            return EXISTS
+            return REF_EXISTS
     except OSError as error:
-        return Restored("refused", f"it cannot be looked at: {error.strerror}")
-    if link := _LINK.match(was):
+        return RestoreOutcome("refused", f"it cannot be looked at: {error.strerror}")
+    if link := _SYMBOLIC_REF.match(old_value):
         command = ("git", "symbolic-ref", ref, link["target"])
-        return Restored("symbolic", "it was a symbolic ref; in its repository, this command makes it again", command)
-    return None if _OID.match(was) else UNKNOWN
+        return RestoreOutcome(
+            "symbolic", "it was a symbolic ref; in its repository, this command makes it again", command
+        )
+    return None if _OID.match(old_value) else OLD_VALUE_UNKNOWN
 
 
-def _foresee(repository: Repository, git: Git, wanted: Mapping[str, str]) -> dict[str, Restored]:
+def _predict_outcomes(repository: Repository, git: Git, wanted: Mapping[str, str]) -> dict[str, RestoreOutcome]:
     """Return the expected outcomes of refs.
 
     A try of git's would lock each ref for a moment and leave empty folders.
     """
-    there = look(git, repository, [ref.encode() for ref in wanted]).oids
+    there = read_refs(git, repository, [ref.encode() for ref in wanted]).oids
     # Git answers "OID missing" for a missing object.
     asked = "".join(f"{was}\n" for was in wanted.values()).encode()
-    answer = git.run("cat-file", "--batch-check=%(objectname)", given=asked)
+    answer = git.run("cat-file", "--batch-check=%(objectname)", input_bytes=asked)
     kept = {line.decode() for line in answer.out.splitlines() if b" " not in line}
     return {
-        ref: EXISTS if ref.encode() in there else POSSIBLE if was in kept else PRUNED for ref, was in wanted.items()
+        ref: REF_EXISTS if ref.encode() in there else WOULD_BE_RESTORED if was in kept else OBJECT_PRUNED
+        for ref, was in wanted.items()
     }
 
 
-def _create(repository: Repository, git: Git, ref: str, was: str) -> Restored:
-    repository.enclose([ref.encode()])
-    answer = git.update_refs([f"create {ref}\0{was}".encode()], confirm=lambda: True)
-    repository.confirm()
-    if answer.committed:
-        return RESTORED
-    said = answer.complaint()
-    if answer.code < 0 or understand(said, repository.git_dir).general:
-        raise RepositoryFailed(f"not all could be restored: {legible(said)}")
-    return next((became for text, became in BECAUSE.items() if text in said), Restored("refused", legible(said)))
+def _create_ref(repository: Repository, git: Git, ref: str, old_value: str) -> RestoreOutcome:
+    repository.require_enclosed([ref.encode()])
+    answer = git.update_refs([f"create {ref}\0{old_value}".encode()], confirm=lambda: True)
+    repository.confirm_identity()
+    if answer.is_committed:
+        return REF_RESTORED
+    said = answer.error_output()
+    if answer.code < 0 or parse_complaint(said, repository.git_dir).general:
+        raise RepositoryFailed(f"not all could be restored: {clean_first_line(said)}")
+    return next(
+        (became for text, became in OUTCOMES_BY_GIT_MESSAGE.items() if text in said),
+        RestoreOutcome("refused", clean_first_line(said)),
+    )

@@ -43,7 +43,7 @@ class HttpServer:
         """Send a request and return its answer; raise OSError or ValueError if that fails."""
         reader, writer = await self._connect()
         if self._proxy and self.url.scheme == "http":
-            target, headers = f"http://{self.url.netloc}{target}", {**headers, **self._credentials}
+            target, headers = f"http://{self.url.netloc}{target}", {**headers, **self._proxy_credentials}
         try:
             headers = {**headers, "content-length": str(len(body)), "connection": "close"}
             writer.write(_request_head(f"{method} {target}", headers) + body)
@@ -62,7 +62,7 @@ class HttpServer:
         return urlsplit(found if "//" in found else f"//{found}") if found else None
 
     @cached_property
-    def _tls(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         if self.url.scheme == "http":
             return None
         context = ssl.create_default_context()
@@ -71,7 +71,7 @@ class HttpServer:
         return context
 
     @property
-    def _credentials(self) -> dict[str, str]:
+    def _proxy_credentials(self) -> dict[str, str]:
         if self._proxy is None or self._proxy.username is None:
             return {}
         pair = f"{unquote(self._proxy.username)}:{unquote(self._proxy.password or '')}"
@@ -80,15 +80,15 @@ class HttpServer:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = _host_and_port(self.url)
         if self._proxy is None:
-            return await asyncio.open_connection(host, port, ssl=self._tls)
+            return await asyncio.open_connection(host, port, ssl=self._tls_context)
         reader, writer = await asyncio.open_connection(*_host_and_port(self._proxy))
-        if self._tls is not None:
-            writer.write(_request_head(f"CONNECT {host}:{port}", {"host": f"{host}:{port}", **self._credentials}))
+        if self._tls_context is not None:
+            writer.write(_request_head(f"CONNECT {host}:{port}", {"host": f"{host}:{port}", **self._proxy_credentials}))
             status, _headers = await _read_head(reader)
             if status != 200:
                 writer.transport.abort()
                 raise ConnectionError(f"the proxy answered {status}")
-            await writer.start_tls(self._tls, server_hostname=host)
+            await writer.start_tls(self._tls_context, server_hostname=host)
         return reader, writer
 
 

@@ -14,12 +14,12 @@ class ObjectOutcome:
     reason: str = ""
 
 
-DELETED = ObjectOutcome("deleted")
-MISSING = ObjectOutcome("missing")
-CHANGED = ObjectOutcome("changed")
+OBJECT_DELETED = ObjectOutcome("deleted")
+OBJECT_MISSING = ObjectOutcome("missing")
+OBJECT_CHANGED = ObjectOutcome("changed")
 """The object was kept: it was written after the last look at it."""
-LOST = ObjectOutcome("locked", "another worker has claimed it")
-OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
+CLAIM_LOST = ObjectOutcome("locked", "another worker has claimed it")
+OUTSIDE_PREFIXES_REASON = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
 """Why an object stays: deletion is limited to some folders."""
 
 
@@ -32,6 +32,6 @@ class StoreUnavailable(Exception):
     error_kind = "object_storage"
     began = True
 
-    def __init__(self, message: str, known: dict[str, ObjectOutcome]) -> None:
+    def __init__(self, message: str, confirmed: dict[str, ObjectOutcome]) -> None:
         super().__init__(message)
-        self.known = known
+        self.confirmed = confirmed

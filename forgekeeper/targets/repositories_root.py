@@ -19,11 +19,11 @@ def prove_root(settings: Settings) -> Path:
     if root is None:
         raise RootUnavailable("FORGEKEEPER_REPOSITORIES_ROOT is not set")
     try:
-        found = sentinel.Folder(root).sentinel()
-    except sentinel.Unreadable as error:
+        found = sentinel.Folder(root).read_owner()
+    except sentinel.PlaceUnreadable as error:
         raise RootUnavailable(str(error)) from None
     if found is None:
-        raise RootUnavailable(f"{root} has no {sentinel.NAME}; `forgekeeper check` says what to do")
-    if objection := sentinel.objection(root, found, Installation.ensure()):
+        raise RootUnavailable(f"{root} has no {sentinel.SENTINEL_NAME}; `forgekeeper check` says what to do")
+    if objection := sentinel.why_not_ours(root, found, Installation.ensure_id()):
         raise RootUnavailable(objection)
     return root

@@ -18,15 +18,15 @@ from xml.etree import ElementTree as ET
 import obstore
 from obstore.store import S3Store
 
-from forgekeeper.platform.settings.addresses import NO, s3_option
+from forgekeeper.platform.settings.addresses import FALSE_VALUES, read_s3_option
 from forgekeeper.targets.http_exchange import HttpAnswer, HttpServer
-from forgekeeper.targets.opening import split_url
+from forgekeeper.targets.store_urls import split_url
 
-MAX_SENDINGS = 3
+MAX_SEND_ATTEMPTS = 3
 """Maximum sendings of one request, while the store says that it cannot answer at present."""
 FIRST_PAUSE_SECONDS = 0.1
 """Pause before a request is sent again; doubled each time."""
-ALGORITHM = "AWS4-HMAC-SHA256"
+SIGNATURE_ALGORITHM = "AWS4-HMAC-SHA256"
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 Element = ET.Element
@@ -51,11 +51,11 @@ class S3Requests:
         self.prefix = f"{store.prefix}/" if store.prefix else ""
         """The beginning of every key that belongs to the store."""
         self._store = store
-        self._secret = s3_option(options, "secret_access_key")
+        self._secret = read_s3_option(options, "secret_access_key")
         self._timeout = timeout.total_seconds()
         url = self._signed_url()
         self._bucket = url.path.rsplit("/", self.prefix.count("/") + 1)[0]
-        is_verified = s3_option(options, "allow_invalid_certificates").lower() in NO
+        is_verified = read_s3_option(options, "allow_invalid_certificates").lower() in FALSE_VALUES
         place = url._replace(path="", query="")
         self._server = HttpServer(place, options.get("proxy_url", ""), is_verified=is_verified)
 
@@ -74,7 +74,7 @@ class S3Requests:
         path = f"{self._bucket}/{quote(key, safe='/-_.~')}" if key or not self._bucket else self._bucket
         pairs = (name if value is None else f"{name}={quote(value, safe='-_.~')}" for name, value in query.items())
         target = f"{path}?{'&'.join(pairs)}"
-        for sending in range(1, MAX_SENDINGS):
+        for sending in range(1, MAX_SEND_ATTEMPTS):
             try:
                 return await self._send_once(method, target, body)
             except S3Refused as refused:
@@ -116,12 +116,12 @@ class S3Requests:
         names, written = ";".join(headers), "".join(f"{name}:{value}\n" for name, value in headers.items())
         canonical = "\n".join((method, path, "&".join(pairs), written, names, headers["x-amz-content-sha256"]))
         _key_id, scope = signature["X-Amz-Credential"].split("/", 1)
-        to_sign = "\n".join((ALGORITHM, headers["x-amz-date"], scope, sha256(canonical.encode()).hexdigest()))
+        to_sign = "\n".join((SIGNATURE_ALGORITHM, headers["x-amz-date"], scope, sha256(canonical.encode()).hexdigest()))
         key = f"AWS4{self._secret}".encode()
         for part in (*scope.split("/"), to_sign):
             key = hmac.digest(key, part.encode(), "sha256")
         proof = f"Credential={signature['X-Amz-Credential']}, SignedHeaders={names}, Signature={key.hex()}"
-        return headers | {"authorization": f"{ALGORITHM} {proof}"}
+        return headers | {"authorization": f"{SIGNATURE_ALGORITHM} {proof}"}
 
 
 def requests_to(store: object, url: str, *, timeout: timedelta) -> S3Requests | None:
@@ -130,8 +130,8 @@ def requests_to(store: object, url: str, *, timeout: timedelta) -> S3Requests | 
     *store* is the opened client.
     """
     _address, options = split_url(url)
-    key_id, secret = s3_option(options, "access_key_id"), s3_option(options, "secret_access_key")
-    is_signed = s3_option(options, "skip_signature").lower() in NO
+    key_id, secret = read_s3_option(options, "access_key_id"), read_s3_option(options, "secret_access_key")
+    is_signed = read_s3_option(options, "skip_signature").lower() in FALSE_VALUES
     if not (isinstance(store, S3Store) and key_id and secret and is_signed):
         return None
     requests = S3Requests(store, options, timeout)

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
-from forgekeeper.api.objects import Owner
+from forgekeeper.api.objects import ObjectOwner
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets.objects import ObjectStore
 
-opened = cache(ObjectStore)
+open_object_store = cache(ObjectStore)
 """One client per location, created after the fork: obstore hangs in a child of a process that used it."""
 
 
-def at(location: str, settings: Settings) -> ObjectStore | None:
+def for_location(location: str, settings: Settings) -> ObjectStore | None:
     """Return the location's client, None if no store has that name.
 
     The client deletes for the installation of the database, and needs a connection to it.  Raises `StoreUnavailable`
@@ -31,39 +31,41 @@ def at(location: str, settings: Settings) -> ObjectStore | None:
     url = settings.object_stores.get(location)
     if url is None:
         return None
-    return opened(
+    return open_object_store(
         location,
         url.get_secret_value(),
-        installation=Installation.ensure(),
+        installation=Installation.ensure_id(),
         prefixes=settings.object_prefixes.get(location, ()),
         request_timeout=settings.store_timeout,
     )
 
 
-def answered_for(owner: Owner | None, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+def find_kept_paths(
+    owner: ObjectOwner | None, location: str, paths: Sequence[str], settings: Settings
+) -> dict[str, str]:
     """Return the *paths* that the *owner*, the outbox or a producer names, with a sentence."""
     kept: dict[str, str] = {}
-    tables: tuple[Owner, ...] = (DeletedObject,) if owner is None else (owner, DeletedObject)
+    tables: tuple[ObjectOwner, ...] = (DeletedObject,) if owner is None else (owner, DeletedObject)
     # The owner first: a row that is deleted there between the two queries is in the outbox by the second.
     for table in tables:
-        kept |= dict.fromkeys(named_by(table, location, paths, settings), table.sentence)
-    completed = SettledUpload.named(location, paths, reaped=False)
+        kept |= dict.fromkeys(find_named_paths(table, location, paths, settings), table.sentence)
+    completed = SettledUpload.find_settled(location, paths, reaped=False)
     return dict.fromkeys(completed, "its producer has completed it") | kept
 
 
-def named_by(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> set[str]:
+def find_named_paths(owner: ObjectOwner, location: str, paths: Sequence[str], settings: Settings) -> set[str]:
     """Return the *paths* that a row of the *owner* names, by this or another *location*."""
-    pairs = [pair for theirs in owner.locations for pair in _named_at(theirs, location, paths, settings).items()]
+    pairs = [pair for theirs in owner.locations for pair in _names_at_place(theirs, location, paths, settings).items()]
     named = owner.named(list({name for _, name in pairs}))
     return {path for path, name in pairs if name in named}
 
 
-def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
+def _names_at_place(theirs: str, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
     """Return the *paths* that are also at the place of *theirs*, each with its name there."""
     if location == theirs:
         return {path: path for path in paths}
     urls = [settings.object_stores.get(name) for name in (location, theirs)]
-    here, there = (_place(url.get_secret_value()) if url else None for url in urls)
+    here, there = (_parse_place(url.get_secret_value()) if url else None for url in urls)
     if here is None or there is None:
         return {}
     if there == here[: len(there)]:
@@ -75,7 +77,7 @@ def _named_at(theirs: str, location: str, paths: Sequence[str], settings: Settin
     return {}
 
 
-def _place(url: str) -> tuple[str, ...]:
+def _parse_place(url: str) -> tuple[str, ...]:
     """Return the place behind *url* as a tuple: a place within another begins with its tuple.
 
     The server is ignored: two buckets of one name at different servers are treated as equal.

@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from forgekeeper.targets.s3_requests import S3Refused, S3Requests, parse_xml
-from forgekeeper.targets.sentinel import PROBE
+from forgekeeper.targets.sentinel import PROBE_NAME
 
-MAX_PAGES = 10
+MAX_LISTING_PAGES = 10
 """Maximum pages of a listing, of up to 1,000 uploads each."""
 MAX_CONCURRENT_REQUESTS = 50
 """Maximum concurrent requests about single keys."""
-NOT_FOUND_STATUS = 404
+NO_SUCH_UPLOAD_STATUS = 404
 
 Value = TypeVar("Value")
 
@@ -46,13 +46,13 @@ class UnfinishedUploads:
         Returns the number.
         """
         prefix = self._requests.prefix
-        found = await self._find([f"{prefix}{path}" for path in begun_before])
+        found = await self._find_uploads([f"{prefix}{path}" for path in begun_before])
         old = [upload for upload in found if upload.begun_at < begun_before[upload.key.removeprefix(prefix)]]
         for some in _in_groups(old):
             await asyncio.gather(*(self._abort_upload(upload.key, upload.id) for upload in some))
         return len(old)
 
-    async def _find(self, keys: Sequence[str]) -> list[UnfinishedUpload]:
+    async def _find_uploads(self, keys: Sequence[str]) -> list[UnfinishedUpload]:
         """Find the uploads to these keys, by one listing of all if possible, else key by key."""
         wanted = set(keys)
         if await self._can_list_by_prefix():
@@ -68,7 +68,7 @@ class UnfinishedUploads:
         MinIO shows only uploads to exactly that key.  A role that may not begin uploads cannot find out.
         """
         if self._lists_by_prefix is None:
-            key = f"{self._requests.prefix}{PROBE}"
+            key = f"{self._requests.prefix}{PROBE_NAME}"
             try:
                 answer = await self._requests.send("POST", {"uploads": None}, key=key)
             except S3Refused:
@@ -85,7 +85,7 @@ class UnfinishedUploads:
     async def _list_uploads(self, prefix: str) -> tuple[list[UnfinishedUpload], bool]:
         """List uploads to keys that begin with *prefix*; also return whether the list is complete."""
         uploads, query = list[UnfinishedUpload](), {"uploads": None, "prefix": prefix}
-        for _page in range(MAX_PAGES):
+        for _page in range(MAX_LISTING_PAGES):
             answer = parse_xml((await self._requests.send("GET", query)).body, "ListMultipartUploadsResult")
             for found in answer.iterfind("Upload"):
                 key, number = found.findtext("Key", ""), found.findtext("UploadId", "")
@@ -100,7 +100,7 @@ class UnfinishedUploads:
         try:
             await self._requests.send("DELETE", {"uploadId": number}, key=key)
         except S3Refused as refused:
-            if refused.status != NOT_FOUND_STATUS:
+            if refused.status != NO_SUCH_UPLOAD_STATUS:
                 raise
 
 

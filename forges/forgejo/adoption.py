@@ -11,26 +11,31 @@ from collections.abc import Iterator
 from forgekeeper.platform.database import database
 from forges.adoption import Adoption
 from forges.parts import AdoptedPart
-from models import CLASSES
+from models import CLASS_COUNT
 
-PENDING_FOR_SECONDS = 86_400
+PENDING_UPLOAD_SECONDS = 86_400
 """Seconds without change after which a pending upload has failed; Forgejo does not check."""
-DUE = f"""case status when 1 then to_timestamp(greatest(created_unix, updated_unix) + {PENDING_FOR_SECONDS})
+ARTIFACT_DUE_AT = f"""case status
+        when 1 then to_timestamp(greatest(created_unix, updated_unix) + {PENDING_UPLOAD_SECONDS})
         when 5 then to_timestamp(updated_unix) else to_timestamp(expired_unix) end"""
-LOCKED = "case when status in (2, 5) or status = 1 and storage_path = '' then 0 else 1 end"
+ARTIFACT_LOCK_STATE = "case when status in (2, 5) or status = 1 and storage_path = '' then 0 else 1 end"
 """A pending or failed upload with an object keeps it, because its content is unknown."""
-INDEXES = {
-    "forgekeeper_expired": f"(pg_catalog.mod(repo_id + run_id, {CLASSES}), ({DUE}), id) where {LOCKED} = 0",
+ARTIFACT_INDEXES = {
+    "forgekeeper_expired": (
+        f"(pg_catalog.mod(repo_id + run_id, {CLASS_COUNT}), ({ARTIFACT_DUE_AT}), id) where {ARTIFACT_LOCK_STATE} = 0"
+    ),
     "forgekeeper_paths": "(storage_path)",
 }
-VALID = """
+SELECT_VALID_ARTIFACT_INDEX = """
     select true from pg_index join pg_class c on c.oid = indexrelid
     where indisvalid and c.relnamespace = to_regnamespace(%s) and c.relname = %s
 """
 
 
-class _Forgejo(Adoption):
-    forge, shown = "forgejo", "Forgejo"
+class ForgejoAdoption(Adoption):
+    """The adoption of Forgejo's or Gitea's tables."""
+
+    forge, display_name = "forgejo", "Forgejo"
     every_part = (
         AdoptedPart(
             "artifacts",
@@ -42,20 +47,20 @@ class _Forgejo(Adoption):
         ),
     )
 
-    def fill(self, text: str, **words: str) -> str:
-        return super().fill(text, DUE=DUE, LOCKED=LOCKED, **words)
+    def fill_template(self, text: str, **words: str) -> str:
+        return super().fill_template(text, DUE=ARTIFACT_DUE_AT, LOCKED=ARTIFACT_LOCK_STATE, **words)
 
     def find_missing_indexes(self) -> Iterator[str]:
-        for name, keys in INDEXES.items():
-            if not database.execute_sql(VALID, (self.tables, name)).fetchone():
+        for name, keys in ARTIFACT_INDEXES.items():
+            if not database.execute_sql(SELECT_VALID_ARTIFACT_INDEX, (self.tables, name)).fetchone():
                 one_line = " ".join(keys.split())
                 yield f"create index concurrently if not exists {name} on {self.tables}.action_artifact {one_line};"
 
-    def say_limits(self) -> Iterator[str]:
+    def report_limits(self) -> Iterator[str]:
         yield (
             "chunks of uploads that failed are objects which no row names:"
             " `forgekeeper uploads reconcile artifacts --prefix ''` finds them once they are a day old"
         )
 
 
-KIND = _Forgejo
+ADOPTION_CLASS = ForgejoAdoption

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from forgekeeper.platform.database.signs import FORGES, Forge
-from forges.adopted import AdoptedForge
+from forgekeeper.platform.database.signs import Forge, known_forges
+from forges.adoption_findings import AdoptedForge
 
-FORGEJO = AdoptedForge("forgejo", "Forgejo", function="expire_artifact")
+FORGEJO = AdoptedForge("forgejo", "Forgejo", marker_function="expire_artifact")
 
-FORGES["forgejo"] = Forge(
+known_forges["forgejo"] = Forge(
     relations=("action_artifact", "action_run"),
     advice=(
         "this is a database of Forgejo or Gitea: its cron job cleanup_actions deletes expired artifacts, too, all at"
@@ -15,6 +15,6 @@ FORGES["forgejo"] = Forge(
     ),
     refusing={},
     is_adopted=FORGEJO.is_adopted,
-    objections=FORGEJO.say_outdated,
-    hints=FORGEJO.say_slow,
+    objections=FORGEJO.report_outdated_views,
+    hints=FORGEJO.report_missing_indexes,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from forges.parts import AdoptedPart
 
-ARTIFACTS = "ARTIFACTS"
+ARTIFACTS_PLACEHOLDER = "ARTIFACTS"
 """Placeholder for the table of all artifacts, whose name depends on the version."""
-PARTS = (
+GITLAB_PARTS = (
     AdoptedPart(
         "user_statuses",
         ["user_statuses"],
@@ -16,16 +16,16 @@ PARTS = (
         "artifacts",
         ["ci_job_artifacts", "ci_pathless_artifacts"],
         {
-            ARTIFACTS: "id project_id job_id file_type file_store file file_final_path file_location size expire_at"
-            " locked created_at updated_at"
+            ARTIFACTS_PLACEHOLDER: "id project_id job_id file_type file_store file file_final_path file_location size"
+            " expire_at locked created_at updated_at"
         },
-        beside=["project_statistics", "project_build_artifacts_size_refreshes", "ci_deleted_objects"],
+        also_changes=["project_statistics", "project_build_artifacts_size_refreshes", "ci_deleted_objects"],
     ),
     AdoptedPart(
         "statistics",
         ["project_statistics"],
         {"project_statistics": "project_id build_artifacts_size storage_size"},
-        beside=[ARTIFACTS],
+        also_changes=[ARTIFACTS_PLACEHOLDER],
     ),
     AdoptedPart(
         "refreshes",
@@ -63,13 +63,13 @@ PARTS = (
         "job_locks",
         ["ci_job_locks"],
         {"ci_builds": "id commit_id", "ci_pipelines": "id locked"},
-        instead="p_ci_builds",
+        unless_table="p_ci_builds",
     ),
     AdoptedPart("flags", ["forge_flags"], {"features": "key", "feature_gates": "feature_key key value"}),
     AdoptedPart(
         "outbox",
         ["ci_deleted_objects"],
-        {"ci_deleted_objects": "file_store store_dir file pick_up_at", ARTIFACTS: "id"},
+        {"ci_deleted_objects": "file_store store_dir file pick_up_at", ARTIFACTS_PLACEHOLDER: "id"},
     ),
 )
 """All parts, in order of creation."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forgekeeper.platform.database.signs import FORGES, Forge
-from forges.adopted import AdoptedForge
+from forgekeeper.platform.database.signs import Forge, known_forges
+from forges.adoption_findings import AdoptedForge
 
 CRON_JOBS = {
     "user_status_cleanup": "user_status_cleanup_batch_worker",
@@ -13,9 +13,9 @@ CRON_JOBS = {
     "expired_job_artifacts": "expire_build_artifacts_worker",
 }
 """GitLab's cron job for each batch's work; if both run, they delete and count twice."""
-GITLAB = AdoptedForge("gitlab", "GitLab", function="artifact_path")
+GITLAB = AdoptedForge("gitlab", "GitLab", marker_function="artifact_path")
 
-FORGES["gitlab"] = Forge(
+known_forges["gitlab"] = Forge(
     relations=("p_ci_job_artifacts", "feature_gates"),
     advice=(
         "this is a GitLab's database: in GitLab's cron_jobs switch off what does the work of each batch that runs here,"
@@ -30,6 +30,6 @@ FORGES["gitlab"] = Forge(
         )
     },
     is_adopted=GITLAB.is_adopted,
-    objections=GITLAB.say_outdated,
-    hints=GITLAB.say_slow,
+    objections=GITLAB.report_outdated_views,
+    hints=GITLAB.report_missing_indexes,
 )

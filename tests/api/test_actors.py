@@ -40,7 +40,7 @@ def test_a_batch_that_is_paused_is_not_sent():
     with pytest.raises(NotSent, match="prune is paused"):
         prune.send()
 
-    assert (JobRun.select().count(), Hold.why("prune")) == (0, "paused")
+    assert (JobRun.select().count(), Hold.find_state("prune")) == (0, "paused")
 
 
 def test_a_batch_takes_no_arguments():
@@ -51,6 +51,6 @@ def test_a_batch_takes_no_arguments():
 def test_children_with_different_arguments_have_different_keys():
     arguments = [("group:x", "y"), ("group", "x:y"), (7,), ("7",), (7, 8), ("7:8",), (None,), ("null",)]
 
-    keys = [key for key, _ in Children(clean_project_refs, arguments).calls()]
+    keys = [key for key, _ in Children(clean_project_refs, arguments).iterate_calls()]
 
     assert (len(set(keys)), keys[2]) == (len(arguments), "clean_project_refs:7")

@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import ITEMS, Audit, Deletion, hashed
+from forgekeeper.audit.deletions import MAX_RECORDS_PER_ROW, Audit, Deletion, hash_name
 from forgekeeper.platform.database.common_tables import append_tables
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
@@ -34,22 +34,29 @@ def rows():
 
 @whole_only
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
-    clause = append_tables(audit.clause("object", "gone", id="id", name="path"))
+    clause = append_tables(audit.build_clause("object", "gone", id="id", name="path"))
     statement = f"with gone (id, path) as (select * from unnest(%(ids)s, %(paths)s)){clause} select from gone"
 
     database.execute_sql(statement, {"ids": [*range(len(NAMES))], "paths": NAMES} | audit.values)
 
-    assert list(Deletion.get().hashes) == [hashed(name) for name in NAMES]
+    assert list(Deletion.get().hashes) == [hash_name(name) for name in NAMES]
 
 
 # Intents and outcomes
 
 
-@pytest.mark.parametrize(("number", "sizes"), [(0, [0]), (ITEMS, [ITEMS]), (2 * ITEMS + 1, [ITEMS, ITEMS, 1])])
+@pytest.mark.parametrize(
+    ("number", "sizes"),
+    [
+        (0, [0]),
+        (MAX_RECORDS_PER_ROW, [MAX_RECORDS_PER_ROW]),
+        (2 * MAX_RECORDS_PER_ROW + 1, [MAX_RECORDS_PER_ROW, MAX_RECORDS_PER_ROW, 1]),
+    ],
+)
 def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     names = [f"refs/{id_}" for id_ in range(number)]
 
-    made = audit.intent("ref", ids=range(number), names=names, oid=names)
+    made = audit.record_intent("ref", ids=range(number), names=names, oid=names)
 
     assert [row.id for row in rows()] == made
     assert [len(row.ids) for row in rows()] == [len(row.hashes) for row in rows()] == sizes
@@ -61,9 +68,9 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     [("delete_objects", "ref", "5"), ("prune", "object", "5"), ("prune", "ref", "6"), ("prune", "ref", None)],
 )
 def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
-    audit.intent("ref", ids=[1], scope="5")
+    audit.record_intent("ref", ids=[1], scope="5")
 
-    assert Audit(batch, on=True).unclosed(record, scope=scope) == []
+    assert Audit(batch, on=True).find_open_intents(record, scope=scope) == []
 
 
 # Append-only
@@ -72,8 +79,8 @@ def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
 @pytest.fixture
 def lines(audit):
     """A line in each table, in a month's partition and in the one for all other times."""
-    acts.record("run", "run 1")
-    audit.done("ref", ids=[1])
+    acts.record_act("run", "run 1")
+    audit.record_deleted("ref", ids=[1])
     Act.insert(act="run", what="run 2", by_user="a", by_host="h", at=LONG_AGO).execute()
     Deletion.insert(batch="prune", record="r", phase="done", ids=[], hashes=[], detail={}, at=LONG_AGO).execute()
 

@@ -14,7 +14,7 @@ from forgekeeper.platform.database import database, now
 from forgekeeper.sources.settled import SettledUpload
 from models import BulkImportEntity, BulkImportTracker, UserStatus
 from tests.harness.bulk_imports import ENTITIES, IMPORTS, cleanup_stale
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
 from tests.harness.thorough import examples
@@ -67,7 +67,7 @@ def test_in_any_world_the_statuses_that_are_gone_are_those_in_the_audit(settings
         if rows:
             UserStatus.insert_many(rows).execute()
         other.execute("select from user_statuses where message = 'locked' for update")
-        recorded(user_status_cleanup, settings)
+        run_as_worker(user_status_cleanup, settings)
         other.connection.rollback()
         left = {row.user_id for row in UserStatus.select()}
         assert audited("user_status", since) == [row["user_id"] for row in rows if row["user_id"] not in left]
@@ -83,7 +83,7 @@ def test_an_entity_is_said_with_its_import_and_how_many_trackers_went(settings):
     for status in (0, 1, 2, 3):
         BulkImportTracker.create(bulk_import_entity_id=entity.id, relation="r", status=status)
 
-    recorded(stale_imports, settings)
+    run_as_worker(stale_imports, settings)
 
     (line,) = lines("entity")
     assert (line.ids, line.detail) == (
@@ -107,7 +107,7 @@ def refusing(database):
 def test_where_no_line_can_be_written_no_status_goes_and_the_run_says_so(settings):
     UserStatus.create(user_id=1, clear_status_at=now() - HOUR)
 
-    recorded(user_status_cleanup, settings)
+    run_as_worker(user_status_cleanup, settings)
 
     assert (UserStatus.select().count(), lines("user_status")) == (1, [])
     assert "refusing" in Quarantined.get().error
@@ -132,7 +132,7 @@ def test_where_no_line_can_be_written_no_import_is_given_up(kind):
 def test_where_it_is_off_rows_go_without_a_line(settings, options):
     UserStatus.create(user_id=1, clear_status_at=now() - HOUR)
 
-    recorded(user_status_cleanup, settings_with(**settings.model_dump(exclude_unset=True) | options))
+    run_as_worker(user_status_cleanup, settings_with(**settings.model_dump(exclude_unset=True) | options))
 
     assert (UserStatus.select().count(), Deletion.select().count()) == (0, 0)
 
@@ -141,6 +141,6 @@ def test_of_what_has_no_ids_prune_says_how_many_went(settings):
     for days in (29, 31, 32):
         SettledUpload.create(location="lfs", path=f"{days}", reaped=True, settled_at=now() - days * DAY)
 
-    recorded(prune, settings)
+    run_as_worker(prune, settings)
 
     assert [(line.ids, line.detail) for line in lines("settled_upload")] == [([], {"count": 2})]

@@ -11,7 +11,7 @@ from psycopg2.errors import InsufficientPrivilege
 from psycopg2.extensions import make_dsn
 from structlog.testing import capture_logs
 
-from forgekeeper.audit import upkeep
+from forgekeeper.audit import partitions
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from tests.harness.every import every
@@ -83,7 +83,7 @@ def test_a_month_stays_while_a_day_of_it_may_be_young(old_month):
 
 
 def test_a_worker_s_role_drops_nothing_that_the_installation_keeps(session, old_month):
-    upkeep.keep(36_500)
+    partitions.store_retention_days(36_500)
     try:
         with session("grant select, insert on audit_deletions to {}") as worker:
             worker.execute("select audit_drop(clock_timestamp() - interval '30 days')")

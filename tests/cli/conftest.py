@@ -18,11 +18,11 @@ import structlog
 
 from forgekeeper import cli
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.check import findings
-from forgekeeper.guards.preconditions import Blocked, require
+from forgekeeper.cli.check import collect_findings
+from forgekeeper.guards.preconditions import Blocked, require_met
 from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.installation import INSTALLATION as OF_REDIS
+from forgekeeper.platform.installation import INSTALLATION_KEY as OF_REDIS
 from forgekeeper.platform.settings import PREFIX
 from forgekeeper.targets import sentinel, stores
 from tests.harness.adopted import gitlab  # noqa: F401
@@ -103,7 +103,7 @@ def main(environment, monkeypatch):
             for name, value in variables.items():
                 patch.setenv(name, value)
             try:
-                status = cli.command()
+                status = cli.run_command()
             except Exception:  # noqa: BLE001, what a process would do with it
                 err.write(traceback.format_exc())
                 status = 1
@@ -181,7 +181,7 @@ def server(urls):
 
 
 @pytest.fixture
-def unwritten(database):
+def refuse_acts(database):
     """Let no act of a person be written."""
     database.execute_sql("create trigger unwritten before insert on audit_acts execute function audit_refuse()")
     yield
@@ -191,16 +191,16 @@ def unwritten(database):
 @pytest.fixture(autouse=True)
 def restarted():
     """Every test is a process that has just started: it has opened no store."""
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     yield
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """The folder of the store for artifacts, to which the settings lead."""
     folder = Folder(tmp_path / "objects")
-    folder.write_sentinel(sentinel.text(INSTALLATION))
+    folder.write_sentinel(sentinel.build_content(INSTALLATION))
     monkeypatch.setenv(f"{PREFIX}OBJECT_STORES", json.dumps({"artifacts": folder.url}))
     return folder.root
 
@@ -233,7 +233,9 @@ def change(database):
 
 @pytest.fixture
 def found(settings, change):
-    return lambda *subjects: [one for one in findings(settings) if one.subject in subjects and one.level != "ok"]
+    return lambda *subjects: [
+        one for one in collect_findings(settings) if one.subject in subjects and one.level != "ok"
+    ]
 
 
 @pytest.fixture
@@ -244,7 +246,7 @@ def blocked(settings):
         sentences = {}
         for name, batch in BATCHES.items():
             try:
-                require(batch, settings)
+                require_met(batch, settings)
             except Blocked as error:
                 sentences[name] = (error.reason, str(error))
         return sentences

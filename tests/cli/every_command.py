@@ -2,7 +2,7 @@
 
 from typer.main import get_command
 
-from forgekeeper.cli.commands import application
+from forgekeeper.cli.commands import build_application
 
 WORDS = {
     "folder": "/dev/null/files",
@@ -27,7 +27,7 @@ AS_IT_IS = {"check": {"reason"}}
 
 def commands():
     """List the words that call each command, groups without a command included, and its declaration."""
-    return list(_below(get_command(application())))
+    return list(_below(get_command(build_application())))
 
 
 def _below(group, path=()):

@@ -16,7 +16,7 @@ from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination import leases as locks
 from forgekeeper.platform.database import now
-from forgekeeper.platform.installation import INSTALLATION as OF_REDIS
+from forgekeeper.platform.installation import INSTALLATION_KEY as OF_REDIS
 from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
@@ -66,7 +66,7 @@ def refused_refs(_store):
 
 
 def bad_records(_store):
-    quarantine.fail(BATCH, "user_status", "7", "it is bad", reason="record_failed")
+    quarantine.record_failure(BATCH, "user_status", "7", "it is bad", reason="record_failed")
 
 
 def a_waiting_run(_store):
@@ -74,7 +74,7 @@ def a_waiting_run(_store):
 
 
 def a_lease(_store):
-    client.set(f"{locks.KEY}refs:7", "0123 1790000000 forge-2:77", ex=60)
+    client.set(f"{locks.LEASE_KEY_PREFIX}refs:7", "0123 1790000000 forge-2:77", ex=60)
 
 
 TICK = "2026-11-20 08:30:00+00:00"
@@ -215,10 +215,10 @@ def test_migrate_records_what_it_applied_also_where_it_has_made_the_table_of_act
 
 
 def test_a_sentinel_that_cannot_be_recorded_is_not_made(call, store, without_grant):
-    (store / sentinel.NAME).unlink()
+    (store / sentinel.SENTINEL_NAME).unlink()
 
     result = call("check --init", DATABASE_URL=without_grant)
 
     assert "grant insert on forgekeeper.audit_acts to" in result.stdout
-    assert not (store / sentinel.NAME).exists()
+    assert not (store / sentinel.SENTINEL_NAME).exists()
     assert client.get(OF_REDIS) is None

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.harness.git_samples import Bare
+from tests.harness.git_samples import BareRepository
 from tests.system.soak import rights
 
 PAGE = Path(__file__).parents[2] / "docs" / "adopting.md"
@@ -69,7 +69,7 @@ def tide(*, main, settings, new_database, new_role, query, tmp_path):
 @pytest.fixture
 def repository(tide):
     tide.repositories.mkdir()
-    made = Bare(tide.repositories, "a/seven.git")
+    made = BareRepository(tide.repositories, "a/seven.git")
     made.packed("refs/mr/1", "refs/mr/2")
     return made
 

@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import Audit, Ended
+from forgekeeper.audit.deletions import Audit, IntentOutcome
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from models import JobArtifact, ProjectStatistics
 from tests.harness.artifacts import buckets
-from tests.harness.performing import ended, runner_of
+from tests.harness.performing import run_attempt, runner_of
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, delete_artifact_bucket
 
@@ -45,7 +45,7 @@ def destroyed(settings):
     buckets.tidy(client, 5, silent_for=DAY)
     with runner_of(settings) as runner:
         for _ in range(5):
-            ended(runner.child(delete_artifact_bucket, "delete_artifact_bucket:0", run=77))
+            run_attempt(runner.create_child_attempt(delete_artifact_bucket, "delete_artifact_bucket:0", run=77))
     return artifact.id
 
 
@@ -67,9 +67,11 @@ def test_who_deleted_an_artifact_when_and_why(main, destroyed):
 @whole_only
 def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed, objects):
     before = ask(main, "--what", f"artifact:{destroyed}")
-    (intent,) = objects.intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
+    (intent,) = objects.record_intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
     meanwhile = ask(main, "--what", f"artifact:{destroyed}")
-    objects.outcomes("deleted_object", [Ended(intent, [55], ["a/b/c"], {"path": "a/b/c", "state": "deleted"})])
+    objects.record_outcomes(
+        "deleted_object", [IntentOutcome(intent, [55], ["a/b/c"], {"path": "a/b/c", "state": "deleted"})]
+    )
     after = ask(main, "--what", f"artifact:{destroyed}")
 
     assert "Of its object a/b/c the audit has nothing" in before
@@ -83,9 +85,9 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
     audit = Audit("git_ref_cleanup", on=True, run=4, child="clean_project_refs:7")
     for project, oid in ((7, "a" * 40), (8, "b" * 40)):
         facts = {"ref": "refs/heads/x:y", "project_id": project, "oid": oid, "due": EXPIRED}
-        (intent,) = audit.intent("git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
-        ended = Ended(intent, [project], ["refs/heads/x:y"], facts | {"state": "deleted"})
-        audit.outcomes("git_ref_deletion", [ended])
+        (intent,) = audit.record_intent("git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
+        ended = IntentOutcome(intent, [project], ["refs/heads/x:y"], facts | {"state": "deleted"})
+        audit.record_outcomes("git_ref_deletion", [ended])
 
     said = ask(main, "--what", "ref:7:refs/heads/x:y")
 
@@ -117,8 +119,8 @@ def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed
     ],
 )
 def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, sentence):
-    (intent,) = objects.intent("deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
-    objects.outcomes("deleted_object", [Ended(intent, [55], ["x"], {"path": "x", "state": state})])
+    (intent,) = objects.record_intent("deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
+    objects.record_outcomes("deleted_object", [IntentOutcome(intent, [55], ["x"], {"path": "x", "state": state})])
 
     assert sentence in ask(main, "--what", "path:x")
     assert "was kept" in ask(main, "--what", "path:y")
@@ -126,7 +128,7 @@ def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, 
 
 def test_where_there_is_nothing_it_is_said_how_far_back_the_audit_reaches(main, objects):
     empty = ask(main, "--what", "artifact:1")
-    objects.done("deleted_object", ids=[1])
+    objects.record_deleted("deleted_object", ids=[1])
     some = ask(main, "--what", "artifact:1")
 
     assert empty == "The audit has nothing of artifact 1.\nIt has no deletions at all yet.\n"
@@ -144,11 +146,11 @@ def test_what_the_audit_does_not_know_is_refused_with_what_it_does(main, what):
 
 
 def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
-    (intent,) = objects.intent("deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
+    (intent,) = objects.record_intent("deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
     states = {"state": ["deleted", "kept", "deleted"]}
-    objects.outcomes("deleted_object", [Ended(intent, [1, 2, 3], ["a", "b", "c"], states)])
-    objects.intent("deleted_object", ids=[4], names=["d"], path="d")
-    objects.done("other", ids=[], count=12)
+    objects.record_outcomes("deleted_object", [IntentOutcome(intent, [1, 2, 3], ["a", "b", "c"], states)])
+    objects.record_intent("deleted_object", ids=[4], names=["d"], path="d")
+    objects.record_deleted("other", ids=[], count=12)
 
     totals = main("audit", "--run", "900", "--json").json["totals"]
 
@@ -161,10 +163,10 @@ def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
 
 
 def test_acts_are_found_by_who_did_them(main, objects):
-    objects.done("deleted_object", ids=[1])
+    objects.record_deleted("deleted_object", ids=[1])
     for actor, act in (("erika", "pause"), ("max", "resume")):
-        with acts.begin(actor=actor, on=True):
-            acts.record(act, "prune")
+        with acts.recording_acts(actor=actor, on=True):
+            acts.record_act(act, "prune")
 
     answer = main("audit", "--who", "erika", "--json").json
 
@@ -173,6 +175,6 @@ def test_acts_are_found_by_who_did_them(main, objects):
 
 @pytest.mark.parametrize(("since", "found"), [("1h", 1), ("2026-01-01", 1), ("9w", 1), ("2100-01-01T00:00", 0)])
 def test_since_takes_times_and_ages(main, objects, since, found):
-    objects.done("deleted_object", ids=[1])
+    objects.record_deleted("deleted_object", ids=[1])
 
     assert len(main("audit", "--since", since, "--json").json["deletions"]) == found

@@ -24,7 +24,7 @@ def test_a_run_that_is_blocked_says_why_and_exits_3(main):
     answer = result.json
     assert (answer["skipped"], answer["blocked"], answer["enqueued"]) == ("no_repositories", SENTENCE, 0)
     assert (result.status, result.sentences) == (3, [f"{BLOCKED} is blocked: {SENTENCE}"])
-    assert JobRun.of(BLOCKED).first().state == "blocked"
+    assert JobRun.select_newest_first(BLOCKED).first().state == "blocked"
     assert main("run", BLOCKED, "--dry-run").status == 0
 
 
@@ -87,4 +87,4 @@ def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(mai
     Hold.add(NAME, kind, reason="wrong rows go", by="alice@host")
 
     assert [row for row in rows_of(main, NAME) if word in row.split()]
-    assert NAME in holds.idle(settings)
+    assert NAME in holds.find_idle_batches(settings)

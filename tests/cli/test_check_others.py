@@ -1,13 +1,13 @@
 """`check --watch` tells another program that does our work from our own runs."""
 
 from demo.sample_data import add_imports, add_statuses
-from forgekeeper.cli.check_others import others
+from forgekeeper.cli.check_others import watch_other_programs
 
 DUE = "clear_status_at <= now()"
 
 
 def found(wait):
-    return [(one.level, one.message) for one in others(wait)]
+    return [(one.level, one.message) for one in watch_other_programs(wait)]
 
 
 def test_due_records_that_go_without_a_run_of_ours_are_another_program_s_work(database):

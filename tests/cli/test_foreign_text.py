@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
-from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
-from metrics.logs import CONTROL
+from forgekeeper.sources.outbox import MAX_OBJECT_ATTEMPTS, DeletedObject
+from metrics.logs import CONTROL_ESCAPES
 from models import GitRefDeletion
 from tests.harness.every import every
 from tests.harness.stale_uploads import uploads as register
@@ -44,13 +44,13 @@ def noise(database):
         blocked_since=instant, blocked_reason=NOISE, blocked_sentence=LONG,
     )  # fmt: skip
     Hold.add(NAME, "pause", reason=LONG, by=LONG, until=instant + timedelta(days=1))
-    quarantine.fail(NOISE, NOISE, LONG[:2_000], LONG, reason="unreadable")
+    quarantine.record_failure(NOISE, NOISE, LONG[:2_000], LONG, reason="unreadable")
     Process.create(
         kind="worker", host=NOISE, pid=1, version=LONG, alive_at=instant, silent_from=instant + timedelta(hours=1),
         queues=[LONG], timetable={NAME: LONG},
         at_work=[{"what": LONG, "run": 1, "message_id": LONG, "seconds": 1.0}],
     )  # fmt: skip
-    DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_ATTEMPTS)
+    DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_OBJECT_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref=NOISE, rejected_reason=NOISE)
     client.zadd(register.keys.failed, {f"artifacts:{LONG}": 1})
 
@@ -63,7 +63,7 @@ def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
 
     assert (shown.status, told.status) == (0, 0), shown.stderr + told.stderr
     for text in (shown.stdout, shown.stderr, told.stdout, told.stderr):
-        assert not {ord(letter) for letter in text} & CONTROL.keys()
+        assert not {ord(letter) for letter in text} & CONTROL_ESCAPES.keys()
     assert json.loads(told.stdout) is not None
     assert "hunter2" not in shown.stdout
     assert len(shown.stdout) < 1_000_000

@@ -13,15 +13,15 @@ from forgekeeper.api.batches import CHILDREN
 from forgekeeper.audit.acts import Act
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import LeaseLost, lease
+from forgekeeper.platform.coordination.leases import LeaseLost, hold_lease
 from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
-from tests.harness.git_samples import Bare, stand_in
-from tests.harness.performing import ended, perform, recorded, runner_of
+from tests.harness.git_samples import BareRepository, replace_git
+from tests.harness.performing import perform, run_as_worker, run_attempt, runner_of
 from tests.harness.programs import LIMIT, eventually
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from workers.git_ref_cleanup import clean_project_refs
 from workers.git_ref_cleanup import git_ref_cleanup as batch
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture
 def held():
-    with lease(client, "clean_project_refs:7", ttl=MINUTE, holder="forge-2:77") as held:
+    with hold_lease(client, "clean_project_refs:7", ttl=MINUTE, holder="forge-2:77") as held:
         yield held
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_is_interrupted_twice_among_its_children_ends_git_with_itself
     create_repository(root, "1.git", ["refs/go"])
     Project.create(id=1, disk_path="1.git")
     GitRefDeletion.create(project_id=1, ref="refs/go")
-    stand_in(tmp_path / "bin", monkeypatch, HANGING.format(folder=tmp_path))
+    replace_git(tmp_path / "bin", monkeypatch, HANGING.format(folder=tmp_path))
     running = subprocess.Popen(
         [sys.executable, "-m", "forgekeeper.cli", "run", NAME], env=environment(), stderr=subprocess.DEVNULL
     )
@@ -119,7 +119,7 @@ def test_a_run_that_is_interrupted_twice_among_its_children_ends_git_with_itself
     running.send_signal(signal.SIGINT)
     running.send_signal(signal.SIGTERM)
 
-    assert running.wait(patient(LIMIT)) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert running.wait(scale_timeout(LIMIT)) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
     eventually((tmp_path / "cleaned").exists)
 
 
@@ -129,14 +129,14 @@ def test_a_run_that_is_interrupted_twice_among_its_children_ends_git_with_itself
 @pytest.fixture
 def failed(fix):
     """A run that has sent both children, of which the first has failed."""
-    run = recorded(batch, settings_with())
+    run = run_as_worker(batch, settings_with())
     assert work_on(run.id).error is not None
     return run
 
 
 def work_on(run):
     with runner_of(settings_with()) as runner:
-        return ended(runner.child(clean_project_refs, CHILD, run=run), 1)
+        return run_attempt(runner.create_child_attempt(clean_project_refs, CHILD, run=run), 1)
 
 
 def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed):
@@ -204,7 +204,7 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
 @pytest.fixture
 def repository(root):
     """The repository of project 7: of its refs a, b and keep the first two were deleted, a packed, b loose."""
-    repository = Bare(root)
+    repository = BareRepository(root)
     repository.packed("refs/a", "refs/keep")
     repository.loose("refs/b", value=repository.two)
     Project.create(id=7, disk_path=repository.disk_path)
@@ -273,19 +273,19 @@ def test_the_refs_of_a_run_are_restored_and_one_that_it_deleted_twice_as_it_was_
 
 
 def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, tmp_path, monkeypatch):
-    other = Bare(root, "group/other.git")
+    other = BareRepository(root, "group/other.git")
     other.loose("refs/c")
     Project.create(id=8, disk_path=other.disk_path)
     delete(8, "refs/c")
-    gone = f'$GIT "$@"; status=$?; rm {root}/{sentinel.NAME}; exit $status'
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*update-ref*) {gone};; esac; exec $GIT "$@"')
+    gone = f'$GIT "$@"; status=$?; rm {root}/{sentinel.SENTINEL_NAME}; exit $status'
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*update-ref*) {gone};; esac; exec $GIT "$@"')
 
     result = main("refs", "restore", *numbers())
 
-    assert (result.status, "refs/a at" in result.stdout, sentinel.NAME in result.stderr) == (1, True, True)
+    assert (result.status, "refs/a at" in result.stdout, sentinel.SENTINEL_NAME in result.stderr) == (1, True, True)
 
 
-def test_nothing_is_restored_unless_the_act_can_be_written(main, repository, unwritten):
+def test_nothing_is_restored_unless_the_act_can_be_written(main, repository, refuse_acts):
     result = main("refs", "restore", *numbers())
 
     assert (result.status, set(repository.refs())) == (1, {"refs/heads/main", "refs/keep"})

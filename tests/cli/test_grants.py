@@ -18,15 +18,15 @@ from dramatiq.brokers.redis import RedisBroker
 from redis.lock import Lock
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.migrate import OURS
+from forgekeeper.cli.migrate import OWN_TABLES
 from forgekeeper.platform.database import relations, schema
 from forgekeeper.targets import sentinel
-from models import APPLICATION
+from models import FORGE_MODELS
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
 from tests.system.soak import rights
 
-MODELS = (*OURS, *APPLICATION)
+MODELS = (*OWN_TABLES, *FORGE_MODELS)
 EVERYTHING = rights.PERSON
 SECRET = "swordfish"
 
@@ -57,7 +57,7 @@ def role(*, own_database, query, new_role, tmp_path, urls, server):
     server.acl_log_reset()
     url = new_role(own_database, rights.grants()[EVERYTHING].replace(f" to {EVERYTHING};", " to ROLE;"))
     # No more columns either than the contract has.
-    for model in APPLICATION:
+    for model in FORGE_MODELS:
         for column in model.beside:
             query(own_database, f"alter table {model._meta.table_name} drop column {column}")
     yield Role(query, own_database, url, tmp_path, urls.redis)
@@ -80,10 +80,11 @@ def test_the_page_grants_what_the_code_says(process):
 
     lines = [f"grant usage on schema forgekeeper, public to {role};"]
     if process != "exporter":
-        lines.append(f"grant select on forgekeeper.{schema.MIGRATIONS} to {role};")
-    schemas = dict.fromkeys(OURS, "forgekeeper.")
+        lines.append(f"grant select on forgekeeper.{schema.MIGRATIONS_TABLE} to {role};")
+    schemas = dict.fromkeys(OWN_TABLES, "forgekeeper.")
     needed = {
-        schemas.get(model, "") + model._meta.table_name: ", ".join(relations.needs(model, process)) for model in MODELS
+        schemas.get(model, "") + model._meta.table_name: ", ".join(relations.list_privileges(model, process))
+        for model in MODELS
     }
     lines += [f"grant {wanted} on {table} to {role};" for table, wanted in needed.items() if wanted]
     assert rights.grants()[role].splitlines() == lines

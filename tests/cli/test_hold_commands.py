@@ -16,12 +16,12 @@ from forgekeeper.engine import restoring
 from forgekeeper.platform.database import database, now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets.objects import is_normal
-from models import CLASSES, JobArtifact, ProjectStatistics
+from models import CLASS_COUNT, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from tests.harness.thorough import WHOLE, examples, whole_only
+from tests.harness.thorough import RUNS_WHOLE_SUITE, examples, whole_only
 from workers.delete_objects import delete_objects
 
 RUN = 17
@@ -51,7 +51,7 @@ def artifact(store, path, **facts):
 
 def destroy(*, run=RUN, grace=DAY):
     """Destroy all that has expired, as the batch does."""
-    for number in range(CLASSES):
+    for number in range(CLASS_COUNT):
         audit = Audit("expired_job_artifacts", on=True, run=run)
         destroy_chunk(number, now(), limit=1_000, grace=grace, audit=audit)
 
@@ -129,7 +129,7 @@ def test_one_artifact_comes_back_alone_and_the_audit_says_that_it_is_restored(ma
     insert_back(main("objects", "hold", "--artifact", str(wanted), "--json"))
 
     after, left = (main("audit", "--what", f"artifact:{one}", "--json").json for one in (wanted, other))
-    assert ([row.id for row in JobArtifact.select()], DeletedObject.held().count()) == ([wanted], 1)
+    assert ([row.id for row in JobArtifact.select()], DeletedObject.select_held().count()) == ([wanted], 1)
     assert [one["restored"] for one in (before, after, left)] == [False, True, False]
     assert f"It is restored: the forge has artifact {wanted} again." in after["sentences"]
     assert f"`forgekeeper objects hold --artifact {other}` may bring it back." in left["sentences"]
@@ -263,12 +263,12 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
 
 @whole_only
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
-    monkeypatch.setattr(restoring, "STATEMENT_ROWS", 2)
+    monkeypatch.setattr(restoring, "MAX_ROWS_PER_STATEMENT", 2)
     destroyed(*"abcde")
     text = main("objects", "hold", "--run", str(RUN)).stdout
     ends = [place for place, letter in enumerate(text) if letter in ";\n" and place < text.index("commit;")]
 
-    for end in ends[:: 1 if WHOLE else 5] + ends[-1:]:
+    for end in ends[:: 1 if RUNS_WHOLE_SUITE else 5] + ends[-1:]:
         psql(text[:end])
         assert rows() == [], text[:end]
     psql(text)
@@ -291,7 +291,7 @@ def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     destroyed("gone", "there")
     gone = DeletedObject.get(DeletedObject.file == "gone")
     audit = Audit("delete_objects", on=True)
-    (intent,) = audit.intent("deleted_object", ids=[gone.id], names=["gone"], path=["gone"])
+    (intent,) = audit.record_intent("deleted_object", ids=[gone.id], names=["gone"], path=["gone"])
     Deletion.insert(
         batch="delete_objects", record="deleted_object", phase="outcome", intent=intent, ids=[gone.id], hashes=[],
         detail={"state": "deleted", "path": "gone"},
@@ -314,9 +314,9 @@ def test_too_late_is_said_of_an_intent_of_any_age(main):
     assert "1 of them a run may be deleting" in main("objects", "hold", "--run", str(RUN)).stdout
 
 
-def test_nothing_is_held_unless_the_act_can_be_written(main, unwritten):
+def test_nothing_is_held_unless_the_act_can_be_written(main, refuse_acts):
     destroyed("a")
 
     result = main("objects", "hold", "--run", str(RUN))
 
-    assert (result.status, result.stdout, DeletedObject.held().count()) == (1, "", 0)
+    assert (result.status, result.stdout, DeletedObject.select_held().count()) == (1, "", 0)

@@ -7,9 +7,9 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
-from forgekeeper.delivery.boot import load
-from forgekeeper.delivery.messages import deliver
-from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.boot import load_settings
+from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.delivery.queues import count_messages
 from forgekeeper.ledger import reconcile
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
@@ -25,16 +25,16 @@ WHY = ("--reason", "wrong rows go")
 
 def hold():
     """Return the one thing that holds a batch back."""
-    (found,) = Hold.standing()
+    (found,) = Hold.list_active()
     return found
 
 
 def stopped():
-    return {hold.batch for hold in Hold.standing("stop")}
+    return {hold.batch for hold in Hold.list_active("stop")}
 
 
 def ready():
-    return depth(client, "cron")["ready"]
+    return count_messages(client, "cron")["ready"]
 
 
 def acts():
@@ -53,7 +53,7 @@ def test_a_pause_holds_a_batch_back_until_it_is_resumed(forgekeeper, database):
     assert (said.status, said.stdout) == (0, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
     assert (held.until, held.reason) == (None, "moving disks")
     assert (resumed.status, resumed.stdout.splitlines()[-1]) == (0, f"{NAME} runs again from its next tick")
-    assert Hold.why(NAME) is None
+    assert Hold.find_state(NAME) is None
 
 
 def test_a_pause_until_a_time_ends_by_itself(main, database):
@@ -108,13 +108,13 @@ def test_all_batches_are_stopped_also_those_that_only_others_have_declared(main,
 def test_what_waited_when_its_batch_was_stopped_is_sent_after_the_resumption(main, database):
     number = JobRun.claim_manual(NAME, by="ops:1")
     main("stop", NAME, *WHY)
-    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
+    reconcile.reconcile_batch(NAME, load_settings(), enqueue_run, by="sched-1:7")
     meanwhile = ready()
 
     main("resume", NAME)
-    reconcile.send(NAME, deliver)
+    reconcile.send_open_run(NAME, enqueue_run)
 
-    assert (meanwhile, ready(), JobRun.open(NAME).id) == (0, 1, number)
+    assert (meanwhile, ready(), JobRun.find_open(NAME).id) == (0, 1, number)
 
 
 # What is in the way of a stop
@@ -135,10 +135,10 @@ def test_a_reason_and_a_name_of_any_bytes_are_kept_escaped(forgekeeper, database
     (act,) = acts()
     assert (result.status, act.reason, act.actor) == (0, SEEN, SEEN.replace(r"\x00", ""))
     if command != "release":
-        _breaker, held = Hold.standing(batch=NAME)
+        _breaker, held = Hold.list_active(batch=NAME)
         assert (held.reason, held.by) == (SEEN, SEEN.replace(r"\x00", ""))
         assert forgekeeper("resume", NAME, ACTOR=name).status == 0
-        assert [hold.kind for hold in Hold.standing(batch=NAME)] == ["breaker"]
+        assert [hold.kind for hold in Hold.list_active(batch=NAME)] == ["breaker"]
 
 
 @pytest.mark.parametrize("locked", ["batches", "holds", "job_runs"])
@@ -192,7 +192,7 @@ def test_resume_says_that_there_was_no_pause_or_that_a_brake_holds_the_batch(mai
         0,
         [f"{NAME} is held: `forgekeeper release {NAME} --reason ...` lets it go", f"{OTHER} was not paused"],
     )
-    assert Hold.why(NAME) == "held"
+    assert Hold.find_state(NAME) == "held"
 
 
 def test_resume_ends_ones_own_and_names_what_stays_and_how_to_end_it(main, database):
@@ -225,7 +225,7 @@ def test_a_run_that_waits_and_is_cancelled_will_not_run(main, database):
     (act,) = acts()
     assert (act.act, act.what, act.batch, act.before["state"]) == ("cancel", f"run:{number}", NAME, "claimed")
     assert result.json == {"run": number, "batch": NAME, "was": "claimed", "state": "skipped", "reason": "not now"}
-    assert (JobRun.get_by_id(number).state, JobRun.open(NAME)) == ("skipped", None)
+    assert (JobRun.get_by_id(number).state, JobRun.find_open(NAME)) == ("skipped", None)
 
 
 def test_a_run_that_is_cancelled_ends_before_its_next_chunk(main, database):

@@ -8,14 +8,14 @@ from uuid import uuid4
 
 import pytest
 
-from demo.servers import servers
-from demo.servers.machine import postgres_folder
-from forgekeeper.platform.installation import INSTALLATION
+from demo.servers import run_servers
+from demo.servers.machine import find_postgres_folder
+from forgekeeper.platform.installation import INSTALLATION_KEY
 from forgekeeper.targets import sentinel
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 
-OLD = (b"", sentinel.TEXT)
+OLD = (b"", sentinel.SENTINEL_TEXT)
 """What sentinels said before they had ids."""
 OTHER = "0a2b4c6d-0000-4000-8000-000000000001"
 
@@ -32,7 +32,7 @@ def test_migrate_makes_an_id_once_and_puts_it_into_redis(main, settings, new_dat
     for _ in range(2):
         main("migrate", DATABASE_URL=url)
 
-    assert query(url, "select id::text from installation") == [(server.get(INSTALLATION),)]
+    assert query(url, "select id::text from installation") == [(server.get(INSTALLATION_KEY),)]
 
 
 @whole_only
@@ -50,10 +50,10 @@ def test_migrate_needs_no_redis(main, settings, new_database, query, url):
 def test_what_would_share_redis_with_another_installation_does_not_start(
     forgekeeper, own_database, database_id, server, command
 ):
-    server.set(INSTALLATION, OTHER)
+    server.set(INSTALLATION_KEY, OTHER)
 
     result = forgekeeper(*command, DATABASE_URL=own_database)
-    server.delete(INSTALLATION)
+    server.delete(INSTALLATION_KEY)
 
     assert result.status == 1
     assert result.complaint == (
@@ -64,11 +64,11 @@ def test_what_would_share_redis_with_another_installation_does_not_start(
 
 @whole_only
 def test_a_redis_that_was_emptied_is_claimed_again(main, own_database, database_id, server):
-    server.delete(INSTALLATION)
+    server.delete(INSTALLATION_KEY)
 
     main("run", "prune", DATABASE_URL=own_database)
 
-    assert server.get(INSTALLATION) == database_id
+    assert server.get(INSTALLATION_KEY) == database_id
 
 
 class Place:
@@ -96,11 +96,11 @@ class Place:
         elif there == "unrelated":
             (self.folder / "holiday.jpg").touch()
         if old is not None:
-            (self.folder / sentinel.NAME).write_bytes(old)
+            (self.folder / sentinel.SENTINEL_NAME).write_bytes(old)
 
     @property
     def sentinel(self):
-        file = self.folder / sentinel.NAME
+        file = self.folder / sentinel.SENTINEL_NAME
         return file.read_bytes() if file.exists() else None
 
 
@@ -114,7 +114,7 @@ def place(request, tmp_path, own_database, query, server):
 PLACES = [
     ("nothing", False, None, None),
     *(("known", True, old, None) for old in (None, *OLD)),
-    ("known", True, sentinel.text(OTHER), f"belongs to installation {OTHER}"),
+    ("known", True, sentinel.build_content(OTHER), f"belongs to installation {OTHER}"),
     ("nothing", True, b"", "is the right disk or bucket there?"),
     ("unrelated", False, None, "is not empty, and the database knows of nothing in it"),
     *(("unrelated", True, old, "things looked for that should be in it: is it the right") for old in (None, *OLD)),
@@ -131,7 +131,7 @@ def test_a_place_is_taken_only_where_it_is_proved_to_be_the_right_one(main, plac
     level, message = main("check", "--init", "--json", **place.settings).findings(place.subject)[0]
 
     if refusal is None:
-        assert (level, place.sentinel) == ("ok", sentinel.text(database_id))
+        assert (level, place.sentinel) == ("ok", sentinel.build_content(database_id))
     else:
         assert (level, place.sentinel, refusal in message) == ("error", old, True)
 
@@ -152,7 +152,9 @@ def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(ma
 BATCHES = {"repositories": ["git_ref_cleanup"], "object store": ["delete_objects", "stale_direct_uploads"]}
 
 
-@pytest.mark.parametrize(("content", "said"), [(sentinel.text(OTHER), OTHER), (b"", "`forgekeeper check --init`")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(sentinel.build_content(OTHER), OTHER), (b"", "`forgekeeper check --init`")]
+)
 def test_no_run_deletes_from_a_place_that_is_not_its_installation_s(main, place, content, said):
     place.make("known", known=True, old=content)
     place.ask("insert into batched_git_ref_updates_deletions (project_id, ref) values (2, 'refs/x')")
@@ -179,7 +181,7 @@ def production(main, own_database, query, tmp_path):
     query(own_database, "insert into deleted_objects (store_dir, file) values ('a', 'b')")
     settings = {"DATABASE_URL": own_database, "OBJECT_STORES": json.dumps({"artifacts": store.as_uri()})}
     result = main("check", "--init", **settings)
-    assert (store / sentinel.NAME).exists(), result.stdout
+    assert (store / sentinel.SENTINEL_NAME).exists(), result.stdout
     return settings
 
 
@@ -192,7 +194,7 @@ def objects(tmp_path):
 @pytest.fixture
 def load(urls, query):
     """Load a dump of one database into another, made for that, of the same cluster or the one at a URL."""
-    programs = postgres_folder()
+    programs = find_postgres_folder()
 
     def copy(url, cluster=urls.database):
         name = f"staging_{uuid4().hex}"
@@ -207,7 +209,7 @@ def load(urls, query):
 
 @pytest.fixture(scope="module")
 def another_cluster():
-    with servers() as running:
+    with run_servers() as running:
         yield running.database_url
 
 
@@ -252,16 +254,16 @@ def test_batches_that_delete_rows_alone_are_blocked_in_a_copy_too(main, staging)
 
 @whole_only
 def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, server, tmp_path):
-    (tmp_path / "store" / sentinel.NAME).unlink()
-    server.delete(INSTALLATION)
+    (tmp_path / "store" / sentinel.SENTINEL_NAME).unlink()
+    server.delete(INSTALLATION_KEY)
     main("migrate", **staging)
 
     result = main("check", "--init", "--json", **staging)
 
     ((level, message),) = result.findings("installation")
     assert (result.status, level, message.count("of cluster ")) == (1, "error", 2)
-    assert server.get(INSTALLATION) is None
-    assert not (tmp_path / "store" / sentinel.NAME).exists()
+    assert server.get(INSTALLATION_KEY) is None
+    assert not (tmp_path / "store" / sentinel.SENTINEL_NAME).exists()
 
 
 @whole_only
@@ -286,7 +288,7 @@ def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, st
 
     ours = identity(query, staging)
     assert query(staging["DATABASE_URL"], "select count(redis_epoch) from forgekeeper.batches") == [(0,)]
-    server.delete(INSTALLATION)  # as if it had a Redis of its own
+    server.delete(INSTALLATION_KEY)  # as if it had a Redis of its own
     held = main("run", "delete_objects", "--json", **staging)
     assert held.json["skipped"] == "held"
     main("release", "delete_objects", "--expect", "1", "--reason", "looked at", **staging)

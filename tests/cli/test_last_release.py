@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.cli.commands import GONE, GONE_OPTIONS, NEEDLESS_OPTIONS
+from forgekeeper.cli.commands import NEEDLESS_OPTIONS, REMOVED_COMMANDS, REMOVED_OPTIONS
 from tests.harness.every import every
 
 from .every_command import commands
@@ -56,7 +56,7 @@ NAME = "user_status_cleanup"
 
 
 def is_answered(words):
-    return words in NOW or words in GONE or words.split()[0] in GONE
+    return words in NOW or words in REMOVED_COMMANDS or words.split()[0] in REMOVED_COMMANDS
 
 
 @every("words", LAST)
@@ -66,7 +66,7 @@ def test_each_command_of_the_last_release_works_or_names_the_new_one(words):
 
 @every("words, option", [(words, option) for words, options in LAST.items() if words in NOW for option in options])
 def test_each_option_of_the_last_release_works_or_says_what_to_do(words, option):
-    known = {*GONE_OPTIONS, *NEEDLESS_OPTIONS}
+    known = {*REMOVED_OPTIONS, *NEEDLESS_OPTIONS}
     assert option in NOW[words] or f"{words} {option}" in known
 
 

@@ -59,7 +59,7 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
 @whole_only
 def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main, database, root, store):
     for place in (root, store):
-        (place / sentinel.NAME).unlink()
+        (place / sentinel.SENTINEL_NAME).unlink()
 
     missing = main("check", "--json")
     made = main("check", "--init", "--json")
@@ -122,8 +122,8 @@ def test_check_reports_on_servers_that_are_away(main, settings):
     assert "hunter2" not in result.stdout
 
 
-def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
-    result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)))
+def test_check_names_a_clock_that_is_ahead(forgekeeper, url_with_clock_ahead):
+    result = forgekeeper("check", "--json", DATABASE_URL=url_with_clock_ahead(timedelta(hours=1)))
 
     assert result.status == 1
     assert result.findings("clocks") == [

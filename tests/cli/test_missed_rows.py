@@ -193,6 +193,6 @@ def test_a_lookup_that_takes_too_long_is_an_error_and_no_answer(database, other)
     database.execute_sql("set statement_timeout = 50")
 
     with pytest.raises(pw.OperationalError, match="statement timeout"):
-        stores.answered_for(JobArtifact, "artifacts", ["live"], settings_with())
+        stores.find_kept_paths(JobArtifact, "artifacts", ["live"], settings_with())
 
     database.execute_sql("reset statement_timeout")

@@ -3,9 +3,9 @@
 import models
 from forgekeeper.api.batches import BATCHES
 from tests.harness.every import every
-from tests.harness.thorough import some
+from tests.harness.thorough import select_rows
 
-RELATIONS = [model._meta.table_name for model in models.APPLICATION if not model.optional]
+RELATIONS = [model._meta.table_name for model in models.FORGE_MODELS if not model.optional]
 LOOKS = ("status", "quarantine list", "processes", "leases", "audit", "batches", "flags", "ticks prune", "why prune")
 
 
@@ -16,7 +16,7 @@ def needing(relation):
     }
 
 
-@every("relation", some(RELATIONS))
+@every("relation", select_rows(RELATIONS))
 def test_whatever_relation_is_missing_every_command_answers_and_only_its_batches_are_blocked(main, database, relation):
     database.execute_sql(f"alter table {relation} rename to gone")
     try:

@@ -18,25 +18,25 @@ from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 import scheduler
-from forgekeeper.api.batches import BATCHES, CHILDREN, queues
+from forgekeeper.api.batches import BATCHES, CHILDREN, list_queues
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import UNREADABLE, send_children
+from forgekeeper.delivery.messages import UNREADABLE_ACTOR, send_children
 from forgekeeper.exporter import Exporter
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination import leases as locks
-from forgekeeper.platform.coordination import values as redis_values
-from forgekeeper.platform.database import release
+from forgekeeper.platform.coordination import redis_values
+from forgekeeper.platform.database import release_connection
 from tests.harness.artifacts import buckets
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
 
 PATIENCE = timedelta(seconds=1)
-KEYS = redis_values.DECLARED | keys.types(queues())
+KEYS = redis_values.KEY_TYPES | keys.required_key_types(list_queues())
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
@@ -123,13 +123,13 @@ def in_a_thread(work):
 def consume():
     """What the consumers of all queues hand out, and acknowledge or reject."""
     found = []
-    for queue in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
+    for queue in chain.from_iterable((queue, f"{queue}.DQ") for queue in list_queues()):
         # A worker tries again after what Redis refuses.
         with suppress(ConnectionClosed, ResponseError):
             consumer = broker.consume(queue, prefetch=50, timeout=1)
             while (message := next(consumer)) is not None:
                 found.append(message.message_id)
-                if UNREADABLE in message.options:
+                if UNREADABLE_ACTOR in message.options:
                     broker.emit_before("nack", message)
                     consumer.nack(message)
                 else:
@@ -140,8 +140,8 @@ def consume():
 def reconcile(settings):
     """Let each batch's loop turn once."""
     for batch in BATCHES.values():
-        scheduler.Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
-    release()
+        scheduler.BatchLoop(batch, settings, broken=threading.Event(), stop_requests=SimpleQueue()).reconcile_once()
+    release_connection()
 
 
 def read_by(call, command):
@@ -153,7 +153,7 @@ def read_by(call, command):
 
 def failed_collectors(settings):
     with capture_logs() as lines:
-        list(Exporter(settings)._readings())
+        list(Exporter(settings)._collect_readings())
     return [line["collector"] for line in lines if line["event"] == "collector failed"]
 
 
@@ -181,7 +181,7 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
         assert failed_collectors(settings) == []
         read_by(main, command)
         in_a_thread(partial(reconcile, settings))
-        run = JobRun.open("git_ref_cleanup")
+        run = JobRun.find_open("git_ref_cleanup")
         assert {"good", str(run.id)} <= set(in_a_thread(consume))
         buckets.tidy(client, 5)
         assert buckets.claim(client, 5) is not None
@@ -189,7 +189,7 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
         claimed = register.claim(client, visibility=timedelta(minutes=5), limit=1_000)
         assert "artifacts:good" in [entry.member for entry in claimed.entries]
         for entry in claimed.entries:
-            register.fail(client, claimed, entry)
+            register.record_failure(client, claimed, entry)
 
     claim()
 
@@ -211,7 +211,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         in_a_thread(consume)
         failed_collectors(settings)
         read_by(main, command)
-        (said,) = redis_values.misfits(client, {name: KEYS[name]})
+        (said,) = redis_values.find_wrong_types(client, {name: KEYS[name]})
         assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()
@@ -285,14 +285,16 @@ def test_an_adopted_upload_of_no_known_day_is_still_an_adopted_one(database, sco
 
     claimed = register.claim(client, visibility=timedelta(minutes=5), limit=10)
 
-    assert [entry.adopted for entry in claimed.entries] == [0]
+    assert [entry.adopted_at for entry in claimed.entries] == [0]
 
 
 def test_leases_are_listed_whatever_lies_beside_them(database):
-    with locks.lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
-        client.mset({f"{locks.KEY}for ever": "x", locks.KEY.encode() + b"\xff": b"\xff \xff \xff"})
-        client.rpush(f"{locks.KEY}a list", "x")
-        found = locks.leases(client)
+    with locks.hold_lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
+        client.mset(
+            {f"{locks.LEASE_KEY_PREFIX}for ever": "x", locks.LEASE_KEY_PREFIX.encode() + b"\xff": b"\xff \xff \xff"}
+        )
+        client.rpush(f"{locks.LEASE_KEY_PREFIX}a list", "x")
+        found = locks.list_leases(client)
 
     assert {one.name: one.holder for one in found} == {"clean_project_refs:1": "me", "for ever": "", "\udcff": "\udcff"}
     assert locks.break_lease(client, "\udcff")

@@ -106,7 +106,7 @@ def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, 
 def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, store):
     put(store, "young", age=DAY - timedelta(minutes=1))
     put(store, "old", age=DAY + timedelta(minutes=1))
-    os.utime(store / sentinel.NAME, (0, 0))
+    os.utime(store / sentinel.SENTINEL_NAME, (0, 0))
 
     assert orphans() == ["old"]
 
@@ -236,7 +236,7 @@ def packages():
         """Delete packages whose upload never completed."""
         return Objects(Register("new_packages", older_than=DAY), unless=NamedBy(JobArtifact))
 
-    yield RedisRegister(stale_packages.registered.register)
+    yield RedisRegister(stale_packages.registered_objects.register)
     del BATCHES["stale_packages"]
 
 

@@ -56,7 +56,7 @@ def counted(result):
 
 def test_a_gitlab_is_counted_as_its_adopted_views_would_be(main, gitlab):
     cursor, url = gitlab
-    due = gitlab_tables.due(cursor)
+    due = gitlab_tables.find_due(cursor)
 
     result = main("peek", url, "--tables", "gitlab", "--json", **NOWHERE)
 
@@ -91,7 +91,7 @@ def test_a_table_that_the_role_may_not_read_is_named_and_the_other_batches_are_c
 
     result = main("peek", url, "--tables", "gitlab", "--json", **NOWHERE)
 
-    assert counted(result)["expired_artifact"] == len(gitlab_tables.due(cursor).artifacts)
+    assert counted(result)["expired_artifact"] == len(gitlab_tables.find_due(cursor).artifacts)
     (lack,) = next(one["missing"] for one in result.json["batches"] if one["batch"] == "user_status_cleanup")
     assert "permission denied for table user_statuses" in lack
 

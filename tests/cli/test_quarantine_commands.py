@@ -8,7 +8,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
-from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.sources.outbox import MAX_OBJECT_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.thorough import whole_only
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("database")
 def bad():
     """A record and a child that have failed again and again, and a message that nothing can read."""
     for _ in range(3):
-        quarantine.fail(*STATUS, ERROR, reason="record_failed")
-        quarantine.fail(*CHILD, "RepositoryFailed: no HEAD", reason="child_failed", run=5)
-    quarantine.fail("nobody", "cron", "1-2-3", "no actor is called nobody", reason="unreadable")
+        quarantine.record_failure(*STATUS, ERROR, reason="record_failed")
+        quarantine.record_failure(*CHILD, "RepositoryFailed: no HEAD", reason="child_failed", run=5)
+    quarantine.record_failure("nobody", "cron", "1-2-3", "no actor is called nobody", reason="unreadable")
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def kept():
     """What documents keep themselves: an upload and an object that could not be deleted, a ref that was refused."""
     client.zadd(register.keys.failed, {UPLOAD: 1})
     client.hset(register.keys.attempts, UPLOAD, 5)
-    dead = DeletedObject.create(store_dir="b", file="c", attempts=MAX_ATTEMPTS)
+    dead = DeletedObject.create(store_dir="b", file="c", attempts=MAX_OBJECT_ATTEMPTS)
     refused = GitRefDeletion.create(project_id=7, ref="refs/x", status=DeletionStatus.REJECTED, reason="moved")
     return {"upload": f"upload:{UPLOAD}", "object": f"object:{dead.id}", "ref": f"ref:{refused.id}"}
 
 
 def waiting():
-    return {row.kind for row in Quarantined.select() if quarantine.waiting(row.batch, row.record, [row.key])}
+    return {row.kind for row in Quarantined.select() if quarantine.find_waiting_keys(row.batch, row.record, [row.key])}
 
 
 def id_of(main, kind):

@@ -42,7 +42,7 @@ def test_release_lets_as_many_go_as_are_due_and_says_and_records_it(main, databa
     result = main("release", NAME, "--reason", "I looked")
 
     (act,) = Act.select().where(Act.act == "release")
-    assert (result.status, Hold.why(NAME)) == (0, None)
+    assert (result.status, Hold.find_state(NAME)) == (0, None)
     assert result.stdout == f"{NAME} runs again from its next tick; 2 records may go, and no more\n"
     assert (act.batch, act.reason, act.before["sentence"], act.after["expect"]) == (
         *(NAME, "I looked"),
@@ -75,7 +75,7 @@ def test_in_a_new_installation_objects_are_released_with_their_artifacts_unless_
     result = main("release", ARTIFACTS, "--expect", "5", "--reason", "I looked", "--json")
 
     assert [*result.json["released"]] == [ARTIFACTS, OBJECTS][: 1 if stays else 2]
-    assert (Hold.why(ARTIFACTS), Hold.why(OBJECTS)) == (None, "held" if stays else None)
+    assert (Hold.find_state(ARTIFACTS), Hold.find_state(OBJECTS)) == (None, "held" if stays else None)
 
 
 def test_of_a_batch_that_is_blocked_it_is_not_said_that_it_runs_again(main, database):
@@ -94,8 +94,8 @@ def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
     result = main("release", NAME, "--reason", "just in case")
 
     assert (result.status, result.stdout) == (0, f"{NAME} is held by no brake: there is nothing to release\n")
-    assert (breaker.released(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
-    assert Hold.why(NAME) == "paused"
+    assert (breaker.is_released(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
+    assert Hold.find_state(NAME) == "paused"
 
 
 @whole_only
@@ -117,16 +117,16 @@ def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(
     result = main("release", "--all", "--reason", "I looked", "--json", REDIS_URL=redis_away)
     assert (result.status, result.json["released"], result.json["still_held"]) == (3, [NAME], [uploads])
     assert result.stderr.startswith(f"{uploads} is still held: what is due cannot be counted now")
-    assert (Hold.why(NAME), Hold.why(uploads)) == (None, "held")
+    assert (Hold.find_state(NAME), Hold.find_state(uploads)) == (None, "held")
 
     assert main("release", uploads, "--reason", "R", "--expect", "7", REDIS_URL=redis_away).status == 0
-    assert Hold.why(uploads) is None
+    assert Hold.find_state(uploads) is None
 
 
 def test_a_batch_of_which_nothing_says_what_is_due_is_released_by_a_number_alone(main, database):
-    with toys.declaring():
+    with toys.forget_declarations():
         counted = Record("toy", processed=("deleted",), objective=timedelta(hours=1))
-        toys.toy(records=[counted])
+        toys.declare_toy_batch(records=[counted])
         Hold.add("toys", "new", by="migrate", reason="nobody has looked")
 
         refused = main("release", "toys", "--reason", "I looked")
@@ -137,9 +137,9 @@ def test_a_batch_of_which_nothing_says_what_is_due_is_released_by_a_number_alone
 
 
 def test_of_a_batch_that_writes_by_itself_a_release_promises_no_number(main, database):
-    with toys.declaring():
+    with toys.forget_declarations():
         counted = Record("toy", processed=("deleted",), objective=timedelta(hours=1))
-        toys.toy(records=[counted], writes="it empties a box")
+        toys.declare_toy_batch(records=[counted], writes="it empties a box")
         Hold.add("toys", "new", by="migrate", reason="nobody has looked")
 
         released = main("release", "toys", "--reason", "I looked", "--expect", "7")

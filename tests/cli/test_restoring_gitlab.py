@@ -6,10 +6,10 @@ import psycopg2
 import pytest
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.cli.console.pages import Asked
-from forgekeeper.cli.console.undo import undo
+from forgekeeper.cli.console.pages import PageRequest
+from forgekeeper.cli.console.undo import show_undo
 from forgekeeper.platform import database as db
-from models import CLASSES
+from models import CLASS_COUNT
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS
 from tests.harness.artifacts import destroy_chunk
@@ -43,9 +43,9 @@ def whole(cursor):
 def destroyed(gitlab, store):
     """Destroy what has expired; yield what all tables were like before."""
     gitlab.execute(OF_THE_FORGE_ALONE)
-    before, due = whole(gitlab), gitlab_tables.due(gitlab).artifacts
+    before, due = whole(gitlab), gitlab_tables.find_due(gitlab).artifacts
     audit = Audit("expired_job_artifacts", on=True, run=RUN)
-    for number in range(CLASSES):
+    for number in range(CLASS_COUNT):
         destroy_chunk(number, db.now(), limit=1_000, grace=timedelta(days=1), audit=audit)
     assert len(whole(gitlab)["p_ci_job_artifacts"]) == len(before["p_ci_job_artifacts"]) - len(due)
     return before
@@ -99,7 +99,7 @@ def test_without_the_forge_s_function_it_is_said_that_nothing_can_come_back(main
     assert (result.status, "restore_artifacts" in result.stdout) == (1, False)
     preview, checked = main("run", "expired_job_artifacts", "--dry-run").stdout, main("check").stdout
     told = main("audit", "--what", f"artifact:{min(due)}").stdout.lower()
-    kinds = undo(Asked({}, {}, settings_with()))["kinds"]
+    kinds = show_undo(PageRequest({}, {}, settings_with()))["kinds"]
     (shown,) = (obstacle for kind, obstacle, _ in kinds if kind.called == "artifact")
     for said in (result.stderr, preview, checked, told, shown):
         assert "artifacts that are destroyed cannot be restored" in said

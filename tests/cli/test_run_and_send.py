@@ -10,12 +10,12 @@ from datetime import timedelta
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.queues import count_messages
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
-from forgekeeper.platform.installation import INSTALLATION
+from forgekeeper.platform.installation import INSTALLATION_KEY
 from forgekeeper.sources.outbox import DeletedObject
 from models import UserStatus
 from tests.harness.performing import start_run
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def last_run():
-    return JobRun.of(NAME).first()
+    return JobRun.select_newest_first(NAME).first()
 
 
 def due():
@@ -38,7 +38,7 @@ def due():
 
 
 def messages():
-    return depth(client, "cron")["ready"]
+    return count_messages(client, "cron")["ready"]
 
 
 def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper):
@@ -224,7 +224,7 @@ def test_a_paused_batch_can_be_previewed(main):
 
 
 def test_a_preview_says_of_another_s_redis_that_a_run_would_be_blocked(main):
-    client.set(INSTALLATION, "another")
+    client.set(INSTALLATION_KEY, "another")
 
     (note,) = preview(main)["notes"]
 

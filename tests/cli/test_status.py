@@ -16,21 +16,21 @@ import redis
 
 from demo import sample_data as sample
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.status import Looks
+from forgekeeper.cli.status import TolerantReader
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.installation import INSTALLATION
+from forgekeeper.platform.installation import INSTALLATION_KEY
 from tests.harness import installation
-from tests.harness.lived import lived
+from tests.harness.past_runs import add_past_runs
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
 NAME = "user_status_cleanup"
 WITHIN = 2.0
@@ -72,7 +72,7 @@ def status(main):
 
 
 def process(kind, pid=1, *, host="forge-1", dead_after=DEAD_AFTER, **facts):
-    Process.beat(None, kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, facts=facts)
+    Process.record_heartbeat(None, kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, facts=facts)
 
 
 def scheduler(pid=1, timetable=EVERY_DAY, **options):
@@ -269,9 +269,9 @@ def frozen(server):
 
 @contextmanager
 def of_another(server):
-    server.set(INSTALLATION, "3f0b4f0e-0000-4000-8000-000000000000")
+    server.set(INSTALLATION_KEY, "3f0b4f0e-0000-4000-8000-000000000000")
     yield
-    server.delete(INSTALLATION)
+    server.delete(INSTALLATION_KEY)
 
 
 @pytest.mark.parametrize("spoil", [frozen, of_another])
@@ -284,7 +284,7 @@ def test_status_answers_from_postgresql_alone_within_two_seconds(main, server, s
         lasted = time.monotonic() - began
 
     shown = result.json
-    assert (result.status, lasted < patient(WITHIN)) == (0, True), lasted
+    assert (result.status, lasted < scale_timeout(WITHIN)) == (0, True), lasted
     assert shown["batches"][NAME]["last"]["result"] == {"deleted": 7}
     assert (shown["batches"]["stale_direct_uploads"]["backlog"], shown["leases"], shown["buckets"]) == (None,) * 3
     assert (shown["queues"]["cron"]["ready"], shown["queues"]["cron"]["workers"]) == (None, 0)
@@ -300,14 +300,14 @@ def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main,
 
 
 def test_messages_that_nothing_can_read_are_dead_until_a_person_discards_them(main, server):
-    quarantine.fail("unknown", "git", "a", "its body is no message", reason="unreadable")
-    server.zadd(queues.dead("git"), {"a": 1, "b": 1})
+    quarantine.record_failure("unknown", "git", "a", "its body is no message", reason="unreadable")
+    server.zadd(queues.dead_letters_key("git"), {"a": 1, "b": 1})
 
     assert main("status", "--json").json["queues"]["git"]["dead"] == 1
 
 
 def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_that_it_is_full(main, server):
-    server.set(INSTALLATION, installation.INSTALLATION)
+    server.set(INSTALLATION_KEY, installation.INSTALLATION)
 
     server.config_set("maxmemory", "1")
     try:
@@ -323,7 +323,7 @@ def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_tha
 def test_a_check_of_a_redis_that_takes_writes_changes_nothing_in_it(main, server):
     main("check")
 
-    assert server.get(INSTALLATION) is None
+    assert server.get(INSTALLATION_KEY) is None
 
 
 def test_a_look_that_has_met_a_redis_that_is_away_keeps_no_other_thread_from_asking():
@@ -332,12 +332,12 @@ def test_a_look_that_has_met_a_redis_that_is_away_keeps_no_other_thread_from_ask
     def ask():
         asked.append(client.ping())
 
-    with Looks() as looks:
-        looks.ask(lost)
+    with TolerantReader() as looks:
+        looks.read_or_none(lost)
         other = threading.Thread(target=ask)
         other.start()
         other.join()
-        assert looks.ask(client.ping) is None
+        assert looks.read_or_none(client.ping) is None
 
     assert asked == [True]
     assert client.ping()
@@ -363,7 +363,7 @@ def test_check_and_status_say_of_a_postgresql_that_takes_no_writes_which_setting
 
 
 def test_the_time_that_a_backlog_takes_follows_from_the_rate_of_the_last_hour(main):
-    lived(BATCHES[NAME], [600.0 * n for n in range(6)], 100)
+    add_past_runs(BATCHES[NAME], [600.0 * n for n in range(6)], 100)
     database.execute_sql(
         "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, 1000) n"
     )
@@ -378,7 +378,7 @@ def test_the_time_that_a_backlog_takes_follows_from_the_rate_of_the_last_hour(ma
 
 
 def test_of_a_batch_that_has_deleted_nothing_lately_nobody_knows_how_long_it_takes(main):
-    lived(BATCHES[NAME], [7_200.0], 100)
+    add_past_runs(BATCHES[NAME], [7_200.0], 100)
     sample.add_statuses(5)
 
     assert main("status", "--json").json["batches"][NAME]["seconds_left"] is None

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.delivery.boot import load
-from forgekeeper.delivery.messages import deliver
-from forgekeeper.ledger import by_hand, reconcile
+from forgekeeper.delivery.boot import load_settings
+from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.ledger import manual_runs, reconcile
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
@@ -38,7 +38,7 @@ def started(run_id, by="worker-2:9"):
 
 
 def reconciled():
-    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
+    reconcile.reconcile_batch(NAME, load_settings(), enqueue_run, by="sched-1:7")
 
 
 def registered(ago):
@@ -59,12 +59,12 @@ def fell_silent():
     """Let a minute pass since the last heartbeat, and a scheduler take note of it."""
     JobRun.update(alive_at=JobRun.alive_at - MINUTE).where(JobRun.state == "started").execute()
     JobRun.reopen_lost(NAME, dead_after=timedelta(seconds=15))
-    reconcile.send(NAME, deliver)
+    reconcile.send_open_run(NAME, enqueue_run)
 
 
 def only(state):
     """Return the newest tick in that state."""
-    return JobRun.of(NAME).where(JobRun.state == state).order_by(JobRun.tick.desc()).first().tick
+    return JobRun.select_newest_first(NAME).where(JobRun.state == state).order_by(JobRun.tick.desc()).first().tick
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def story(main):
 def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     run_id = claimed(minute() - 2 * MINUTE)
     JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
-    reconcile.send(NAME, deliver)
+    reconcile.send_open_run(NAME, enqueue_run)
     JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
     at = {"enqueued_at": 0.5, "started_at": 1, "finished_at": 4}
     JobRun.update({name: JobRun.tick + timedelta(seconds=after) for name, after in at.items()}).execute()
@@ -195,7 +195,7 @@ def test_the_error_of_each_attempt_is_told_also_of_a_run_that_succeeded_in_the_e
     run_id, errors = claimed(), ("OperationalError: refused", "DataError: too long")
     for number, error in enumerate(errors, start=1):
         JobRun.fail(started(run_id, by=f"worker-{number}:9"), error, {"deleted": number}, delay=timedelta(0))
-        reconcile.send(NAME, deliver)
+        reconcile.send_open_run(NAME, enqueue_run)
     JobRun.succeed(started(run_id, by="worker-3:9"), {"deleted": 3})
 
     told = [line for line in story() if line.startswith("Attempt")]
@@ -214,7 +214,7 @@ def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
     JobRun.fail(started(claimed()), "OperationalError: [Errno 111] refused [/tmp]", delay=HOUR)
 
     assert story()[-1] == (
-        f"It has failed 1 time(s), and waits for its retry at {written(JobRun.of(NAME).first().retry_at)}."
+        f"It has failed 1 time(s), and waits for its retry at {written(JobRun.select_newest_first(NAME).first().retry_at)}."
         " The last error was: OperationalError: [Errno 111] refused [/tmp]."
     )
 
@@ -252,7 +252,7 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
 
 def test_a_cancelled_run_says_by_whom_and_why(story):
-    by_hand.cancel(JobRun.claim_manual(NAME, by="ops:1"), reason="not now", by="alice@host")
+    manual_runs.cancel_run(JobRun.claim_manual(NAME, by="ops:1"), reason="not now", by="alice@host")
 
     *_, skipped, cancelled = story()
 
@@ -273,8 +273,8 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
 
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
-    JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    reconcile.set_right(NAME)
+    JobRun.record_ticks(NAME, [tick], "missed", by="sched-1:7")
+    reconcile.correct_times(NAME)
 
     assert story(tick)[0] == (
         f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time had come, because "
@@ -296,7 +296,7 @@ def kill_thrice():
 
 def cancel():
     run = begun()
-    by_hand.cancel(run.id, reason="a test", by="test")
+    manual_runs.cancel_run(run.id, reason="a test", by="test")
     JobRun.fail(run, ERROR, BEGUN, delay=timedelta(0), retries=0)
 
 

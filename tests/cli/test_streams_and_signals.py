@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.ledger import processes
+from forgekeeper.ledger import heartbeats
 from tests.harness.every import every
 from tests.harness.pipes import full_pipe
-from tests.harness.thorough import some, whole_only
-from tests.harness.waiting import patient, wait_until
+from tests.harness.thorough import select_rows, whole_only
+from tests.harness.waiting import scale_timeout, wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves
@@ -65,7 +65,7 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, monkeypatch, tm
 
     process.send_signal(signal.SIGINT)
 
-    assert process.communicate(timeout=patient(LIMIT)) == ("", "")
+    assert process.communicate(timeout=scale_timeout(LIMIT)) == ("", "")
     assert process.returncode in INTERRUPTED
 
 
@@ -73,7 +73,7 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, monkeypatch, tm
 def test_a_command_ends_with_its_own_status_whatever_the_client_for_stores_still_does(
     environment, database, root, store, tmp_path
 ):
-    line, limit = [sys.executable, "-c", LINGERING, "check"], patient(LIMIT)
+    line, limit = [sys.executable, "-c", LINGERING, "check"], scale_timeout(LIMIT)
 
     ended = subprocess.run(
         line, check=False, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=limit
@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
     )
 
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=patient(LIMIT))
+    _out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert "Traceback" not in err
     assert process.returncode == 0
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_a_command_though_the_database_hangs(start, urls, command, s
         assert wait_until(lambda: proxy.dropped or process.poll() is not None, LIMIT)
 
         process.send_signal(signal.SIGINT)
-        _out, err = process.communicate(timeout=patient(LIMIT))
+        _out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert process.returncode in INTERRUPTED
     assert "Traceback" not in err
@@ -125,21 +125,21 @@ def unread():
 
 
 @whole_only
-@every("command", some(ANSWERS))
+@every("command", select_rows(ANSWERS))
 def test_where_standard_output_is_full_one_sentence_says_so(start, database, command):
     with Path("/dev/full").open("w") as full:
         process = start(*command.split(), stdout=full)
-        _out, err = process.communicate(timeout=patient(LIMIT))
+        _out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert sentences(err) == ["forgekeeper: cannot write to standard output: No space left on device"]
     assert process.returncode == 1
 
 
 @whole_only
-@every("command", some(ANSWERS))
+@every("command", select_rows(ANSWERS))
 def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, unread, command):
     process = start(*command.split(), stdout=unread)
-    _out, err = process.communicate(timeout=patient(LIMIT))
+    _out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert (process.returncode, sentences(err)) == (128 + signal.SIGPIPE, [])
 
@@ -148,18 +148,20 @@ def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, d
 def test_what_serves_works_and_ends_though_nobody_reads_its_log(start, database, command):
     with full_pipe() as (_reading, writing):
         process = start(*command.split(), stdout=subprocess.DEVNULL, stderr=writing)
-        assert wait_until(lambda: processes.Process.select().where(processes.Process.kind == command.split()[0]), LIMIT)
+        assert wait_until(
+            lambda: heartbeats.Process.select().where(heartbeats.Process.kind == command.split()[0]), LIMIT
+        )
 
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(patient(LIMIT)) == 0
+        assert process.wait(scale_timeout(LIMIT)) == 0
 
 
 @whole_only
 def test_a_run_ends_though_nobody_reads_its_log(start, database):
     with full_pipe() as (_reading, writing):
         process = start("run", NAME, "--json", stderr=writing)
-        out, _err = process.communicate(timeout=patient(LIMIT))
+        out, _err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert process.returncode == 0
     assert '"deleted": 0' in out
@@ -172,7 +174,7 @@ def sentences(err):
 @whole_only
 def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, database, unread):
     process = start("run", NAME, stderr=unread)
-    out, _err = process.communicate(timeout=patient(LIMIT))
+    out, _err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert (out, process.returncode) == (f"{NAME}: deleted=0 batches=0 stopped=drained\n", 0)
 
@@ -181,7 +183,7 @@ def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, dat
 @every("number", [1, 2])
 def test_a_stream_that_is_closed_is_no_failure(start, database, number):
     process = start("status", preexec_fn=lambda: os.close(number))
-    out, err = process.communicate(timeout=patient(LIMIT))
+    out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert (process.returncode, out == "", err) == (0, number == 1, "")
 
@@ -191,7 +193,7 @@ def test_a_character_that_the_output_does_not_know_is_no_failure(start, monkeypa
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("PYTHONUTF8", "0")
     process = start("why", "--help")
-    _out, err = process.communicate(timeout=patient(LIMIT))
+    _out, err = process.communicate(timeout=scale_timeout(LIMIT))
 
     assert (process.returncode, err) == (0, "")
 

@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from demo.servers import servers
+from demo.servers import run_servers
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
@@ -21,7 +21,7 @@ OPTIONS = {"max_wal_senders": "2", "wal_level": "replica", "synchronous_commit":
 @pytest.fixture(scope="module")
 def replicating():
     """Servers of which PostgreSQL could have a standby: those of the other tests cannot."""
-    with servers(postgres_options=OPTIONS) as running:
+    with run_servers(postgres_options=OPTIONS) as running:
         yield {"DATABASE_URL": running.database_url, "REDIS_URL": running.redis_url}
 
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from forgekeeper.platform.installation import INSTALLATION
+from forgekeeper.platform.installation import INSTALLATION_KEY
 from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 PROGRAM = [sys.executable, "-P", "-m", "forgekeeper.cli"]
 """As the console script: the current folder is no place to look in."""
@@ -32,9 +32,9 @@ def begin(environment, urls, new_database, server, tmp_path):
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             return subprocess.Popen([*PROGRAM, name], env=variables, cwd=folder, **streams)
 
-    assert call("migrate", "/").wait(patient(LIMIT)) == 0
+    assert call("migrate", "/").wait(scale_timeout(LIMIT)) == 0
     yield call
-    server.delete(INSTALLATION)
+    server.delete(INSTALLATION_KEY)
 
 
 @whole_only
@@ -57,7 +57,7 @@ def test_no_command_runs_what_lies_where_it_is_started(begin, tmp_path):
     processes["flags"] = begin("flags", traps.folder)
     for name in SERVING:
         processes[name].send_signal(signal.SIGTERM)
-    ended = {name: process.wait(patient(LIMIT)) for name, process in processes.items()}
+    ended = {name: process.wait(scale_timeout(LIMIT)) for name, process in processes.items()}
 
     whole = "".join(map(said, processes))
     assert came_up == dict.fromkeys([*SERVING, "worker again"], True), whole

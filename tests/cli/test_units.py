@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from forgekeeper.api.batches import queues
-from forgekeeper.cli.commands import application
+from forgekeeper.api.batches import list_queues
+from forgekeeper.cli.commands import build_application
 from forgekeeper.delivery import boot
-from forgekeeper.delivery.boot import load
+from forgekeeper.delivery.boot import load_settings
 from tests.harness.every import every
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -38,7 +38,7 @@ def started(service):
 @every("service", SERVICES)
 def test_a_service_starts_a_command_with_options_that_it_knows(service):
     name, *rest = started(service)
-    command = typer.main.get_command(application()).commands[name]
+    command = typer.main.get_command(build_application()).commands[name]
 
     known = {option for parameter in command.params for option in parameter.opts}
 
@@ -51,7 +51,7 @@ def test_the_services_together_are_every_process_and_every_queue():
     consumed = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
 
     assert {one[0] for one in words} == {"scheduler", "worker", "exporter", "console"}
-    assert sorted(consumed) == sorted(queues())
+    assert sorted(consumed) == sorted(list_queues())
     assert sorted(parsed(FOLDER / "forgekeeper.target")["Unit"]["Wants"].split()) == [one.name for one in SERVICES]
 
 
@@ -60,7 +60,7 @@ def test_a_service_comes_back_says_when_it_is_ready_and_has_the_time_to_end_and_
     service,
 ):
     section, worker = parsed(service)["Service"], "worker" in service.name
-    needs = load().shutdown_timeout.total_seconds() if worker else 5
+    needs = load_settings().shutdown_timeout.total_seconds() if worker else 5
 
     assert section["Restart"] == "always"
     assert (section["NoNewPrivileges"], section["ProtectSystem"]) == ("yes", "strict")
@@ -79,8 +79,8 @@ def test_the_example_of_an_environment_can_be_loaded_and_a_shell_reads_it_as_sys
 
     said = subprocess.run(["/bin/sh", "-ec", script], capture_output=True, text=True, check=True)
 
-    assert {name.lower() for name in names} <= set(boot.model().model_fields)
-    assert load().object_stores.keys() == {"artifacts"}
+    assert {name.lower() for name in names} <= set(boot.settings_class().model_fields)
+    assert load_settings().object_stores.keys() == {"artifacts"}
     assert said.stdout == '{"artifacts": "file:///srv/artifacts"}'
 
 

@@ -22,7 +22,7 @@ LIVING = """
 @pytest.fixture
 def migrated_long_ago(new_database, tmp_path):
     """Make a database as a version that knows no migration after `LAST` has left it; return its URL."""
-    shutil.copytree(migrations.OWN.folder, folder := tmp_path / "forgekeeper")
+    shutil.copytree(migrations.OWN_MIGRATIONS.folder, folder := tmp_path / "forgekeeper")
     for file in folder.glob("0*.py"):
         if file.stem > LAST:
             file.unlink()
@@ -30,7 +30,7 @@ def migrated_long_ago(new_database, tmp_path):
     open_pool(url, Timeouts(*[MINUTE] * 5), name="tests", size=1, schemas=("public", "public"))
     try:
         with db.database.connection_context():
-            migrations.migrate(db.database.obj, migrations.OWN._replace(folder=folder))
+            migrations.apply_pending(db.database.obj, migrations.OWN_MIGRATIONS._replace(folder=folder))
         db.database.close_all()
     finally:
         db.database.initialize(pointed)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.check import findings
+from forgekeeper.cli.check import collect_findings
 from tests.harness.thorough import whole_only
 
 STATUSES, REFS, IMPORTS = "user_status_cleanup", "git_ref_cleanup", "stale_imports"
@@ -205,7 +205,7 @@ def test_a_wrong_schema_is_named_and_its_batch_blocked_and_no_other(change, foun
 
 
 def test_of_tables_as_they_are_expected_check_says_so_batch_by_batch(settings, found):
-    said = [one for one in findings(settings) if one.subject == "contract"]
+    said = [one for one in collect_findings(settings) if one.subject == "contract"]
 
     assert found("contract", "schema", "privileges", "forge") == []
     named = {name for one in said for name in one.message.split(":")[0].split(", ")}
@@ -242,7 +242,7 @@ def test_check_names_the_tables_of_a_view_how_many_rows_they_have_and_whether_th
 ):
     change(changed)
 
-    said = [one.message for one in findings(settings)]
+    said = [one.message for one in collect_findings(settings)]
 
     assert f"{STATUSES}: as expected: {shown}" in said
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from forgekeeper.cli.console.reading import FRESH
+from forgekeeper.cli.console.reading import ANSWER_VALID_SECONDS
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -65,7 +65,7 @@ def seen(shared):
         console, asked = shared(**settings), urlsplit(path)
         # Parameters without a value ask no other question.
         question = (console.url, asked.path, *sorted(parse_qsl(asked.query)))
-        expired = ASKED.get(question, 0.0) + FRESH
+        expired = ASKED.get(question, 0.0) + ANSWER_VALID_SECONDS
         time.sleep(max(0.0, expired - time.monotonic()))
         answer = console.get(path)
         ASKED[question] = time.monotonic()

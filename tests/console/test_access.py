@@ -15,11 +15,11 @@ import redis
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
-from forgekeeper.cli.console.access import HEADERS, LARGEST, LOGINS
-from forgekeeper.cli.console.pages import PAGES, load_pages
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.access import MAX_FAILED_LOGINS, MAX_FORM_BYTES, RESPONSE_HEADERS
+from forgekeeper.cli.console.pages import DECLARED_PAGES, load_pages
+from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.ledger.holds import Hold
-from forgekeeper.ledger.processes import version
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.installation import Installation, claim_by_writing
 from tests.harness.every import every
@@ -29,7 +29,7 @@ from tests.system.soak import rights
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "correct horse"
-HASH = hashed_password(PASSWORD)
+HASH = hash_password(PASSWORD)
 LOOPBACK = "127.0.0.1"
 HEADER = "X-Forwarded-User"
 
@@ -37,8 +37,8 @@ HEADER = "X-Forwarded-User"
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     """The file of users: operators and a viewer of one password, and an operator whom a proxy names."""
-    made = Users(tmp_path_factory.mktemp("users") / "users")
-    with made.changed() as known:
+    made = UserFile(tmp_path_factory.mktemp("users") / "users")
+    with made.edit_users() as known:
         for name, role in {"vera": "viewer", "petra": "operator"}.items():
             known[name] = User(name, role, "-" if name == "petra" else HASH)
         known |= {name: User(name, "operator", HASH) for name in ("anna", "removed", "renewed", "lowered")}
@@ -225,7 +225,7 @@ def test_a_session_that_was_ended_is_of_no_use_to_who_has_kept_it(guarded):
 def test_a_session_ends_with_its_user(guarded, users):
     cookie = guarded.log_in("removed", PASSWORD)
 
-    with users.changed() as known:
+    with users.edit_users() as known:
         del known["removed"]
 
     assert guarded.get("/", Cookie=cookie).status == 303
@@ -234,8 +234,8 @@ def test_a_session_ends_with_its_user(guarded, users):
 def test_a_session_ends_when_its_users_password_changes(guarded, users):
     cookie = guarded.log_in("renewed", PASSWORD)
 
-    with users.changed() as known:
-        known["renewed"] = known["renewed"]._replace(hash=hashed_password(PASSWORD))
+    with users.edit_users() as known:
+        known["renewed"] = known["renewed"]._replace(hash=hash_password(PASSWORD))
 
     assert guarded.get("/", Cookie=cookie).status == 303
 
@@ -243,7 +243,7 @@ def test_a_session_ends_when_its_users_password_changes(guarded, users):
 def test_a_user_who_becomes_a_viewer_is_one_at_once(guarded, users):
     cookie = guarded.log_in("lowered", PASSWORD)
 
-    with users.changed() as known:
+    with users.edit_users() as known:
         known["lowered"] = known["lowered"]._replace(role="viewer")
 
     assert shown_person(guarded.get("/", Cookie=cookie)) == ("lowered", "viewer")
@@ -306,7 +306,7 @@ def test_an_address_may_guess_a_few_times_a_minute_and_then_waits_also_with_the_
     one = console(console_users=users.path)
     wrong = [one.post("/login", {"name": name, "password": password}) for name, password in WRONG]
 
-    assert [(answer.status, answer.headers["set-cookie"]) for answer in wrong] == [(401, None)] * LOGINS
+    assert [(answer.status, answer.headers["set-cookie"]) for answer in wrong] == [(401, None)] * MAX_FAILED_LOGINS
     assert {"That is not the name and the password of a user." in answer.text for answer in wrong} == {True}
     right = one.post("/login", {"name": "anna", "password": PASSWORD})
     assert (right.status, right.headers["set-cookie"]) == (429, None)
@@ -321,7 +321,7 @@ def guess(console, name="anna", **headers):
 @whole_only
 def test_behind_a_proxy_a_stranger_s_guesses_lock_out_nobody_at_another_address(console, users):
     one = console(console_users=users.path, console_proxy=LOOPBACK)
-    guesses = [guess(one, "nobody", x_forwarded_for="203.0.113.7, 192.0.2.9") for _ in range(LOGINS + 1)]
+    guesses = [guess(one, "nobody", x_forwarded_for="203.0.113.7, 192.0.2.9") for _ in range(MAX_FAILED_LOGINS + 1)]
 
     answer = one.post("/login", {"name": "anna", "password": PASSWORD}, x_forwarded_for="192.0.2.9, 203.0.113.7")
 
@@ -332,11 +332,11 @@ def test_a_browser_in_which_a_person_has_logged_in_is_not_locked_out_by_stranger
     one = console(console_users=users.path)
     before = one.post("/login", {"name": "anna", "password": PASSWORD})
     (known,) = (cookie.partition(";")[0] for cookie in before.headers.get_all("set-cookie") if "_known=" in cookie)
-    guesses = [guess(one) for _ in range(LOGINS + 1)]
+    guesses = [guess(one) for _ in range(MAX_FAILED_LOGINS + 1)]
 
     again = one.post("/login", {"name": "anna", "password": PASSWORD}, cookie=known)
     as_another = guess(one, "vera", cookie=known)
-    its_own = [guess(one, cookie=known) for _ in range(LOGINS + 1)]
+    its_own = [guess(one, cookie=known) for _ in range(MAX_FAILED_LOGINS + 1)]
 
     assert (guesses[-1], again.status, as_another, its_own[-1]) == (429, 303, 429, 429)
 
@@ -344,7 +344,9 @@ def test_a_browser_in_which_a_person_has_logged_in_is_not_locked_out_by_stranger
 @whole_only
 def test_the_log_says_who_has_logged_in_and_no_password_and_no_name_that_nobody_has(console, users):
     one = console(console_users=users.path)
-    assert {one.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(LOGINS + 1)} == {303}
+    assert {
+        one.post("/login", {"name": "anna", "password": PASSWORD}).status for _ in range(MAX_FAILED_LOGINS + 1)
+    } == {303}
     one.post("/login", {"name": "swordfish", "password": "hunter2hunter2"})
 
     eventually(lambda: one.said("console login failed"))
@@ -476,14 +478,14 @@ def test_no_other_method_does_anything(guarded, method):
 def test_a_form_that_is_too_large_is_refused_before_it_is_read(guarded):
     head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nConnection: close\r\n"
 
-    answer = raw(guarded, head + f"Content-Length: {LARGEST + 1}\r\n\r\nname=a".encode())
+    answer = raw(guarded, head + f"Content-Length: {MAX_FORM_BYTES + 1}\r\n\r\nname=a".encode())
 
     assert answer.startswith("HTTP/1.1 413 ")
 
 
 def test_a_form_that_does_not_say_its_length_is_refused_too(guarded):
     port = int(guarded.settings["FORGEKEEPER_CONSOLE_PORT"])
-    parts = (b"name=" + b"a" * 1023 for _ in range(LARGEST // 1024 + 1))
+    parts = (b"name=" + b"a" * 1023 for _ in range(MAX_FORM_BYTES // 1024 + 1))
 
     with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=30)) as connection:
         connection.request("POST", "/login", parts, {"Sec-Fetch-Site": "same-origin"}, encode_chunked=True)
@@ -509,16 +511,18 @@ def test_every_response_has_the_headers_of_security(shared, guarded, path):
     asked = guarded.get(path)
 
     for answer in (open_to_all, asked):
-        assert {name: answer.headers.get_all(name) for name in HEADERS} == {name: [HEADERS[name]] for name in HEADERS}
+        assert {name: answer.headers.get_all(name) for name in RESPONSE_HEADERS} == {
+            name: [RESPONSE_HEADERS[name]] for name in RESPONSE_HEADERS
+        }
 
 
 def test_refusals_have_them_too(guarded):
     for answer in (guarded.post("/", sec_fetch_site="cross-site"), guarded.get("/", **{"HX-Request": "true"})):
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert {name: answer.headers[name] for name in RESPONSE_HEADERS} == RESPONSE_HEADERS
 
 
 def test_the_policy_lets_nothing_inline_and_no_other_host_and_no_frame():
-    policy = HEADERS["Content-Security-Policy"]
+    policy = RESPONSE_HEADERS["Content-Security-Policy"]
 
     assert ("unsafe" in policy, "http" in policy, "*" in policy) == (False, False, False)
     assert policy.startswith("default-src 'none'; ")
@@ -583,7 +587,7 @@ def test_no_page_shows_a_secret(console, users, urls):
 
 def test_who_has_not_logged_in_learns_no_more_than_that_there_is_a_console(guarded):
     for text in (guarded.get("/login").text, guarded.post("/login", sec_fetch_site="cross-site").text):
-        assert [word for word in ("prune", "user_status_cleanup", "/quarantine", version()) if word in text] == []
+        assert [word for word in ("prune", "user_status_cleanup", "/quarantine", read_version()) if word in text] == []
 
 
 def test_what_was_done_is_said_once_on_the_next_page_and_not_to_one_that_renews_itself(guarded):
@@ -630,8 +634,10 @@ def test_an_operator_acts_by_no_request_made_by_hand_where_actions_are_off(looki
 def every_page():
     """The addresses of pages that need no row, and of those of each batch."""
     load_pages()
-    paths = [page.address for page in PAGES if "{" not in page.address]
-    of_batch = [page.address for page in PAGES if page.address.count("{") == page.address.count("{batch}") == 1]
+    paths = [page.address for page in DECLARED_PAGES if "{" not in page.address]
+    of_batch = [
+        page.address for page in DECLARED_PAGES if page.address.count("{") == page.address.count("{batch}") == 1
+    ]
     return paths + [path.format(batch=batch) for path in of_batch for batch in BATCHES]
 
 
@@ -640,7 +646,7 @@ def test_a_console_that_only_looks_needs_only_the_rights_to_look(console, urls, 
     (grants,) = re.findall(r"`(grant usage .* to forgekeeper_console)`", (ROOT / "docs" / "security.md").read_text())
     database.execute_sql(f"create role looker login; {grants.replace('forgekeeper_console', 'looker')}")
     # As any process does that serves: Redis belongs to this installation.
-    claim_by_writing(client, Installation.ensure())
+    claim_by_writing(client, Installation.ensure_id())
     with redis.from_url(urls.redis, decode_responses=True) as server:
         rights.make_users(server, "secret")
         server.acl_log_reset()

@@ -12,13 +12,13 @@ import pytest
 
 from demo import sample_data as sample
 from forgekeeper.api.batches import FeatureFlag
-from forgekeeper.audit.acts import LONGEST, Act
-from forgekeeper.cli.console.acting import ACTIONS
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.audit.acts import MAX_TEXT_LENGTH, Act
+from forgekeeper.cli.console.acting import CONSOLE_ACTIONS
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination import leases as locks
@@ -31,7 +31,7 @@ from tests.harness.thorough import whole_only
 BATCH, FLAG, LEASE = "user_status_cleanup", "bulk_delete_job_artifacts", "refs:7"
 REASON = "the disk is full"
 PASSWORD = "correct horse"
-HASH = hashed_password(PASSWORD)
+HASH = hash_password(PASSWORD)
 SCRIPT = "<script>alert(1)</script>"
 
 
@@ -58,8 +58,8 @@ class Operated:
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     """The file of users: anna and otto operate, vera looks."""
-    made = Users(tmp_path_factory.mktemp("users") / "users")
-    with made.changed() as known:
+    made = UserFile(tmp_path_factory.mktemp("users") / "users")
+    with made.edit_users() as known:
         for name, role in (("anna", "operator"), ("otto", "operator"), ("vera", "viewer")):
             known[name] = User(name, role, HASH)
     return made.path
@@ -86,12 +86,14 @@ def vera(acting):
 def bad():
     """Two records and a child that have failed."""
     for key in ("815", "816") * 3:
-        quarantine.fail(BATCH, "user_status", key, "it is bad", reason="record_failed")
-    quarantine.fail("git_ref_cleanup", "clean_project_refs", "clean_project_refs:7", "no HEAD", reason="child_failed")
+        quarantine.record_failure(BATCH, "user_status", key, "it is bad", reason="record_failed")
+    quarantine.record_failure(
+        "git_ref_cleanup", "clean_project_refs", "clean_project_refs:7", "no HEAD", reason="child_failed"
+    )
 
 
 def lease():
-    client.set(f"{locks.KEY}{LEASE}", "0123 1790000000 forge-2:77", ex=60)
+    client.set(f"{locks.LEASE_KEY_PREFIX}{LEASE}", "0123 1790000000 forge-2:77", ex=60)
 
 
 def a_brake():
@@ -121,7 +123,7 @@ class Case(NamedTuple):
 
 
 def holds():
-    return [(hold.batch, hold.kind, hold.by, hold.reason) for hold in Hold.standing()]
+    return [(hold.batch, hold.kind, hold.by, hold.reason) for hold in Hold.list_active()]
 
 
 CASES = [
@@ -210,7 +212,7 @@ CASES = [
         {"lease": LEASE},
         ("leases break", LEASE),
         f"{LEASE} is free",
-        lambda: not client.exists(f"{locks.KEY}{LEASE}"),
+        lambda: not client.exists(f"{locks.LEASE_KEY_PREFIX}{LEASE}"),
         lease,
         (("holder", "forge-2:77 holds it since 2026-09-21 14:13:20"),),
     ),
@@ -258,7 +260,7 @@ def test_the_page_to_which_an_act_leads_shows_what_it_has_done(anna):
 
 
 def test_every_act_is_tried():
-    assert {case.name for case in CASES} == {*ACTIONS}
+    assert {case.name for case in CASES} == {*CONSOLE_ACTIONS}
 
 
 @whole_only
@@ -282,7 +284,11 @@ def test_its_form_says_what_it_finds_and_sends_what_it_was_asked_for(anna, case)
     sent = re.findall(r'type="hidden" name="(\w+)" value="(.*?)"', answer.text)
     asked = [(name, one) for name, of in case.fields.items() for one in ([of] if isinstance(of, str) else of)]
     assert answer.status == 200
-    assert sent == [*(one for one in asked if one[0] in ACTIONS[case.name].of), *case.seen, ("back", "/")]
+    assert sent == [
+        *(one for one in asked if one[0] in CONSOLE_ACTIONS[case.name].object_fields),
+        *case.seen,
+        ("back", "/"),
+    ]
     assert "<li>" in answer.text
     assert "is not known now" not in answer.text
 
@@ -333,7 +339,7 @@ def test_where_the_settings_let_nobody_act_no_operator_can(console, users):
         ("pause", {"batch": BATCH, "until": "soon"}, 422),
         ("pause", {"batch": BATCH, "until": "2001-01-01"}, 422),
         ("pause", {"batch": BATCH, "everything": "1"}, 422),
-        ("pause", {"batch": BATCH, "reason": "x" * (LONGEST + 1)}, 422),
+        ("pause", {"batch": BATCH, "reason": "x" * (MAX_TEXT_LENGTH + 1)}, 422),
         ("release", {"batch": BATCH, "expect": "-1"}, 422),
         ("release", {"batch": BATCH}, 422),
         ("release", {"batch": BATCH, "expect": "0"}, 303),

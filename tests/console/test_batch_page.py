@@ -10,7 +10,7 @@ import pytest
 
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.totals import Amount, RunTotal
+from forgekeeper.ledger.limits import Amount, RunTotal
 from forgekeeper.platform.database import database as db
 from tests.harness.html import read_rows
 from tests.harness.many_rows import artifacts, statuses
@@ -92,7 +92,7 @@ def test_who_has_paused_it_and_why_is_said(seen):
 def test_what_its_runs_have_deleted_and_where_the_next_goes_on_is_said(console):
     ticks(1)
     RunTotal.add(NAME, 1, Amount(1234, 0))
-    Batch.move_to(NAME, 4711)
+    Batch.store_position(NAME, 4711)
 
     text = console(max_per_day_user_status_cleanup=2000).get(PAGE).text
 

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from forgekeeper.cli.console import command
-from forgekeeper.cli.console.users import Users, is_password
+from forgekeeper.cli.console.users import UserFile, is_correct_password
 from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.every import every
 from tests.harness.ports import free_ports
 from tests.harness.programs import ROOT
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 
@@ -119,7 +119,7 @@ def test_a_line_of_the_users_that_is_none_stops_the_start(start, tmp_path):
 
 @pytest.mark.usefixtures("user")
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(command, "EXTRA", ("argon2", "no_such_module"))
+    monkeypatch.setattr(command, "REQUIRED_MODULES", ("argon2", "no_such_module"))
 
     for arguments in ([], ["user", "list"]):
         ended = CliRunner().invoke(command.console, arguments)
@@ -138,7 +138,7 @@ def test_a_signal_ends_it_with_a_line_and_nothing_but_ours_is_on_its_log(console
 
     os.kill(one.pid, number)
 
-    assert one.process.wait(patient(30)) == 0
+    assert one.process.wait(scale_timeout(30)) == 0
     assert [line["message"] for line in one.lines()] == ["console started", "console stopped"]
     assert one.lines()[0]["url"] == f"{one.url}/"
     assert len(one.text().splitlines()) == 2
@@ -147,7 +147,7 @@ def test_a_signal_ends_it_with_a_line_and_nothing_but_ours_is_on_its_log(console
 def test_the_supervisor_hears_when_it_is_ready(console, tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(str(tmp_path / "notify"))
-        supervisor.settimeout(patient(30))
+        supervisor.settimeout(scale_timeout(30))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
 
         one = console()
@@ -181,7 +181,7 @@ def test_it_ends_though_a_question_hangs(console, urls):
 def test_it_does_not_speak_of_a_request_that_makes_no_sense(console):
     one = console()
     port = int(one.settings["FORGEKEEPER_CONSOLE_PORT"])
-    with socket.create_connection(("127.0.0.1", port), timeout=patient(30)) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=scale_timeout(30)) as connection:
         connection.sendall(b"\x16\x03\x01 what?\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
 
@@ -194,13 +194,13 @@ def test_it_does_not_speak_of_a_request_that_makes_no_sense(console):
 
 
 def known(tmp_path):
-    return Users(tmp_path / "users").known()
+    return UserFile(tmp_path / "users").read_users()
 
 
 def test_a_user_whose_password_came_on_standard_input_can_log_in(user, tmp_path):
     assert user("add", "anna", "--role", "operator", line=f"{PASSWORD}\n") == "added anna, operator\n"
 
-    assert (known(tmp_path)["anna"].role, is_password(known(tmp_path)["anna"], PASSWORD)) == ("operator", True)
+    assert (known(tmp_path)["anna"].role, is_correct_password(known(tmp_path)["anna"], PASSWORD)) == ("operator", True)
     assert PASSWORD not in (tmp_path / "users").read_text()
 
 
@@ -208,7 +208,7 @@ def test_a_user_who_is_there_gets_another_role_and_password(user, tmp_path):
     user("add", "anna", "--role", "viewer", line="the old one\n")
 
     assert user("add", "anna", "--role", "operator", line=PASSWORD) == "changed anna, operator\n"
-    assert (known(tmp_path)["anna"].role, is_password(known(tmp_path)["anna"], PASSWORD)) == ("operator", True)
+    assert (known(tmp_path)["anna"].role, is_correct_password(known(tmp_path)["anna"], PASSWORD)) == ("operator", True)
 
 
 def test_a_user_whom_a_proxy_names_has_no_password(user, tmp_path):
@@ -276,7 +276,7 @@ def typed(tmp_path, *lines):
         while prompt not in shown:
             shown += os.read(terminal, 1024)
         os.write(terminal, f"{text}\n".encode())
-    status = process.wait(patient(60))
+    status = process.wait(scale_timeout(60))
     shown += os.read(terminal, 65_536)
     os.close(terminal)
     return status, shown.decode()
@@ -288,7 +288,7 @@ def test_at_a_terminal_the_password_is_asked_for_twice_and_not_shown(tmp_path):
     status, shown = typed(tmp_path, PASSWORD, PASSWORD)
 
     assert (status, PASSWORD in shown) == (0, False)
-    assert is_password(Users(tmp_path / "users").known()["anna"], PASSWORD)
+    assert is_correct_password(UserFile(tmp_path / "users").read_users()["anna"], PASSWORD)
 
 
 @pytest.mark.usefixtures("settings")

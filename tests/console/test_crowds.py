@@ -9,11 +9,11 @@ import pytest
 
 from demo.sample_data import add_statuses
 from forgekeeper.cli.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST_SECONDS
-from forgekeeper.cli.console.reading import MAX_QUESTIONS, Busy, Reader
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.reading import MAX_QUESTIONS, PageReader, ReaderBusy
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from forgekeeper.ledger.holds import Hold
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 PASSWORD, LIMIT = "correct horse", 60.0
 BATCH = "user_status_cleanup"
@@ -31,9 +31,9 @@ READING = """
 @pytest.fixture
 def acting(console, tmp_path):
     """A console in which anna may act, and her session."""
-    users = Users(tmp_path / "users")
-    with users.changed() as known:
-        known["anna"] = User("anna", "operator", hashed_password(PASSWORD))
+    users = UserFile(tmp_path / "users")
+    with users.edit_users() as known:
+        known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     one = console(console_users=users.path, console_actions="on")
     return one, one.log_in("anna", PASSWORD)
 
@@ -65,7 +65,7 @@ def test_an_operator_stops_all_while_many_wait_for_previews(acting, database):
 
         waiting = sum(not one.done() for one in answers)
         said = {one.result().status for one in answers}
-    assert (stopped.status, Hold.why(BATCH), waiting > 0) == (303, "stopped", True)
+    assert (stopped.status, Hold.find_state(BATCH), waiting > 0) == (303, "stopped", True)
     assert said == {503}
     assert "What you see is" not in answers[0].result().text
 
@@ -90,25 +90,29 @@ def test_a_parameter_that_a_page_does_not_know_asks_no_other_question(acting, ot
 
 
 def test_more_questions_than_it_can_ask_at_a_time_are_refused_and_later_ones_answered(database):
-    reader, let_go = Reader(), threading.Event()
+    reader, let_go = PageReader(), threading.Event()
 
     def ask(number):
-        return reader.ask(number, lambda: {"waited": let_go.wait(patient(LIMIT))}, patience=patient(LIMIT))
+        return reader.ask(
+            number, lambda: {"waited": let_go.wait(scale_timeout(LIMIT))}, timeout_seconds=scale_timeout(LIMIT)
+        )
 
     with ThreadPoolExecutor(MAX_QUESTIONS) as crowd:
         asked = [crowd.submit(ask, number) for number in range(MAX_QUESTIONS)]
-        assert wait_until(lambda: len(reader._asking) == MAX_QUESTIONS, LIMIT)
-        with pytest.raises(Busy):
+        assert wait_until(lambda: len(reader._in_flight) == MAX_QUESTIONS, LIMIT)
+        with pytest.raises(ReaderBusy):
             ask("one more")
         let_go.set()
         assert all(one.result().problem is None for one in asked)
-        assert wait_until(lambda: not reader._asking, LIMIT)
+        assert wait_until(lambda: not reader._in_flight, LIMIT)
         assert ask("later").problem is None
 
 
 def connect(console, stack):
     port = int(console.settings["FORGEKEEPER_CONSOLE_PORT"])
-    made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patient(REQUEST_SECONDS + 20)))
+    made = stack.enter_context(
+        socket.create_connection(("127.0.0.1", port), timeout=scale_timeout(REQUEST_SECONDS + 20))
+    )
     made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
     return made
 

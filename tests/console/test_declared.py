@@ -11,7 +11,7 @@ from markupsafe import Markup
 from forgekeeper.api.batches import FLAGS, FeatureFlag
 from forgekeeper.audit import acts
 from forgekeeper.cli.console import declared
-from forgekeeper.cli.console.words import told
+from forgekeeper.cli.console.template_filters import link_commands
 from tests.harness.every import every
 from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
@@ -27,8 +27,8 @@ def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_wh
     name, *others = FLAGS
     for on in (False, True):
         FeatureFlag.turn(name, on=on)
-        with acts.begin(on=True, actor=f"person-{on}", reason=f"because {on}"):
-            acts.record(f"flags {'on' if on else 'off'}", name)
+        with acts.recording_acts(on=True, actor=f"person-{on}", reason=f"because {on}"):
+            acts.record_act(f"flags {'on' if on else 'off'}", name)
 
     shown = {row[0]: row for row in read_rows(seen("/flags").text)}
 
@@ -38,8 +38,8 @@ def test_every_flag_is_shown_with_what_it_switches_and_who_turned_it_last_and_wh
 
 
 def test_scripts_in_who_turned_a_flag_and_why_are_escaped(seen):
-    with acts.begin(on=True, actor=SCRIPT, reason=SCRIPT):
-        acts.record("flags on", next(iter(FLAGS)))
+    with acts.recording_acts(on=True, actor=SCRIPT, reason=SCRIPT):
+        acts.record_act("flags on", next(iter(FLAGS)))
 
     text = seen("/flags").text
 
@@ -87,7 +87,7 @@ def test_the_page_shows_the_findings_of_the_command(seen):
 
     found = [tuple(one.values()) for one in json.loads(said)["findings"]]
     assert [(level.split()[-1], *rest) for level, *rest in shown] == [
-        (level, subject, Markup(told(message)).striptags()) for level, subject, message in found
+        (level, subject, Markup(link_commands(message)).striptags()) for level, subject, message in found
     ]
 
 
@@ -101,7 +101,9 @@ def test_every_alert_is_shown_with_a_link_to_its_part_of_a_runbook(seen):
 
     found = dict(re.findall(r'<a href="/runbooks/([\w]+#[\w-]+)">(\w+)</a>', text))
     parts = {
-        part for name in declared.runbooks() for part in re.findall(r'<h3 id="([^"]+)"', seen(f"/runbooks/{name}").text)
+        part
+        for name in declared.list_runbooks()
+        for part in re.findall(r'<h3 id="([^"]+)"', seen(f"/runbooks/{name}").text)
     }
 
     assert {rule["alert"] for rule in RULES if "alert" in rule} == set(found.values())
@@ -110,36 +112,36 @@ def test_every_alert_is_shown_with_a_link_to_its_part_of_a_runbook(seen):
 
 
 def test_an_alert_about_a_child_is_one_of_its_batch():
-    (rule,) = [rule for rule in declared.rules() if rule["alert"] == "GitRefCleanupDeadLetters"]
+    (rule,) = [rule for rule in declared.read_alert_rules() if rule["alert"] == "GitRefCleanupDeadLetters"]
 
     assert rule["batches"] == {"git_ref_cleanup"}
 
 
-@every("name", declared.runbooks())
+@every("name", declared.list_runbooks())
 def test_a_runbook_has_no_broken_link_and_its_headings_below_that_of_the_page(name):
-    text = declared.rendered((declared.RUNBOOKS / f"{name}.md").read_text())
+    text = declared.render_markdown((declared.RUNBOOKS_FOLDER / f"{name}.md").read_text())
 
     assert "<h1" not in text
     for link in re.findall(r'href="([^"]*)"', text):
         page, _, anchor = link.partition("#")
-        assert page in {"/alerts", "/settings", *(f"/runbooks/{one}" for one in declared.runbooks())}, link
+        assert page in {"/alerts", "/settings", *(f"/runbooks/{one}" for one in declared.list_runbooks())}, link
         if anchor:
-            other = declared.rendered((declared.RUNBOOKS / f"{page.rpartition('/')[2]}.md").read_text())
+            other = declared.render_markdown((declared.RUNBOOKS_FOLDER / f"{page.rpartition('/')[2]}.md").read_text())
             assert f'id="{anchor}"' in other
 
 
 def test_a_link_to_what_is_no_page_here_is_its_words_alone():
-    assert declared.rendered("See [the *backup*](../backup.md), and [x](javascript:y).").strip() == (
+    assert declared.render_markdown("See [the *backup*](../backup.md), and [x](javascript:y).").strip() == (
         "<p>See <a>the <em>backup</em></a>, and [x](javascript:y).</p>"
     )
 
 
 def test_a_column_of_numbers_brings_no_style():
-    assert "style" not in declared.rendered("| a | b |\n|--:|---|\n| 1 | 2 |")
+    assert "style" not in declared.render_markdown("| a | b |\n|--:|---|\n| 1 | 2 |")
 
 
 def test_html_in_a_runbook_is_escaped():
-    assert "<script>" not in declared.rendered(f"{SCRIPT}\n\n# {SCRIPT}\n\n`{SCRIPT}`")
+    assert "<script>" not in declared.render_markdown(f"{SCRIPT}\n\n# {SCRIPT}\n\n`{SCRIPT}`")
 
 
 @pytest.mark.parametrize("name", ["sock", "..%2F..%2Fsetup.cfg", "%2e%2e%2fbackup", "buckets.md", "%00"])

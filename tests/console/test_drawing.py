@@ -8,7 +8,7 @@ import pytest
 from jinja2 import Environment, PackageLoader
 
 from forgekeeper.cli.console import drawing
-from forgekeeper.cli.console.words import FILTERS
+from forgekeeper.cli.console.template_filters import TEMPLATE_FILTERS
 
 EVIL = '"><script>alert(1)</script>'
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -16,7 +16,7 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TEMPLATES = Environment(
     loader=PackageLoader("forgekeeper.cli.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-TEMPLATES.filters.update(FILTERS)
+TEMPLATES.filters.update(TEMPLATE_FILTERS)
 
 
 def drawn(name, *given):
@@ -31,7 +31,7 @@ def run(state, tick=NOON):
     ("points", "path"), [([0, 10, None, 5], "M0.0 19.0h0L30.0 1.0M90.0 10.0h0"), ([], "M0 0"), ([None], "M0 0")]
 )
 def test_a_line_is_broken_where_nothing_was_known(points, path):
-    assert drawing.line(points, 90, 20) == path
+    assert drawing.draw_line(points, 90, 20) == path
 
 
 def test_ticks_are_links_that_differ_in_shape_and_that_the_keyboard_passes_over():
@@ -85,7 +85,7 @@ def test_what_began_later_stands_further_right_and_what_lasts_yet_reaches_the_en
     minutes = timedelta(minutes=2)
     rows = [("first", "done", NOON, NOON + 2 * minutes), ("second", "started", NOON + minutes, None)]
 
-    assert drawing.spans(rows) == [("first", "done", 0, 640), ("second", "started", 320, 320)]
+    assert drawing.place_spans(rows) == [("first", "done", 0, 640), ("second", "started", 320, 320)]
 
 
 @pytest.mark.parametrize(

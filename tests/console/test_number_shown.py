@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.quarantine import Quarantined
@@ -40,9 +40,9 @@ class Form:
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    made = Users(tmp_path_factory.mktemp("users") / "users")
-    with made.changed() as known:
-        known["anna"] = User("anna", "operator", hashed_password(PASSWORD))
+    made = UserFile(tmp_path_factory.mktemp("users") / "users")
+    with made.edit_users() as known:
+        known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     return made.path
 
 
@@ -60,7 +60,7 @@ def opened(shared, users):
 
 def failed(*keys):
     for key in keys * 2:
-        quarantine.fail(BATCH, "user_status", key, "it is bad", reason="record_failed")
+        quarantine.record_failure(BATCH, "user_status", key, "it is bad", reason="record_failed")
 
 
 def test_a_release_is_of_the_number_shown_whatever_becomes_due_until_it_is_sent(opened):
@@ -110,7 +110,7 @@ def test_of_all_in_quarantine_nothing_is_done_once_more_are_there_than_were_show
     refused = form.send(count="2")
 
     assert (refused.status, "3 are there now, and not 2: nothing is done" in refused.text) == (409, True)
-    assert len(quarantine.waiting(BATCH, "user_status", ["1", "2", "3"])) == Quarantined.select().count() == 3
+    assert len(quarantine.find_waiting_keys(BATCH, "user_status", ["1", "2", "3"])) == Quarantined.select().count() == 3
 
 
 def test_a_stop_that_comes_after_the_form_is_not_ended_by_it(opened):
@@ -119,15 +119,15 @@ def test_a_stop_that_comes_after_the_form_is_not_ended_by_it(opened):
     Hold.add(BATCH, "stop", reason="it deletes too much", by="ops")
 
     assert form.send(by="ops").status == 303
-    assert [hold.kind for hold in Hold.standing()] == ["stop"]
+    assert [hold.kind for hold in Hold.list_active()] == ["stop"]
 
 
 def test_a_lease_that_has_another_holder_by_now_stays(opened):
-    client.set(f"{locks.KEY}{LEASE}", "0123 1790000000 forge-2:77", ex=60)
+    client.set(f"{locks.LEASE_KEY_PREFIX}{LEASE}", "0123 1790000000 forge-2:77", ex=60)
     form = opened("break", lease=LEASE)
-    client.set(f"{locks.KEY}{LEASE}", "4567 1790000100 forge-3:88", ex=60)
+    client.set(f"{locks.LEASE_KEY_PREFIX}{LEASE}", "4567 1790000100 forge-3:88", ex=60)
 
     refused = form.send()
 
     assert (refused.status, "forge-3:88 holds it since" in refused.text) == (409, True)
-    assert client.exists(f"{locks.KEY}{LEASE}")
+    assert client.exists(f"{locks.LEASE_KEY_PREFIX}{LEASE}")

@@ -7,20 +7,20 @@ from html import unescape
 
 import pytest
 
-from forgekeeper.api.batches import BATCHES, FeatureFlag, queues
+from forgekeeper.api.batches import BATCHES, FeatureFlag, list_queues
 from forgekeeper.audit import acts
 from forgekeeper.cli import holding
 from forgekeeper.cli.console import backlogs
 from forgekeeper.guards import breaker
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.installation import INSTALLATION
-from tests.harness.lived import lived
+from forgekeeper.platform.installation import INSTALLATION_KEY
+from tests.harness.past_runs import add_past_runs
 
 SCRIPT = "<script>alert(1)</script>"
 BATCH = "user_status_cleanup"
@@ -42,7 +42,7 @@ def healthy(known):
     """Let everything live, and every tick of now have its run."""
     at = now()
     row = {"host": "forge-1", "version": "1.0", "alive_at": at, "silent_from": at + DAY}
-    Process.create(kind="worker", pid=7, queues=[*queues()], **row)
+    Process.create(kind="worker", pid=7, queues=[*list_queues()], **row)
     Process.create(kind="scheduler", pid=8, timetable=dict.fromkeys(BATCHES, "0 0 1 1 *"), **row)
     for name in BATCHES:
         run = {"claimed_at": at, "started_at": at, "finished_at": at, "result": {"deleted": 12, "failed": 0}}
@@ -167,7 +167,7 @@ def test_a_batch_shows_its_most_urgent_state(seen, healthy):
 
 def test_a_release_says_by_whom_and_how_much_is_left(seen, known):
     Hold.add(BATCH, "breaker", reason="too much", by="worker-1")
-    breaker.release(BATCH, reason="looked at it", by="olga", expect=5_000)
+    breaker.release_batch(BATCH, reason="looked at it", by="olga", expect=5_000)
 
     assert re.search(r"released by olga .* ago ?, 5,000 left", said(seen("/").text)["batches"])
 
@@ -189,7 +189,7 @@ def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, k
 
 
 def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
-    holding.hold_new(holding.name_deleting())
+    holding.hold_new_batches(holding.list_deleting_batches())
 
     page = said(text := seen("/").text)
 
@@ -202,7 +202,7 @@ def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
 
 
 def test_the_redis_of_another_installation_is_an_error(seen, known):
-    client.set(INSTALLATION, "another")
+    client.set(INSTALLATION_KEY, "another")
 
     assert problems(page := seen("/"))[0].startswith("✗ error Redis: ")
     assert "installation another" in said(page.text)["problems"]
@@ -235,7 +235,7 @@ def test_a_silent_process_is_a_problem_even_if_others_serve_its_queues(seen, hea
 
 @pytest.mark.parametrize(("kind", "shown"), [("pause", "waits"), (None, "gone in about")])
 def test_a_batch_that_is_held_back_has_no_time_until_its_backlog_is_gone(seen, known, kind, shown):
-    lived(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
+    add_past_runs(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) select 1, now()")
     if kind:
         Hold.add(BATCH, kind, reason="moving", by="olga")
@@ -244,8 +244,8 @@ def test_a_batch_that_is_held_back_has_no_time_until_its_backlog_is_gone(seen, k
 
 
 def test_what_people_did_today_is_shown_with_the_reason(seen, known):
-    with acts.begin(on=True, actor="olga"):
-        acts.record("pause", BATCH, batch=BATCH, reason="moving the disks")
+    with acts.recording_acts(on=True, actor="olga"):
+        acts.record_act("pause", BATCH, batch=BATCH, reason="moving the disks")
 
     assert re.search(rf"\(olga\) pause {BATCH} moving the disks", said(seen("/").text)["today"])
 
@@ -257,7 +257,7 @@ def test_each_batch_says_what_it_did_and_each_tick_leads_to_its_story(seen, heal
     assert " 0 0 1 1 * " in page
     assert "✓ succeeded deleted=12" in page
     assert "failed=0" not in page
-    assert f'href="/runs/{JobRun.of(BATCH).first().id}" tabindex="-1"' in seen("/").text
+    assert f'href="/runs/{JobRun.select_newest_first(BATCH).first().id}" tabindex="-1"' in seen("/").text
 
 
 def test_scripts_in_reasons_are_escaped(seen, known):
@@ -271,22 +271,22 @@ def test_scripts_in_reasons_are_escaped(seen, known):
 
 
 def test_backlogs_are_known_minute_by_minute(database):
-    looked = backlogs.Backlogs()
+    looked = backlogs.BacklogHistory()
     for _ in range(2):
-        in_a_thread(looked.look)
+        in_a_thread(looked.read_backlogs)
 
-    (first, _), (second, due) = looked.points(BATCH)
+    (first, _), (second, due) = looked.chart_points(BATCH)
 
     assert first < second <= now()
     assert due == 0
 
 
 def test_a_database_that_is_away_costs_a_minute_and_not_the_thread(database, monkeypatch):
-    looked = backlogs.Backlogs()
+    looked = backlogs.BacklogHistory()
     monkeypatch.setattr(backlogs, "now", lambda: database.execute_sql("select * from nowhere"))
-    in_a_thread(looked.look)
+    in_a_thread(looked.read_backlogs)
 
-    assert looked.points(BATCH) == [(None, None)]
+    assert looked.chart_points(BATCH) == [(None, None)]
 
 
 def test_without_a_relation_of_the_forge_every_page_answers_and_its_batch_is_blocked(seen, database):
@@ -302,7 +302,7 @@ def test_without_a_relation_of_the_forge_every_page_answers_and_its_batch_is_blo
 
 
 def test_the_page_says_how_long_a_backlog_takes_and_what_a_week_has_freed(seen, known):
-    lived(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
+    add_past_runs(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
     due = "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, 1000) n"
     database.execute_sql(due)
     RunTotal.create(batch="expired_job_artifacts", run=1, day=now().date(), records=1, bytes=1_500_000)

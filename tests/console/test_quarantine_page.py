@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from forgekeeper.ledger import quarantine
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
@@ -64,10 +64,10 @@ def test_the_page_says_how_many_there_are_in_all(seen):
 
 def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
     db.execute_sql(MANY, [5])
-    users = Users(tmp_path / "users")
-    with users.changed() as known:
-        known["anna"] = User("anna", "operator", hashed_password("correct horse"))
-        known["vera"] = User("vera", "viewer", hashed_password("correct horse"))
+    users = UserFile(tmp_path / "users")
+    with users.edit_users() as known:
+        known["anna"] = User("anna", "operator", hash_password("correct horse"))
+        known["vera"] = User("vera", "viewer", hash_password("correct horse"))
     one = console(console_users=users.path, console_actions="on")
     anna, vera = (one.get("/quarantine", Cookie=one.log_in(name, "correct horse")).text for name in ("anna", "vera"))
 
@@ -101,7 +101,7 @@ def test_a_page_after_what_is_no_number_is_refused_by_a_sentence(seen, after):
 
 
 def test_one_is_shown_with_its_error_its_run_and_when_it_is_tried_again(seen):
-    quarantine.fail(
+    quarantine.record_failure(
         "git_ref_cleanup", "clean_project_refs", "clean_project_refs:7", "no HEAD", reason="child_failed", run=5
     )
 
@@ -126,7 +126,7 @@ def test_one_that_does_not_lie_there_is_missing(seen, number):
 
 
 def test_scripts_in_errors_keys_and_paths_are_escaped(seen):
-    quarantine.fail(SCRIPT, SCRIPT, SCRIPT, SCRIPT, reason="record_failed")
+    quarantine.record_failure(SCRIPT, SCRIPT, SCRIPT, SCRIPT, reason="record_failed")
     client.zadd(uploads.keys.failed, {SCRIPT: 1})
     GitRefDeletion.create(project_id=7, ref=SCRIPT, status=DeletionStatus.REJECTED, reason=SCRIPT)
 
@@ -136,7 +136,9 @@ def test_scripts_in_errors_keys_and_paths_are_escaped(seen):
 
 
 def test_a_secret_in_an_error_is_masked(seen):
-    quarantine.fail("prune", "x", "1", "no answer from postgresql://forge:hunter2@db/forge", reason="record_failed")
+    quarantine.record_failure(
+        "prune", "x", "1", "no answer from postgresql://forge:hunter2@db/forge", reason="record_failed"
+    )
 
     text = seen("/quarantine/1").text
 
@@ -145,7 +147,7 @@ def test_a_secret_in_an_error_is_masked(seen):
 
 
 def test_the_page_says_which_kind_is_not_known_where_redis_is_away(seen):
-    quarantine.fail("prune", "x", "1", "spoilt", reason="record_failed")
+    quarantine.record_failure("prune", "x", "1", "spoilt", reason="record_failed")
 
     text = seen("/quarantine", redis_url="redis://127.0.0.1:1/0").text
 

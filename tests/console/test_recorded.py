@@ -10,7 +10,7 @@ import pytest
 
 from forgekeeper.audit import acts, lookup
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import Audit, Deletion, Ended
+from forgekeeper.audit.deletions import Audit, Deletion, IntentOutcome
 from forgekeeper.platform.database import now
 from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
@@ -33,7 +33,7 @@ def sentences(text):
 
 @whole_only
 def test_who_deleted_one_thing_is_answered_in_the_sentences_of_the_command(seen, artifacts):
-    artifacts.done("job_artifact", ids=[7, 8], project_id=[7, 9], path=["a", "b"])
+    artifacts.record_deleted("job_artifact", ids=[7, 8], project_id=[7, 9], path=["a", "b"])
     command = [sys.executable, "-m", "forgekeeper.cli", "audit", "--what", "artifact:7"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
@@ -41,7 +41,7 @@ def test_who_deleted_one_thing_is_answered_in_the_sentences_of_the_command(seen,
 
 
 def test_what_was_deleted_of_a_project_today_is_answered_by_its_number_alone(seen, artifacts):
-    artifacts.done("job_artifact", ids=[1, 2, 3], project_id=[7, 9, 7], path=["a", "b", "c"])
+    artifacts.record_deleted("job_artifact", ids=[1, 2, 3], project_id=[7, 9, 7], path=["a", "b", "c"])
 
     text = seen("/audit?project=7").text
 
@@ -50,8 +50,8 @@ def test_what_was_deleted_of_a_project_today_is_answered_by_its_number_alone(see
 
 
 def test_what_was_deleted_of_a_project_is_shown_by_batch_and_page_by_page(seen, artifacts):
-    artifacts.done("job_artifact", ids=[*range(150)], project_id=7)
-    Audit("git_ref_cleanup", on=True, run=4).done("git_ref_deletion", ids=[1], project_id=7)
+    artifacts.record_deleted("job_artifact", ids=[*range(150)], project_id=7)
+    Audit("git_ref_cleanup", on=True, run=4).record_deleted("git_ref_deletion", ids=[1], project_id=7)
     query = "/audit?project=7&batch=expired_job_artifacts"
 
     pages = [[row[4] for row in read_rows(seen(f"{query}{more}").text)] for more in ("", "&page=2")]
@@ -63,9 +63,11 @@ def test_what_was_deleted_of_a_project_is_shown_by_batch_and_page_by_page(seen, 
 def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(seen):
     refs = Audit("git_ref_cleanup", on=True, run=4)
     of = {"project_id": 7, "ref": ["x", "y"]}
-    (intent,) = refs.intent("git_ref_deletion", ids=[1, 2], names=["x", "y"], **of)
+    (intent,) = refs.record_intent("git_ref_deletion", ids=[1, 2], names=["x", "y"], **of)
     before = sentences(seen("/audit?project=7").text)
-    refs.outcomes("git_ref_deletion", [Ended(intent, [1, 2], ["x", "y"], of | {"state": ["deleted", "moved"]})])
+    refs.record_outcomes(
+        "git_ref_deletion", [IntentOutcome(intent, [1, 2], ["x", "y"], of | {"state": ["deleted", "moved"]})]
+    )
     after = sentences(seen("/audit?project=7").text)
 
     assert before == ["git_ref_cleanup: 2 git_ref_deletion of project 7 not known yet."]
@@ -73,17 +75,17 @@ def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(seen):
 
 
 def test_where_not_all_of_a_project_is_looked_through_that_is_said(artifacts, monkeypatch):
-    monkeypatch.setattr(lookup, "LOOKED_AT", 3)
+    monkeypatch.setattr(lookup, "MAX_SEARCHED_LINES", 3)
     for number in range(3):
-        artifacts.done("job_artifact", ids=[number], project_id=7)
+        artifacts.record_deleted("job_artifact", ids=[number], project_id=7)
 
-    found, whole = lookup.of_project(7, "expired_job_artifacts", now() - timedelta(hours=1))
+    found, whole = lookup.list_of_project(7, "expired_job_artifacts", now() - timedelta(hours=1))
 
     assert (len(found), whole) == (3, False)
 
 
 def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(seen, artifacts):
-    artifacts.done("job_artifact", ids=[1], project_id=7)
+    artifacts.record_deleted("job_artifact", ids=[1], project_id=7)
 
     nothing = seen("/audit?project=7&since=0s").text
     assert "The audit has nothing of project 7" in nothing
@@ -93,9 +95,9 @@ def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(seen
 
 def test_acts_and_deletions_are_shown_newest_first_and_each_once(seen, artifacts):
     for number in range(250):
-        acts.record("pause", f"act-{number}")
+        acts.record_act("pause", f"act-{number}")
     for number in range(120):
-        artifacts.done("job_artifact", ids=[number], project_id=7)
+        artifacts.record_deleted("job_artifact", ids=[number], project_id=7)
     path, pages = "/audit", []
 
     while path:
@@ -110,10 +112,10 @@ def test_acts_and_deletions_are_shown_newest_first_and_each_once(seen, artifacts
 
 
 def test_a_person_is_shown_with_acts_alone_and_why(seen, artifacts):
-    with acts.begin(on=True, actor="alice"):
-        acts.record("pause", "prune", reason="a test of mine", before={"holds": []}, after={"holds": ["pause"]})
-    acts.record("pause", "stale_imports")
-    artifacts.done("job_artifact", ids=[1])
+    with acts.recording_acts(on=True, actor="alice"):
+        acts.record_act("pause", "prune", reason="a test of mine", before={"holds": []}, after={"holds": ["pause"]})
+    acts.record_act("pause", "stale_imports")
+    artifacts.record_deleted("job_artifact", ids=[1])
 
     ((_, by, how, what, why),) = read_rows(seen("/audit?who=alice").text)
 
@@ -122,7 +124,7 @@ def test_a_person_is_shown_with_acts_alone_and_why(seen, artifacts):
 
 
 def test_a_run_is_added_up(seen, artifacts):
-    artifacts.done("job_artifact", ids=[1, 2, 3])
+    artifacts.record_deleted("job_artifact", ids=[1, 2, 3])
 
     text = seen("/audit?run=77").text
 

@@ -1,7 +1,7 @@
 """How long a session lasts, by the console's own clock."""
 
 from forgekeeper.cli.console.access import EndedSessions
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -18,9 +18,9 @@ main()
 
 
 def test_a_session_ends_after_twelve_hours_whatever_the_browser_keeps(database, tmp_path):
-    users, later, (port,) = Users(tmp_path / "users"), tmp_path / "later", free_ports(1)
-    with users.changed() as known:
-        known["anna"] = User("anna", "operator", hashed_password(PASSWORD))
+    users, later, (port,) = UserFile(tmp_path / "users"), tmp_path / "later", free_ports(1)
+    with users.edit_users() as known:
+        known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     later.write_text("0")
     given = {"console_port": port, "console_users": users.path, "cwd": tmp_path}
     (program := tmp_path / "console.py").write_text(LATER)

@@ -11,12 +11,12 @@ import pytest
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.cli import ticks
-from forgekeeper.cli.exclude import add_now
+from forgekeeper.cli.exclude import add_exclusion
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
 from forgekeeper.platform.database import now
-from forgekeeper.platform.database.exclusions import Subject
+from forgekeeper.platform.database.exclusions import ExclusionSubject
 from tests.harness.html import read_rows
 from tests.harness.performing import start_run
 from tests.harness.programs import ROOT
@@ -57,7 +57,7 @@ def test_the_timeline_says_what_the_command_says(seen):
 
     told = timeline(page(seen, run.id))
 
-    assert told == [one.sentence for one in ticks.timeline(JobRun.get_by_id(run.id))]
+    assert told == [one.sentence for one in ticks.build_timeline(JobRun.get_by_id(run.id))]
     assert any("started by worker worker-2:9" in sentence for sentence in told)
 
 
@@ -91,7 +91,7 @@ def test_a_script_in_an_error_or_in_a_result_is_escaped_and_a_secret_masked(seen
 
 def test_what_a_run_has_deleted_is_on_its_page(seen):
     run = started()
-    Audit(NAME, on=True, run=run.id).done("user_status", ids=[7, 8, 9])
+    Audit(NAME, on=True, run=run.id).record_deleted("user_status", ids=[7, 8, 9])
 
     text = html.unescape(page(seen, run.id))
 
@@ -103,7 +103,7 @@ def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_
     run = started()
     of_run = Audit(NAME, on=True, run=run.id)
     for number in range(1_001):
-        of_run.done("user_status", ids=[number])
+        of_run.record_deleted("user_status", ids=[number])
 
     text = html.unescape(page(seen, run.id))
 
@@ -114,14 +114,16 @@ def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_
 
 def test_each_child_of_this_run_is_shown_with_its_state(seen):
     run = started(REFS)
-    Audit(REFS, on=True, run=run.id, child="clean_project_refs:1").done("git_ref_deletion", ids=[7])
-    Audit(REFS, on=True, run=run.id + 1, child="of_another:1").done("git_ref_deletion", ids=[7])
-    quarantine.fail(REFS, "clean_project_refs", "of_another:2", "no HEAD", reason="child_failed", run=run.id + 1)
+    Audit(REFS, on=True, run=run.id, child="clean_project_refs:1").record_deleted("git_ref_deletion", ids=[7])
+    Audit(REFS, on=True, run=run.id + 1, child="of_another:1").record_deleted("git_ref_deletion", ids=[7])
+    quarantine.record_failure(
+        REFS, "clean_project_refs", "of_another:2", "no HEAD", reason="child_failed", run=run.id + 1
+    )
     failed = {"reason": "child_failed", "run": run.id}
-    quarantine.fail(REFS, "clean_project_refs", "clean_project_refs:2", f"no HEAD {SCRIPT}", **failed)
+    quarantine.record_failure(REFS, "clean_project_refs", "clean_project_refs:2", f"no HEAD {SCRIPT}", **failed)
     work = {"what": "clean_project_refs", "message_id": "clean_project_refs:3", "run": run.id, "seconds": 2.0}
     facts = {"queues": ["git"], "draining": False, "at_work": [work]}
-    Process.beat(None, dead_after=MINUTE, facts=facts, kind="worker", host="h", pid=1, version="1")
+    Process.record_heartbeat(None, dead_after=MINUTE, facts=facts, kind="worker", host="h", pid=1, version="1")
 
     text = page(seen, run.id)
 
@@ -165,7 +167,7 @@ def test_a_time_of_day_leads_to_the_story_of_that_tick(seen):
 
     for path in (f"?time={tick:%H:%M}", f"/{tick:%Y-%m-%dT%H:%M}"):
         text = seen(f"/batches/{NAME}/ticks{path}").text
-        assert timeline(text) == [told.sentence for told in ticks.story(JobRun.get_by_id(run.id))]
+        assert timeline(text) == [told.sentence for told in ticks.list_events(JobRun.get_by_id(run.id))]
 
 
 def test_a_tick_without_a_row_says_why_there_is_none(seen):
@@ -176,7 +178,7 @@ def test_a_tick_without_a_row_says_why_there_is_none(seen):
 
 def test_a_story_says_what_is_excluded_of_the_batch_now(seen):
     run = started(REFS)
-    add_now(Subject.read("project:7"), None, until=None, reason="the court asked")
+    add_exclusion(ExclusionSubject.from_text("project:7"), None, until=None, reason="the court asked")
 
     assert "project:7 is excluded" in page(seen, run.id)
 

@@ -12,10 +12,10 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.database import now
 from forgekeeper.sources.outbox import DeletedObject
-from models import CLASSES, GitRefDeletion, JobArtifact, Project
+from models import CLASS_COUNT, GitRefDeletion, JobArtifact, Project
 from tests.harness.artifacts import destroy_chunk
-from tests.harness.git_samples import put_root, stand_in
-from tests.harness.performing import as_child, recorded
+from tests.harness.git_samples import put_root, replace_git
+from tests.harness.performing import run_as_worker, run_child_as_worker
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup import clean_project_refs, git_ref_cleanup
 
@@ -38,7 +38,7 @@ def destroy(*paths, ago=timedelta(0)):
     for path in paths:
         facts = {"project_id": 1, "job_id": 1, "file_type": 1, "locked": 0, "expire_at": now() - 3 * DAY}
         JobArtifact.create(**facts, file_final_path=path)
-    for number in range(CLASSES):
+    for number in range(CLASS_COUNT):
         audit = Audit("expired_job_artifacts", on=True, run=RUN)
         destroy_chunk(number, now() - ago, limit=100, grace=DAY, audit=audit)
 
@@ -80,8 +80,8 @@ def deleted_refs(known, tmp_path):
     for ref in ("refs/one", "refs/two"):
         GitRefDeletion.create(project_id=1, ref=ref)
     settings = settings_with(repositories_root=root)
-    run = recorded(git_ref_cleanup, settings)
-    as_child(clean_project_refs, settings, 1, run=run.id)
+    run = run_as_worker(git_ref_cleanup, settings)
+    run_child_as_worker(clean_project_refs, settings, 1, run=run.id)
     return root
 
 
@@ -94,7 +94,7 @@ def test_refs_come_back_if_nobody_has_made_them_again(console, deleted_refs):
 
 
 def test_a_git_that_is_slow_costs_the_page_no_more_than_the_time_for_counting(console, deleted_refs, monkeypatch):
-    stand_in(deleted_refs.with_name("bin"), monkeypatch, 'sleep 3; exec $GIT "$@"')
+    replace_git(deleted_refs.with_name("bin"), monkeypatch, 'sleep 3; exec $GIT "$@"')
 
     answer = console(repositories_root=deleted_refs).get("/undo")
 

@@ -4,19 +4,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.cli.console.users import User, Users, fits, hashed_password, is_password
+from forgekeeper.cli.console.users import User, UserFile, hash_password, is_correct_password, is_valid_name
 from forgekeeper.cli.terminal import Problem
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 
-HASH = hashed_password("correct horse")
+HASH = hash_password("correct horse")
 ANNA = User("anna", "operator", HASH)
 
 
 @pytest.fixture
 def users(tmp_path):
-    made = Users(tmp_path / "users")
-    with made.changed() as known:
+    made = UserFile(tmp_path / "users")
+    with made.edit_users() as known:
         known["anna"] = ANNA
     return made
 
@@ -24,7 +24,7 @@ def users(tmp_path):
 def test_a_line_is_a_user(users):
     users.path.write_text(f"anna:operator:{HASH}\n\n  vera@example.com:viewer:-  \n")
 
-    assert users.known() == {"anna": ANNA, "vera@example.com": User("vera@example.com", "viewer", "-")}
+    assert users.read_users() == {"anna": ANNA, "vera@example.com": User("vera@example.com", "viewer", "-")}
 
 
 WRONG = [
@@ -43,7 +43,7 @@ def test_a_line_that_is_none_is_named_by_its_number_with_what_to_do_and_never_re
     users.path.write_text(f"vera:viewer:-\n{line}\n")
 
     with pytest.raises(Problem) as refused:
-        users.known()
+        users.read_users()
 
     form = "write name:role:hash, or run `forgekeeper console user add`"
     assert str(refused.value) == f"line 2 of {users.path} is no user, or one again: {form}"
@@ -51,21 +51,21 @@ def test_a_line_that_is_none_is_named_by_its_number_with_what_to_do_and_never_re
 
 def test_a_file_that_is_not_there_is_said_with_what_makes_it(tmp_path):
     with pytest.raises(Problem, match=r"there is no .*: `forgekeeper console user add` makes it"):
-        Users(tmp_path / "none").known()
+        UserFile(tmp_path / "none").read_users()
 
 
 def test_a_file_that_is_no_text_is_said(users):
     users.path.write_bytes(b"\xff")
 
     with pytest.raises(Problem, match=r"cannot read the users in .*: it is not UTF-8; correct that"):
-        users.known()
+        users.read_users()
 
 
 def test_a_file_that_others_may_write_is_refused(users):
     users.path.chmod(0o620)
 
     with pytest.raises(Problem, match=r"others may write .*: run `chmod 600 "):
-        users.known()
+        users.read_users()
 
 
 def test_only_its_owner_may_read_it(users):
@@ -74,20 +74,20 @@ def test_only_its_owner_may_read_it(users):
 
 def test_those_who_change_it_at_once_take_nothing_from_one_another(users):
     def add(number):
-        with users.changed() as known:
+        with users.edit_users() as known:
             known[f"u{number}"] = User(f"u{number}", "viewer", "-")
 
     with ThreadPoolExecutor(20) as threads:
         list(threads.map(add, range(20)))
 
-    assert len(users.known()) == 21
+    assert len(users.read_users()) == 21
 
 
 def test_a_change_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(users):
-    with pytest.raises(TypeError), users.changed() as known:
+    with pytest.raises(TypeError), users.edit_users() as known:
         known["vera"] = None
 
-    assert list(users.known()) == ["anna"]
+    assert list(users.read_users()) == ["anna"]
     assert [file.name for file in users.path.parent.iterdir()] == ["users"]
 
 
@@ -95,22 +95,22 @@ def test_a_link_leads_to_the_file_after_a_change_too(users, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(users.path)
 
-    with Users(link).changed() as known:
+    with UserFile(link).edit_users() as known:
         known["vera"] = User("vera", "viewer", "-")
 
-    assert (link.is_symlink(), list(users.known())) == (True, ["anna", "vera"])
+    assert (link.is_symlink(), list(users.read_users())) == (True, ["anna", "vera"])
 
 
 @every(
     "name, good", [("anna", True), ("Jörg Müller", True), ("a@b.c", True), ("", False), ("a:b", False), (" a", False)]
 )
 def test_a_name_has_no_colon_and_no_space_around_it(name, good):
-    assert fits(name) is good
+    assert is_valid_name(name) is good
 
 
 @every("name", ["a\n", "a\x1b[2J", "a\u202eb", "x" * 101])
 def test_a_name_can_be_printed(name):
-    assert not fits(name)
+    assert not is_valid_name(name)
 
 
 @whole_only
@@ -125,4 +125,4 @@ def test_a_name_can_be_printed(name):
     ],
 )
 def test_a_password_is_that_of_its_user_alone(user, password, right):
-    assert is_password(user, password) is right
+    assert is_correct_password(user, password) is right

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.cli.console.words import label_cells, told
+from forgekeeper.cli.console.template_filters import label_cells, link_commands
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,16 @@ from forgekeeper.cli.console.words import label_cells, told
     ],
 )
 def test_a_command_in_a_sentence_is_a_link_to_the_page_that_does_it(command, address):
-    assert f'see <a href="{address}" title="{command}">' in told(f"see `{command}`")
+    assert f'see <a href="{address}" title="{command}">' in link_commands(f"see `{command}`")
 
 
 @pytest.mark.parametrize("command", ["forgekeeper check --init", "forgekeeper migrate", "git gc"])
 def test_a_command_that_no_page_does_stays_a_command(command):
-    assert told(f"run `{command}` first") == f"run <code>{command}</code> first"
+    assert link_commands(f"run `{command}` first") == f"run <code>{command}</code> first"
 
 
 def test_a_sentence_from_outside_is_no_markup():
-    assert "<script" not in told("`<script>` and <script>")
+    assert "<script" not in link_commands("`<script>` and <script>")
 
 
 def test_each_cell_names_its_column_but_one_that_spans_all():

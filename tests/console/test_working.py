@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.api.batches import queues
-from forgekeeper.ledger.processes import Process
+from forgekeeper.api.batches import list_queues
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import lease
+from forgekeeper.platform.coordination.leases import hold_lease
 from forgekeeper.platform.database import now
 from tests.harness.artifacts import buckets
 from tests.harness.html import read_rows
@@ -33,12 +33,12 @@ def rows(text, caption):
 
 
 def test_every_queue_has_a_row_with_who_serves_it(seen, known):
-    served, *_ = queues()
+    served, *_ = list_queues()
     known(queues=[served])
 
     shown = {row[0][0]: row[-1] for row in rows(seen("/processes").text, "Queues")}
 
-    assert shown == {queue: ["1"] if queue == served else ["none"] for queue in queues()}
+    assert shown == {queue: ["1"] if queue == served else ["none"] for queue in list_queues()}
 
 
 def test_a_process_that_fell_silent_is_called_silent_and_its_work_is_nobodys(seen, known):
@@ -66,7 +66,7 @@ def test_scripts_in_what_processes_say_of_themselves_are_escaped(seen, known):
 
 
 def test_a_lease_is_listed_with_its_holder(seen):
-    with lease(client, "clean_project_refs:7", ttl=timedelta(minutes=1), holder="forge-1:7"):
+    with hold_lease(client, "clean_project_refs:7", ttl=timedelta(minutes=1), holder="forge-1:7"):
         shown = rows(seen("/leases").text, "Leases that are held")
 
     assert [row[:2] for row in shown] == [[["clean_project_refs:7"], ["forge-1:7"]]]
@@ -74,7 +74,7 @@ def test_a_lease_is_listed_with_its_holder(seen):
 
 def test_every_bucket_is_listed_free_or_taken(seen):
     buckets.tidy(client, 3, silent_for=timedelta(minutes=10))
-    with buckets.claimed(client, 3) as bucket:
+    with buckets.hold_bucket(client, 3) as bucket:
         shown = rows(seen("/leases").text, "Buckets")
 
     assert sorted(row[0][0] for row in shown) == ["available", "available", "occupied"]

@@ -36,7 +36,7 @@ class Sent:
     """Messages of a test, and what became of them."""
 
     def push(self, actor, *args, key=None, run=None):
-        options = {messages.RUN: run} if run else {}
+        options = {messages.RUN_OPTION: run} if run else {}
         message = Message(QUEUE, actor, args, {}, options)
         return broker.enqueue(message.copy(message_id=key or message.message_id))
 
@@ -49,7 +49,7 @@ class Sent:
 
     def left(self):
         """How many messages are not acknowledged."""
-        return client.hlen(queues.bodies(QUEUE))
+        return client.hlen(queues.bodies_key(QUEUE))
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ from dramatiq.middleware import Middleware
 
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.process import NotReady, Process
+from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.database import database, release
-from tests.harness.artifacts import without
+from forgekeeper.platform.database import database, release_connection
+from tests.harness.artifacts import without_table
 from tests.harness.performing import runner_of
 from tests.harness.programs import LIMIT
 
 NAME = "user_status_cleanup"
 
 
-class Connections(Process):
+class Connections(ProcessMiddleware):
     """A worker process's, for actors of a test."""
 
     def before_declare_actor(self, broker, actor):
@@ -73,7 +73,7 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
     def run():
         database.connect()
         with runner_of(settings) as runner:
-            attempt = runner.attempt(
+            attempt = runner.create_attempt(
                 BATCHES[NAME], JobRun.start(NAME, run_id, token=JobRun.get_by_id(run_id).token, by="test")
             ).__enter__()
         session = database.execute_sql("select pg_backend_pid()").fetchone()
@@ -81,7 +81,7 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
         try:
             attempt.close(error)
         finally:
-            release()
+            release_connection()
         return attempt.state
 
     with ThreadPoolExecutor(1) as thread:
@@ -93,5 +93,5 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
 @pytest.mark.usefixtures("database")
 def test_a_message_that_nothing_can_read_is_not_rejected_while_it_cannot_be_put_into_quarantine():
     bad = MessageProxy(Message("objects", "nobody", (), {}, {"redis_message_id": "1"}))
-    with without("quarantine"), ThreadPoolExecutor(1) as thread, pytest.raises(NotReady):
+    with without_table("quarantine"), ThreadPoolExecutor(1) as thread, pytest.raises(MessageNotReady):
         thread.submit(broker.emit_before, "nack", bad).result()

@@ -13,11 +13,11 @@ PROGRAM = """
 import fcntl, multiprocessing, os, signal, sys, termios, time
 from datetime import timedelta
 from forgekeeper import process as master
-from forgekeeper.platform import lifetime
+from forgekeeper.platform import worker_shutdown
 from metrics import logs
 
 logs.configure("json")
-master.LAST_STEPS = 0
+master.EXIT_GRACE_SECONDS = 0
 signal.signal(signal.SIGTERM, lambda *_: None)
 """
 ITS_OWN = """
@@ -33,7 +33,7 @@ HELD = """
 multiprocessing.Process.kill = lambda _child: None  # what comes of it where the kernel holds the process
 def work():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    lifetime.end_with_parent()
+    worker_shutdown.end_with_parent()
     time.sleep(60)
 def begun(_child):
     pass

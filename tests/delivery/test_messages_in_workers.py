@@ -17,7 +17,7 @@ from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
 from tests.harness.programs import LIMIT, eventually
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from tests.system.proxy import redis_through
 
 QUEUE = "objects"
@@ -67,7 +67,7 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
     assert quarantined() == {("bad", "worker_lost")}
     assert Counter(key for key, _pid in sent.started()) == {"bad": 3}
     assert sorted(sent.done()) == neighbours
-    assert client.hlen(queues.STARTED) == 0
+    assert client.hlen(queues.STARTED_CHILDREN_KEY) == 0
 
 
 @whole_only
@@ -75,7 +75,7 @@ def test_a_message_whose_process_died_while_its_clock_was_ahead_runs_again(start
     dead = RedisBroker(client=client, namespace=queues.NAMESPACE)
     sent.push("note", "1")
     assert dead.do_fetch(QUEUE, 1)
-    client.zadd(queues.HEARTBEATS, {dead.broker_id: (time.time() + 3600) * 1000})
+    client.zadd(queues.HEARTBEATS_KEY, {dead.broker_id: (time.time() + 3600) * 1000})
     start_worker()
     # Looks for dead processes with each command; a worker does so every few seconds.
     looks = {"maintenance_chance": 1_000_000, "heartbeat_timeout": 60_000}
@@ -119,7 +119,7 @@ def test_what_runs_is_finished_and_what_does_not_is_given_back(start_worker, sen
     eventually(lambda: worker.said("worker draining"))
     go.touch()
     assert worker.process.wait(LIMIT) == 0, worker.text()
-    assert (len(sent.done()), client.llen(queues.ready(QUEUE)), sent.left()) == (4, 3, 3)
+    assert (len(sent.done()), client.llen(queues.ready_key(QUEUE)), sent.left()) == (4, 3, 3)
 
 
 def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker, sent, go):
@@ -131,9 +131,9 @@ def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker,
     asked_at = time.monotonic()
 
     assert worker.process.wait(LIMIT) != 0
-    assert time.monotonic() - asked_at < patient(10)
+    assert time.monotonic() - asked_at < scale_timeout(10)
     assert worker.said("shutdown timed out")
-    assert client.hlen(queues.STARTED) == 0
+    assert client.hlen(queues.STARTED_CHILDREN_KEY) == 0
     go.touch()
     start_worker()
     eventually(lambda: (sent.done(), sent.left()) == (["1"], 0))
@@ -157,7 +157,7 @@ def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_another_
         asked_at = time.monotonic()
         worker.process.wait(LIMIT)
 
-        assert time.monotonic() - asked_at < patient(5)
+        assert time.monotonic() - asked_at < scale_timeout(5)
     assert sent.left() == 1
     start_worker()
     eventually(lambda: sent.left() == 0)
@@ -205,10 +205,10 @@ def stopped(pid):
 
 def test_a_message_that_its_process_does_not_know_is_given_back_and_done(start_worker, sent):
     worker = start_worker().ready()
-    eventually(lambda: client.zcard(queues.HEARTBEATS) == 1)
+    eventually(lambda: client.zcard(queues.HEARTBEATS_KEY) == 1)
     # What a reply leaves that is lost after Redis has handed the message out.
     thief = RedisBroker(client=client, namespace=queues.NAMESPACE)
-    (name,) = client.zrange(queues.HEARTBEATS, 0, -1)
+    (name,) = client.zrange(queues.HEARTBEATS_KEY, 0, -1)
     thief.broker_id = name.decode()
     processes = [worker.process.pid, *worker.children]
     for pid in processes:
@@ -284,8 +284,8 @@ def test_a_message_of_an_unknown_actor_is_quarantined(start_worker, sent):
     ids=range(10),
 )
 def test_a_body_that_is_no_message_is_quarantined_and_keeps_no_message_beside_it(start_worker, sent, body):
-    client.hset(queues.bodies(QUEUE), "bad", body)
-    client.rpush(queues.ready(QUEUE), "bad")
+    client.hset(queues.bodies_key(QUEUE), "bad", body)
+    client.rpush(queues.ready_key(QUEUE), "bad")
     sent.push("note", "1")
 
     worker = start_worker()
@@ -298,8 +298,8 @@ def test_a_body_that_is_no_message_is_quarantined_and_keeps_no_message_beside_it
 
 @pytest.mark.parametrize("served", [(QUEUE,), (QUEUE, "cron")], ids=["alone", "both"])
 def test_a_message_in_another_queue_than_it_names_is_quarantined(start_worker, sent, served):
-    client.hset(queues.bodies(QUEUE), "good", orjson.dumps(GOOD | {"message_id": "good", "queue_name": "cron"}))
-    client.rpush(queues.ready(QUEUE), "good")
+    client.hset(queues.bodies_key(QUEUE), "good", orjson.dumps(GOOD | {"message_id": "good", "queue_name": "cron"}))
+    client.rpush(queues.ready_key(QUEUE), "good")
 
     worker = start_worker(queues=served)
 
@@ -313,11 +313,11 @@ def test_a_message_in_another_queue_than_it_names_is_quarantined(start_worker, s
 def test_a_child_and_its_successor_name_the_run_that_sent_them(start_worker, sent, go):
     message = sent.push("go_on", str(go), key="child", run=7)
     # As a run leaves it, which sends no child that is on its way.
-    client.hset(queues.QUEUED, "child", message.options["redis_message_id"])
+    client.hset(queues.QUEUED_CHILDREN_KEY, "child", message.options["redis_message_id"])
     worker = start_worker()
 
     # The successor is sent before the child is acknowledged.
     eventually(lambda: sent.left() == 0)
 
     assert [(line["message_id"], line["run"]) for line in worker.said("child finished")] == [("child", 7)] * 2
-    assert client.hlen(queues.QUEUED) == 0
+    assert client.hlen(queues.QUEUED_CHILDREN_KEY) == 0

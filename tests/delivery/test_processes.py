@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.delivery.messages import deliver
+from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.ledger.heartbeats import Process, read_version
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process, version
-from forgekeeper.ledger.reconcile import reconcile
+from forgekeeper.ledger.reconcile import reconcile_batch
 from forgekeeper.platform.database import database, now
 from tests.harness.programs import Program, eventually
 from tests.harness.thorough import whole_only
@@ -31,10 +31,10 @@ def start(database, tmp_path):
 
     def begin(*arguments, program="forgekeeper.cli", **settings):
         usual = {"DEAD_AFTER": DEAD_AFTER.total_seconds()}
-        before = {one.id for one in Process.known()}
+        before = {one.id for one in Process.list_all()}
         log = tmp_path / f"service-{len(started)}.log"
         started.append(Program(log, "-m", program, *arguments, **(usual | settings)))
-        eventually(lambda: {one.id for one in Process.known()} - before)
+        eventually(lambda: {one.id for one in Process.list_all()} - before)
         return started[-1]
 
     yield begin
@@ -63,7 +63,7 @@ def send(settings):
     def put(batch):
         quick = settings.model_copy(update={f"cron_{batch}": None})
         run_id = JobRun.claim_manual(batch, by="test")
-        reconcile(batch, quick, deliver, by="test")
+        reconcile_batch(batch, quick, enqueue_run, by="test")
         return run_id
 
     return put
@@ -71,7 +71,7 @@ def send(settings):
 
 def the_process():
     """The one process that is known, as it is now."""
-    (one,) = Process.known()
+    (one,) = Process.list_all()
     return one
 
 
@@ -93,12 +93,12 @@ def test_a_worker_says_who_it_is_and_which_queues_it_has_until_it_ends(start_wor
     # The master works on nothing: what is known is the process that it has started.
     parent = int(Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[1])
     assert parent == worker.process.pid
-    assert (one.kind, one.host, one.version) == ("worker", socket.gethostname(), version())
+    assert (one.kind, one.host, one.version) == ("worker", socket.gethostname(), read_version())
     assert (one.queues, one.draining, one.at_work) == (["cron", "git"], False, [])
     assert began < one.started_at <= now()
 
     assert worker.end() == 0
-    assert Process.known() == []
+    assert Process.list_all() == []
 
 
 @whole_only
@@ -162,7 +162,7 @@ def test_a_worker_whose_row_is_gone_enters_itself_again_as_of_its_start(start_wo
 
     Process.delete().execute()
 
-    eventually(Process.known)
+    eventually(Process.list_all)
     assert the_process().started_at == began
 
 
@@ -182,7 +182,7 @@ def test_a_scheduler_says_which_timetable_it_keeps(start_scheduler):
 
 
 def enrol(**changes):
-    return Process.beat(None, dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
+    return Process.record_heartbeat(None, dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
 
 
 def test_a_process_takes_the_place_of_an_older_one_of_its_name_and_of_no_other(database):
@@ -191,4 +191,4 @@ def test_a_process_takes_the_place_of_an_older_one_of_its_name_and_of_no_other(d
 
     second = enrol()
 
-    assert {one.id for one in Process.known()} == {second.id, *(other.id for other in others)}
+    assert {one.id for one in Process.list_all()} == {second.id, *(other.id for other in others)}

@@ -11,10 +11,10 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import TOKEN, deliver, message_of
-from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.messages import TOKEN_OPTION, build_run_message, enqueue_run
+from forgekeeper.delivery.queues import count_messages
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.reconcile import reconcile as reconcile_batch
+from forgekeeper.ledger.reconcile import reconcile_batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
 from tests.harness.many_rows import statuses as due_statuses
@@ -64,7 +64,7 @@ def start_worker(database, tmp_path):
 def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
-    return lambda: reconcile_batch(BATCH.name, quick, deliver, by="test")
+    return lambda: reconcile_batch(BATCH.name, quick, enqueue_run, by="test")
 
 
 def statuses_left():
@@ -97,7 +97,7 @@ def finished(reconcile, run_id):
 
 
 def queue():
-    return depth(client, BATCH.queue)
+    return count_messages(client, BATCH.queue)
 
 
 def acknowledged():
@@ -261,7 +261,7 @@ def test_a_run_that_is_lost_ends_at_its_next_safe_point_and_changes_nothing(star
 def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
     due_statuses(1)
     run_id = JobRun.claim_manual(NAME, by="test")
-    broker.enqueue(message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
+    broker.enqueue(build_run_message(BATCH, row(run_id)).copy(options={TOKEN_OPTION: str(uuid4())}))
     worker = start_worker()
 
     eventually(finished(reconcile, run_id))

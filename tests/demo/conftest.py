@@ -23,9 +23,9 @@ COMMAND = ("-P", "-m", "forgekeeper.cli")
 HOST = """
 import os, signal, sys, time
 from pathlib import Path
-from demo.servers import servers
+from demo.servers import run_servers
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-with servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:
+with run_servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:
     print(s.database_url, flush=True)
     exec(sys.argv[2])
     time.sleep(600)

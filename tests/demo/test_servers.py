@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from demo.servers import EmbeddedError, servers
+from demo.servers import EmbeddedError, run_servers
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
@@ -29,7 +29,7 @@ except KeyboardInterrupt:
 def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(query, redis):
     settings = ("current_database()", "'z' < 'ä'", "current_setting('TimeZone')", "current_setting('listen_addresses')")
 
-    with servers() as running:
+    with run_servers() as running:
         assert query(running.database_url, f"select {', '.join(settings)}") == [("forgekeeper", True, "UTC", "")]
         assert redis(running.redis_url, "config", "get", "port") == {b"port": b"0"}
         # Nobody else may enter.
@@ -41,7 +41,7 @@ def test_the_environment_of_a_client_reaches_neither_the_servers_nor_their_urls(
     for name, value in {"PGDATA": "/none", "LC_ALL": "tlh", "PGHOST": "nowhere.invalid", "PGPORT": "1"}.items():
         monkeypatch.setenv(name, value)
 
-    with servers() as started:
+    with run_servers() as started:
         # It is asked itself: a container's root may not look into a process that runs as somebody else.
         sql = f"select pg_read_binary_file('/proc/{started.postgres_pid}/environ')"
         environment = bytes(query(started.database_url, sql)[0][0]).split(b"\0")
@@ -58,17 +58,17 @@ def folder(temporary_root):
 @pytest.fixture
 def patiently(monkeypatch):
     """Wait longer for the servers of a process that was killed: they end when the machine lets them."""
-    monkeypatch.setattr("demo.servers.server.LOCK_TIMEOUT", LIMIT)
+    monkeypatch.setattr("demo.servers.server.FOLDER_LOCK_SECONDS", LIMIT)
 
 
 @whole_only
 def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis):
-    with servers(folder) as first:
+    with run_servers(folder) as first:
         assert query(first.database_url, "select current_setting('fsync')") == [("on",)]
         query(first.database_url, "create table kept as select 1 as id")
         redis(first.redis_url, "set", "kept", "1")
 
-    with servers(folder) as second:
+    with run_servers(folder) as second:
         assert query(second.database_url, "select id from kept") == [(1,)]
         assert redis(second.redis_url, "get", "kept") == b"1"
 
@@ -87,7 +87,7 @@ def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_
     pid_file.write_text(f"{other.pid}\n{folder}/postgres\n")
 
     try:
-        with servers(folder) as started:
+        with run_servers(folder) as started:
             assert query(started.database_url, "select id from kept") == [(1,)]
     finally:
         other.kill()
@@ -101,7 +101,7 @@ def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, que
     assert wait_until((folder / "postgres.unfinished/global").exists, LIMIT)
     parent.ends(signal.SIGKILL)
 
-    with servers(folder) as started:
+    with run_servers(folder) as started:
         assert query(started.database_url, "select current_database()") == [("forgekeeper",)]
     assert not (folder / "postgres.unfinished").exists()
 
@@ -109,7 +109,7 @@ def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, que
 @whole_only
 @pytest.mark.parametrize("name", ['it\'s "grün" %20?x=1&y#z', "a,b", "d" * 150])
 def test_any_folder_name_works(tmp_path, name, query, redis):
-    with servers(tmp_path / name) as started:
+    with run_servers(tmp_path / name) as started:
         assert query(started.database_url, "select current_database()") == [("forgekeeper",)]
         assert redis(started.redis_url, "ping")
 
@@ -117,7 +117,7 @@ def test_any_folder_name_works(tmp_path, name, query, redis):
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(EmbeddedError, match="Not a directory"), servers(tmp_path / "file/x"):
+    with pytest.raises(EmbeddedError, match="Not a directory"), run_servers(tmp_path / "file/x"):
         pass
 
 
@@ -145,7 +145,7 @@ def test_a_fork_that_outlives_the_parent_does_not_keep_the_folder(host, temporar
 
     parent.ends(signal.SIGKILL)
 
-    with servers(temporary_root / "folder"):
+    with run_servers(temporary_root / "folder"):
         pass
 
 
@@ -162,7 +162,7 @@ def test_an_interrupt_at_the_terminal_does_not_reach_the_servers(host, query):
 @whole_only
 @pytest.mark.parametrize("sudden", [signal.SIGKILL, signal.SIGSTOP])
 def test_leaving_works_after_the_servers_were_killed_or_paused(sudden, temporary_root):
-    with servers() as started:
+    with run_servers() as started:
         os.kill(started.postgres_pid, sudden)
         os.kill(started.redis_pid, sudden)
 
@@ -171,7 +171,7 @@ def test_leaving_works_after_the_servers_were_killed_or_paused(sudden, temporary
 
 @whole_only
 def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log_and_leaves_nothing(temporary_root):
-    with pytest.raises(EmbeddedError) as raised, servers(postgres_options={"work_mem": "much"}):
+    with pytest.raises(EmbeddedError) as raised, run_servers(postgres_options={"work_mem": "much"}):
         pass
 
     assert str(raised.value).startswith("The embedded PostgreSQL did not start; the end of its log:\n")

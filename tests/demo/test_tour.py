@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from demo.sample_data import Sample
-from demo.tour import Figure, check
+from demo.sample_data import SampleCount
+from demo.tour import ExpectedValue, check_results
 from forgekeeper.cli.terminal import Problem
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
@@ -33,7 +33,7 @@ SHOWN = {
     "exporter forgekeeper_quarantine_records rejected_ref 6 6",
     "exporter forgekeeper_exporter_collector_success all 18 18",
 }
-DONE = Figure("worker", "things_total", {"kind": "good"}, 3)
+DONE = ExpectedValue("worker", "things_total", {"kind": "good"}, 3)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,10 @@ def test_one_that_is_ended_in_the_middle_leaves_nothing_behind(start, deadly, st
 
 def test_a_figure_that_is_not_as_expected_is_a_problem():
     with pytest.raises(Problem, match="a figure is wrong"):
-        check({"batch": Sample("things", 5, 2)}, {"batch": Sample("things", 4, 1)}, [])
+        check_results({"batch": SampleCount("things", 5, 2)}, {"batch": SampleCount("things", 4, 1)}, [])
 
 
 @pytest.mark.parametrize("shown", [4, None])
 def test_a_metric_that_shows_something_else_or_nothing_is_a_problem(shown):
     with pytest.raises(Problem, match=f"things_total.* is {shown}, not 3"):
-        check({}, {}, [(DONE, shown)])
+        check_results({}, {}, [(DONE, shown)])

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from demo.tour import Figure, compare
+from demo.tour import ExpectedValue, compare_metrics
 from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
@@ -15,9 +15,9 @@ from tests.harness.waiting import wait_until
 LIMIT = 60.0
 RUNS = {"batch": "user_status_cleanup"}
 AT_WORK = (
-    Figure("cron", "runs_total", RUNS, 0),
-    Figure("scheduler", "scheduler_enqueued_total", RUNS, 0),
-    Figure("exporter", "exporter_collector_success", {"collector": "queues"}, 0),
+    ExpectedValue("cron", "runs_total", RUNS, 0),
+    ExpectedValue("scheduler", "scheduler_enqueued_total", RUNS, 0),
+    ExpectedValue("exporter", "exporter_collector_success", {"collector": "queues"}, 0),
 )
 """What each page counts once `up` is at work.  A run is in its row a moment before it is on a page."""
 
@@ -74,7 +74,7 @@ def shows_a_batch(console):
 
 def at_work(urls):
     idle = AT_WORK[0]._replace(page="others")
-    (_, of_idle), *shown = compare(urls, [idle, *AT_WORK], timeout=0)
+    (_, of_idle), *shown = compare_metrics(urls, [idle, *AT_WORK], timeout=0)
     return of_idle == 0 and all((count or 0) >= 1 for _, count in shown)
 
 

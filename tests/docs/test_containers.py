@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from forgekeeper.api.batches import queues
+from forgekeeper.api.batches import list_queues
 from forgekeeper.delivery import boot
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.every import every
@@ -59,7 +59,7 @@ def test_every_service_runs_a_command_that_exists(name):
 def test_the_workers_serve_every_queue_and_each_queue_once():
     found = [re.search(r"--queues (\S+)", line) for service in OURS.values() for line in commands(service)]
 
-    assert sorted(",".join(one[1] for one in found if one).split(",")) == sorted(queues())
+    assert sorted(",".join(one[1] for one in found if one).split(",")) == sorted(list_queues())
 
 
 @every("path", mounts())
@@ -69,7 +69,7 @@ def test_every_mounted_file_exists(path):
 
 @every("file", FILES)
 def test_every_setting_that_a_file_names_is_one(file):
-    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
+    settings = {PREFIX + field.upper() for field in boot.settings_class().model_fields}
 
     assert set(re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", file.read_text())) <= settings
 
@@ -88,7 +88,7 @@ def test_every_service_is_hardened_and_its_ports_are_on_loopback(name):
 
 
 def test_a_worker_has_more_time_to_end_than_its_shutdown_timeout():
-    allowed = boot.model().model_fields["shutdown_timeout"].default
+    allowed = boot.settings_class().model_fields["shutdown_timeout"].default
 
     for name in ("worker", "worker-cron"):
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > int(allowed)

@@ -21,7 +21,10 @@ UNREAD = {
     "models": {"forgekeeper.platform.connections", "forgekeeper.platform.database"},
     "scheduler": {
         *("forgekeeper.api.batches", "forgekeeper.delivery", "forgekeeper.ledger", "metrics"),
-        *(f"forgekeeper.platform.{one}" for one in ("connections", "database", "failpoints", "lifetime", "settings")),
+        *(
+            f"forgekeeper.platform.{one}"
+            for one in ("connections", "database", "failpoints", "settings", "worker_shutdown")
+        ),
     },
     "forgekeeper.platform.migrations.forgekeeper": {"forgekeeper.platform.database", "forgekeeper.platform.migrations"},
 }
@@ -33,7 +36,7 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.endpoint",
     "forgekeeper.cli.serving",
-    "forgekeeper.platform.lifetime",  # what systemd and the page have put there
+    "forgekeeper.platform.worker_shutdown",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
@@ -121,7 +124,7 @@ def test_a_module_that_import_linter_does_not_read_imports_only_what_it_may(modu
 
 NAMES = {
     *(one.name for one in all_declared()),
-    *(table._meta.table_name for table in (*models.APPLICATION, *models.OPTIONAL)),
+    *(table._meta.table_name for table in (*models.FORGE_MODELS, *models.OPTIONAL_MODELS)),
     *(flag for one in all_declared() for flag in one.flags),
     *(key for path in (ROOT / "workers").rglob("*.py") for key in re.findall(r"\{\w+\}:\w+", path.read_text())),
 } - {"projects"}

@@ -17,10 +17,10 @@ import pytest
 
 import models
 from forgekeeper.api.batches import BATCHES, all_declared
-from forgekeeper.engine import counting
+from forgekeeper.engine import record_counts
 from forgekeeper.ledger import reconcile, retry
-from forgekeeper.platform.coordination.leases import lease
-from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
+from forgekeeper.platform.coordination.leases import hold_lease
+from models import STALE_AFTER, UNFINISHED_STATES, ImportStatus, TrackerStatus
 from tests.harness.artifacts import buckets
 from tests.harness.catalogue import SERIES
 from tests.harness.every import every
@@ -33,12 +33,12 @@ SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelt
 
 def cron(batch: str) -> str:
     """Return when the batch runs where nobody has set anything else."""
-    return str(settings_with().cron(batch))
+    return str(settings_with().schedule_of(batch))
 
 
 def threshold(batch: str, name: str) -> float:
     """Return the limit that the batch declares."""
-    limit = BATCHES[batch].limit(name)
+    limit = BATCHES[batch].find_threshold(name)
     assert limit is not None
     return limit.above
 
@@ -51,7 +51,7 @@ def default(function: Callable[..., Any], name: str) -> Any:
 RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
     ("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
-    ("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: counting.LATE),
+    ("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: record_counts.LATE_AFTER),
     ("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: reconcile.MISFIRE_GRACE),
     ("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     ("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
@@ -62,7 +62,7 @@ DOCUMENT_48 = [
 DOCUMENT_58 = [
     ("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
     ("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
-    ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
+    ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(hold_lease, "max_duration")),
     ("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
     ("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
     ("retries", "リトライ対象エラー すべての例外", 25, lambda: retry.MAX_RETRIES),
@@ -70,7 +70,7 @@ DOCUMENT_58 = [
         "alert: batches with dead letters",
         "Sidekiq失敗キュー",
         {"git_ref_cleanup", "clean_project_refs"},
-        lambda: {one.name for one in all_declared() if one.limit("dead_letter")},
+        lambda: {one.name for one in all_declared() if one.find_threshold("dead_letter")},
     ),
 ]
 DOCUMENT_100 = [
@@ -84,7 +84,7 @@ DOCUMENT_100 = [
 DOCUMENT_65 = [
     ("cron", "実行時刻 0 */4 * * *", "0 */4 * * *", lambda: cron("stale_imports")),
     ("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: STALE_AFTER),
-    ("stale statuses", "status IN (0, 1)", (0, 1), lambda: UNFINISHED),
+    ("stale statuses", "status IN (0, 1)", (0, 1), lambda: UNFINISHED_STATES),
     ("created", "created(0)", 0, lambda: ImportStatus.CREATED),
     ("started", "started(1)", 1, lambda: ImportStatus.STARTED),
     ("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
@@ -101,11 +101,11 @@ DOCUMENT_11 = [
         10,
         lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
     ),
-    ("classes", "バケット数分（最大10）", 10, lambda: models.CLASSES),
+    ("classes", "バケット数分（最大10）", 10, lambda: models.CLASS_COUNT),
     ("silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after),
     ("silent after, else", "10分後に再利用可能", 10 * MINUTE, lambda: default(buckets.tidy, "silent_for")),
-    ("unlocked", "locked = 0", 0, lambda: models.UNLOCKED),
-    ("trace", "file_type <> 3", 3, lambda: models.TRACE),
+    ("unlocked", "locked = 0", 0, lambda: models.UNLOCKED_STATE),
+    ("trace", "file_type <> 3", 3, lambda: models.TRACE_FILE_TYPE),
     ("flag", "bulk_delete_job_artifacts", "bulk_delete_job_artifacts", lambda: expired_job_artifacts.FLAG),
     (
         "flag, many",
@@ -142,8 +142,8 @@ def test_each_document_has_its_batch(document):
 )
 def test_a_run_gets_the_time_of_its_document(batch, seconds, settings):
     with runner_of(settings) as runner, attempt_at(runner, BATCHES[batch]) as made:
-        made.work()
-        left = made.run.deadline.left()
+        made.work_if_allowed()
+        left = made.run.deadline.seconds_left()
 
     # A busy machine may have used some of it.
     assert seconds * 0.8 < left <= seconds

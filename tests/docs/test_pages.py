@@ -13,16 +13,16 @@ from typer.main import get_command
 import forgekeeper
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli import contract
-from forgekeeper.cli.commands import application
+from forgekeeper.cli.commands import build_application
 from forgekeeper.delivery import boot
 from forgekeeper.platform.settings import PREFIX
-from forgekeeper.platform.settings.reading import describe
-from metrics.catalogue import of
+from forgekeeper.platform.settings.reading import list_settings
+from metrics.catalogue import select_metrics
 from tests.harness import public_names
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 from tests.mutation.promises import read_breaches
 from tests.system.forges import facts
 
@@ -69,7 +69,7 @@ def commands(page):
 
 @cache
 def whole():
-    return get_command(application())
+    return get_command(build_application())
 
 
 def parse(line):
@@ -102,7 +102,7 @@ def code(words):
 def test_the_page_of_settings_has_each_as_it_is_declared():
     assert rows("settings.md") == [
         row(one.name, one.type.replace("|", "or"), code([one.default] if one.default else []), one.sentence)
-        for one in describe(boot.load())
+        for one in list_settings(boot.load_settings())
     ]
 
 
@@ -111,7 +111,7 @@ def test_the_page_of_metrics_has_each_as_it_is_declared_and_all_values_of_its_la
     for label, values in (each for one in METRICS.values() for each in one.values.items()):
         labels.setdefault(label, {}).update(dict.fromkeys(values or ()))
 
-    metrics = (one for process in ("worker", "scheduler", "exporter") for one in of(process, METRICS))
+    metrics = (one for process in ("worker", "scheduler", "exporter") for one in select_metrics(process, METRICS))
     assert rows("metrics.md") == [
         *(row(one.name, one.type, code(one.labels), one.unit, one.help) for one in metrics),
         *(row(label, code(values) or "as configured") for label, values in labels.items()),
@@ -119,7 +119,7 @@ def test_the_page_of_metrics_has_each_as_it_is_declared_and_all_values_of_its_la
 
 
 def test_the_page_of_the_contract_is_what_the_command_prints():
-    assert (DOCS / "contract.md").read_text().splitlines() == list(contract.page(BATCHES.values()))
+    assert (DOCS / "contract.md").read_text().splitlines() == list(contract.list_page_lines(BATCHES.values()))
 
 
 @every("page", PAGES)
@@ -161,7 +161,7 @@ def test_every_command_that_a_page_names_is_one(page, monkeypatch):
 
 @every("page", PRESENT)
 def test_every_setting_that_a_page_names_is_one(page):
-    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
+    settings = {PREFIX + field.upper() for field in boot.settings_class().model_fields}
 
     named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?(?:\.\.\.|…|<|_))\b", page.read_text())
 
@@ -216,7 +216,7 @@ def test_the_example_of_every_public_name_works(name):
     names = {one: getattr(forgekeeper, one) for one in public_names.name_all()} | {"__name__": "examples"}
 
     assert example
-    with declaring():
+    with forget_declarations():
         exec(compile(public_names.MODELS + example, name, "exec"), names)
 
 

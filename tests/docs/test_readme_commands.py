@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from demo.sample import SAMPLE_PLACES, sample_settings
-from demo.servers import servers
+from demo.servers import run_servers
 from demo.tables import make_tables
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.every import every
 from tests.harness.readme import (
@@ -45,7 +45,7 @@ UNKNOWN = (
 @pytest.fixture(scope="module")
 def own():
     """Servers of this module."""
-    with servers() as started:
+    with run_servers() as started:
         yield started
 
 
@@ -57,7 +57,7 @@ def forge(own, tmp_path):
         (places / place).mkdir(parents=True)
     urls = {"database_url": own.database_url, "redis_url": own.redis_url}
     settings = settings_with(**urls)
-    connect(settings, Limits.of_worker(settings), name="tests", connections=1)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=1)
     with db.database.connection_context():
         make_tables(db.database.obj)
         db.database.execute_sql(STATUS)

@@ -15,7 +15,7 @@ from tests.harness import public_names
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
@@ -91,7 +91,7 @@ def stranger(database):
         database.create_tables(made)
         return names
 
-    with declaring():
+    with forget_declarations():
         yield declare_and_create
         database.drop_tables(made)
 
@@ -142,7 +142,7 @@ def test_the_batch_of_the_third_step_is_short_and_imports_public_names_alone():
 @pytest.mark.parametrize(("right", "wrong", "error"), REFUSED, ids=[one[2] for one in REFUSED])
 def test_each_mistake_is_an_error_at_import_with_the_sentence_of_the_page(right, wrong, error):
     assert DIVIDED.count(right) == 1
-    with declaring(), pytest.raises(Mistake) as raised:
+    with forget_declarations(), pytest.raises(Mistake) as raised:
         declare(NAMES + DIVIDED.replace(right, wrong))
 
     assert error in str(raised.value)

@@ -13,11 +13,11 @@ from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.guards.brakes import Brakes
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
-from tests.harness.performing import as_child, perform, recorded
+from tests.harness.performing import perform, run_as_worker, run_child_as_worker
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
 
@@ -83,14 +83,14 @@ def left():
 def test_a_row_that_has_no_time_is_due_to_nobody():
     spec = declared(lambda _now: Rows(Weed, Weed.garden == 9, since=Weed.grown_at))
 
-    assert (spec.due(now()).records, perform(spec).deleted, left()) == (3, 3, ROWS + 2)
+    assert (spec.sum_backlogs(now()).records, perform(spec).deleted, left()) == (3, 3, ROWS + 2)
 
 
 @pytest.mark.usefixtures("weeds")
 def test_the_contract_has_an_index_by_which_the_rows_are_walked_though_the_model_says_nothing_of_one():
     (relation,) = declared().relations
 
-    assert [index.on(relation.name) for index in relation.indexes] == [
+    assert [index.create_statement(relation.name) for index in relation.indexes] == [
         "create index concurrently on weed (grown_at, id)"
     ]
 
@@ -99,7 +99,7 @@ def test_the_contract_has_an_index_by_which_the_rows_are_walked_though_the_model
 def test_a_process_needs_no_more_rights_than_the_answer():
     (relation,) = declared().relations
 
-    needs = {process: relation.needs(process) for process in ("worker", "exporter", "scheduler")}
+    needs = {process: relation.needed_privileges(process) for process in ("worker", "exporter", "scheduler")}
     assert needs == {"worker": ["select", "update (id)", "delete"], "exporter": ["select"], "scheduler": []}
 
 
@@ -109,7 +109,7 @@ def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
     spec = declared(
         lambda _now: Rows(Weed, since=Weed.grown_at, older_than=DAY, name=Weed.name, audit={"garden": "garden"})
     )
-    recorded(spec, settings_with())
+    run_as_worker(spec, settings_with())
 
     lines = list(Deletion.select().where(Deletion.record == "weed").order_by(Deletion.id))
     assert sum(len(line.ids) for line in lines) == ROWS
@@ -121,7 +121,7 @@ def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
 @pytest.mark.usefixtures("weeds")
 @pytest.mark.parametrize("limit", [1, 100, 101, 500])
 def test_a_limit_of_records_is_exact(limit):
-    row = recorded(declared(), settings_with(max_per_run_pull_weeds=limit))
+    row = run_as_worker(declared(), settings_with(max_per_run_pull_weeds=limit))
 
     assert (row.result["deleted"], left(), [total.reserved for total in RunTotal.select()]) == (
         limit,
@@ -137,7 +137,7 @@ def test_a_limit_of_bytes_is_never_exceeded(limit, rows):
         lambda now: Rows(Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, size=Weed.size, counted_bytes="bytes")
     )
 
-    row = recorded(spec, settings_with(max_bytes_per_run_pull_weeds=limit))
+    row = run_as_worker(spec, settings_with(max_bytes_per_run_pull_weeds=limit))
 
     assert (row.result["deleted"], row.result["bytes"]) == (rows, 10 * rows)
 
@@ -163,7 +163,7 @@ def test_a_row_that_is_locked_once_its_bytes_are_reserved_ends_no_run(monkeypatc
         )
     )
 
-    row = recorded(spec, settings_with(max_bytes_per_run_pull_weeds=10_000))
+    row = run_as_worker(spec, settings_with(max_bytes_per_run_pull_weeds=10_000))
 
     assert (row.result["deleted"], left()) == (ROWS - 1, 6)
 
@@ -237,9 +237,9 @@ def gardens(weeds):
 
 def test_children_are_sent_and_delete_what_is_due_to_them_and_no_more(gardens):
     spec, clear_garden = gardens
-    row = recorded(spec, settings_with(breaker_share=1))
+    row = run_as_worker(spec, settings_with(breaker_share=1))
     for garden in (*range(5), 9):
-        as_child(clear_garden, settings_with(breaker_share=1), garden, message_id=str(garden))
+        run_child_as_worker(clear_garden, settings_with(breaker_share=1), garden, message_id=str(garden))
 
     # Of the ninth garden nothing is due, though its child answers with all of it.
     assert (row.result["children_enqueued"], left()) == (5, 5)
@@ -248,13 +248,13 @@ def test_children_are_sent_and_delete_what_is_due_to_them_and_no_more(gardens):
 def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):
     spec, clear_garden = gardens
     given = settings_with(breaker_share=1, max_per_run_pull_weeds=250)
-    run = recorded(spec, given).id
+    run = run_as_worker(spec, given).id
     killed = Brakes(clear_garden, given, clear_garden.outcome(), run)
-    killed.why(now=True)
+    killed.find_stop_reason(now=True)
     assert killed.reserve(100).records == 100  # and no word of it since
 
     for garden in range(5):
-        as_child(clear_garden, given, garden, message_id=str(garden), run=run)
+        run_child_as_worker(clear_garden, given, garden, message_id=str(garden), run=run)
 
     assert left() == ROWS + 5 - 150
 
@@ -264,7 +264,7 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
     db.execute_sql("create table pot (weed int references weed); insert into pot values (10)")
     try:
         for garden in (0, 1):
-            as_child(clear_garden, settings_with(breaker_share=1), garden)
+            run_child_as_worker(clear_garden, settings_with(breaker_share=1), garden)
     finally:
         db.execute_sql("drop table pot")
 

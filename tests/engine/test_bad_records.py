@@ -22,7 +22,7 @@ from tests.harness.many_rows import artifacts, clean_statuses, destroy_artifacts
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from workers import delete_objects
 from workers.prune import prune
 
@@ -80,10 +80,10 @@ def test_an_artifact_that_cannot_be_destroyed_stops_no_other_and_the_statistics_
 @pytest.fixture
 def store(tmp_path):
     """A store of objects, as its worker is set up."""
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     yield settings_with(object_stores={DeletedObject.location: tmp_path.as_uri()})
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
 
 
 def outbox(count, folder):
@@ -131,7 +131,7 @@ def test_a_bad_record_is_forgotten_once_it_can_go_or_is_gone(gone):
 def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_person():
     for key, times in (("7", 1), ("8", MAX_RETRIES + 1)):
         for _ in range(times):
-            quarantine.fail("delete_artifact_bucket", "expired_artifact", key, "-", reason="record_failed")
+            quarantine.record_failure("delete_artifact_bucket", "expired_artifact", key, "-", reason="record_failed")
     Quarantined.update(failed_at=now() - 8 * DAY).execute()
 
     perform(prune)
@@ -148,12 +148,12 @@ def test_where_everything_fails_the_run_fails_and_says_so():
     with bad("user_statuses", "user_id", which="> 0"), pytest.raises(TooManyBadRecords, match="spoilt"):
         clean_statuses()
 
-    assert len(passed_over()) == retry.MOST_IN_RUN + 1
+    assert len(passed_over()) == retry.MAX_FAILED_RECORDS_IN_RUN + 1
 
 
 def test_no_more_than_so_many_are_remembered(monkeypatch):
-    monkeypatch.setattr(run, "MOST_IN_RUN", 20)
-    monkeypatch.setattr(run, "MOST_KNOWN", 50)
+    monkeypatch.setattr(run, "MAX_FAILED_RECORDS_IN_RUN", 20)
+    monkeypatch.setattr(run, "MAX_BAD_RECORDS_OF_KIND", 50)
     statuses(1_000)
 
     with bad("user_statuses", "user_id", which="> 0"):
@@ -223,7 +223,7 @@ def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
 
     assert (outcome.deleted, ids(UserStatus)) == (249, {BAD})
     # A second for the chunk, and one for the record.
-    assert seconds < patient(5)
+    assert seconds < scale_timeout(5)
 
 
 # Quarantine: how long what failed is left out, and what fan-out must not send
@@ -232,13 +232,13 @@ CHILD = ("git_ref_cleanup", "clean_project_refs")
 
 
 def fail(key="1", reason="child_failed"):
-    quarantine.fail(*CHILD, key, "RepositoryFailed: no HEAD", reason=reason, run=7)
+    quarantine.record_failure(*CHILD, key, "RepositoryFailed: no HEAD", reason=reason, run=7)
     row = Quarantined.get(Quarantined.key == key)
-    return row.again and row.again - row.failed_at
+    return row.next_retry_at and row.next_retry_at - row.failed_at
 
 
 def waiting(*keys):
-    return quarantine.waiting(*CHILD, keys)
+    return quarantine.find_waiting_keys(*CHILD, keys)
 
 
 def test_what_failed_once_is_tried_by_the_next_run_and_then_ever_later_until_it_waits_for_a_person():
@@ -264,14 +264,14 @@ def test_fan_out_leaves_out_what_waits_and_nothing_else():
     Quarantined.update(retry_at=now()).where(Quarantined.key == "over").execute()
 
     assert waiting("once", "twice", "for a person", "over", "another") == {"twice", "for a person"}
-    assert quarantine.waiting("git_ref_cleanup", "another_child", ["twice"]) == set()
+    assert quarantine.find_waiting_keys("git_ref_cleanup", "another_child", ["twice"]) == set()
 
 
 def test_what_ends_well_is_forgotten_and_begins_anew():
     for _ in range(2):
         fail()
 
-    quarantine.forget(*CHILD, ["1"])
+    quarantine.forget_failures(*CHILD, ["1"])
 
     assert (waiting("1"), fail()) == (set(), timedelta(0))
 
@@ -288,6 +288,6 @@ def test_a_key_that_postgresql_cannot_keep_is_kept_escaped():
     key = "a\0b\ud800"
 
     for _ in range(2):
-        quarantine.fail(*CHILD, key, key, reason="child_failed")
+        quarantine.record_failure(*CHILD, key, key, reason="child_failed")
 
     assert waiting(key) == {key}

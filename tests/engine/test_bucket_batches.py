@@ -9,14 +9,19 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper import Buckets, Children, Classes, Outbox, Rows, Table, Total, batch, child
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BATCHES, CHILDREN, FLAGS
-from forgekeeper.engine.deleted_rows import Which, count_recoverable, find_restorable, pages_of_recoverable
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.deleted_rows import (
+    RestoreSelection,
+    count_recoverable,
+    list_restorable_kinds,
+    read_recoverable_pages,
+)
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from forgekeeper.sources.buckets import BucketSet
 from forgekeeper.sources.outbox import DeletedObject
-from tests.harness.performing import as_child, perform, recorded
+from tests.harness.performing import perform, run_as_worker, run_child_as_worker
 from tests.harness.settings import settings_with
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -86,13 +91,13 @@ def settings():
 
 
 def test_parent_and_child_share_the_rows_and_the_child_returns_its_bucket(declared, stored):
-    sent = recorded(declared.batch, settings()).result
+    sent = run_as_worker(declared.batch, settings()).result
 
     outcome = perform(declared, settings=settings())
 
     assert (sent["max_buckets"], sent["missing_count"], sent["children_enqueued"]) == (1, 1, 1)
     assert (outcome.bucket, outcome.deleted, outcome.stopped, len(stored())) == (0, 8, "drained", 2)
-    assert BucketSet("old_crates").states(client) == {"available": [0], "occupied": []}
+    assert BucketSet("old_crates").read_states(client) == {"available": [0], "occupied": []}
     assert {row.path for row in DeletedObject.select()} == {f"c/{number}" for number in range(8)}
     assert Shelf.get().weight == 100 - sum(range(8))
 
@@ -108,26 +113,26 @@ def test_a_child_of_two_deletes_the_classes_of_its_bucket(declared, stored):
 def test_what_everybody_asks_about_it_follows_from_the_answer(declared, stored):
     parent, prefix = declared.batch, "old_crates_bucket"
 
-    (part,) = preview(parent, settings()).parts
+    (part,) = preview_batch(parent, settings()).parts
 
-    assert (part.records, parent.due(now()).records, parent.stake(now()).due(100)) == (8, 8, 8)
-    assert now() - parent.due(now()).oldest < DAY
+    assert (part.records, parent.sum_backlogs(now()).records, parent.stake(now()).due(100)) == (8, 8, 8)
+    assert now() - parent.sum_backlogs(now()).oldest < DAY
     assert {gauge.name for one in parent.collectors.values() for gauge in one.gauges} == {
         f"{prefix}s", f"{prefix}s_limit", f"{prefix}_oldest_occupied_timestamp_seconds",
     }  # fmt: skip
     assert {one.name for one in parent.counters} == {f"{prefix}s_recovered", f"{prefix}s_refilled"}
-    assert (set(parent.tables), parent.deletes) == ({Crate, Shelf, DeletedObject}, True)
+    assert (set(parent.tables), parent.deletes_records) == ({Crate, Shelf, DeletedObject}, True)
     assert declared.continues == ("deadline", "loop_limit")
 
 
 def test_deleted_rows_come_back_with_all_columns_and_the_total(declared, stored):
     before = stored()
     BucketSet("old_crates").tidy(client, 1)
-    as_child(declared, settings(), run=7)
+    run_child_as_worker(declared, settings(), run=7)
 
-    (kind,) = [kind for kind, name in find_restorable() if name == "old_crates"]
+    (kind,) = [kind for kind, name in list_restorable_kinds() if name == "old_crates"]
     back = count_recoverable(kind, 7, float("inf"), settings())
-    rows = [row for page, _ in pages_of_recoverable(kind, Which(run=7), held=False) for row in page]
+    rows = [row for page, _ in read_recoverable_pages(kind, RestoreSelection(run=7), held=False) for row in page]
     for statement in kind.write_script(rows):
         db.execute_sql(statement.replace("%", "%%"))
 

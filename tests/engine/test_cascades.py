@@ -8,15 +8,15 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.cli.check import findings
-from forgekeeper.engine.previewing import preview
+from forgekeeper.cli.check import collect_findings
+from forgekeeper.engine.previewing import preview_batch
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 NAME, DAY = "sweep_events", timedelta(days=1)
 EVENTS = """
@@ -69,7 +69,7 @@ class Word(Table):
 def execute(database):
     """Execute SQL of the owner, in a schema that is gone after the test."""
     db.execute_sql("create schema toys; set search_path = toys, forgekeeper, public")
-    with declaring():
+    with forget_declarations():
         yield lambda *statements: [db.execute_sql(one) for one in statements]
     db.execute_sql("reset search_path; drop schema toys cascade")
 
@@ -83,7 +83,7 @@ def declare(*into, **facts):
 
 
 def run(spec, **limits):
-    return recorded(spec, settings_with(**{f"{name}_{NAME}": value for name, value in limits.items()})).result
+    return run_as_worker(spec, settings_with(**{f"{name}_{NAME}": value for name, value in limits.items()})).result
 
 
 def count(table):
@@ -91,7 +91,7 @@ def count(table):
 
 
 def said(level):
-    return [one.message for one in findings(settings_with()) if one.level == level and NAME in one.message]
+    return [one.message for one in collect_findings(settings_with()) if one.level == level and NAME in one.message]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_batch_whose_rows_take_others_along_that_it_does_not_name_is_blocked(e
     execute(EVENTS.format(7), NOTES.format(action, 7, 10))
     spec = declare()
 
-    result, shown = run(spec), preview(spec, settings_with())
+    result, shown = run(spec), preview_batch(spec, settings_with())
 
     sentence = f"rows of notes are {done} with rows of events (foreign key notes_event_fkey, on delete {action})"
     assert (result["skipped"], count("events"), count("notes")) == ("schema", 7, 70)
@@ -136,10 +136,10 @@ def test_preview_breaker_and_backlog_count_what_follows(execute):
     execute(EVENTS.format(7), NOTES.format("cascade", 7, 1_000))
     spec = declare(Note)
 
-    shown, stake = preview(spec, settings_with()), spec.stake(now())
+    shown, stake = preview_batch(spec, settings_with()), spec.stake(now())
 
     assert [(part.record, part.records) for part in shown.parts] == [("event", 7), ("note", 7_000)]
-    assert (shown.due, stake.due(100), stake.of(10_000), spec.due(now()).records) == (7_007, 100, 7_007, 7)
+    assert (shown.due, stake.due(100), stake.total(10_000), spec.sum_backlogs(now()).records) == (7_007, 100, 7_007, 7)
 
 
 def test_a_row_that_takes_more_along_than_the_limit_goes_into_quarantine_and_the_others_are_deleted(execute):
@@ -164,7 +164,7 @@ def test_keys_are_followed_over_several_tables_and_several_columns(execute):
     execute("insert into words select note, place from generate_series(1, 6) as note, generate_series(1, 4) as place")
     spec = declare(Note, Word)
 
-    parts = [(part.record, part.records) for part in preview(spec, settings_with()).parts]
+    parts = [(part.record, part.records) for part in preview_batch(spec, settings_with()).parts]
     result = run(spec, max_per_run=20)
 
     # One event, three notes, twelve words.
@@ -179,7 +179,7 @@ def test_rows_of_one_table_that_lead_to_one_another_are_counted_once_each(execut
     execute("alter table events add foreign key (parent) references events on delete cascade")
     execute("insert into events select n, now(), n - 1 from generate_series(2, 40) as n")
 
-    with declaring():
+    with forget_declarations():
         blocked = run(declare())["blocked"]
     result = run(declare(Event), max_per_run=40)
 
@@ -192,7 +192,7 @@ def test_a_row_that_can_follow_only_once_has_to_be_named_and_is_a_part_of_the_ot
     execute("create table notes (id bigint primary key references events on delete cascade, event bigint)")
     execute("insert into notes select generate_series(1, 50)")
 
-    with declaring():
+    with forget_declarations():
         blocked = run(declare())["blocked"]
     result = run(declare(Note), max_per_run=40)
 
@@ -253,7 +253,7 @@ def test_rows_that_are_set_to_null_are_counted_as_changed(execute):
     execute(EVENTS.format(2), NOTES.format("set null", 2, 10))
     spec = declare(Note)
 
-    parts = [(part.record, part.verb, part.records) for part in preview(spec, settings_with()).parts]
+    parts = [(part.record, part.verb, part.records) for part in preview_batch(spec, settings_with()).parts]
     result = run(spec, max_per_run=11)
 
     assert parts == [("event", "deleted", 2), ("note", "changed", 20)]

@@ -9,9 +9,9 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper import Changes, Table, batch
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.platform.database import database as db
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 DAY = timedelta(days=1)
 TABLE = """
@@ -57,9 +57,9 @@ def run(database):
             return Changes(Event, due, since=Event.at, statement=CHANGE, each=lambda _row: {}, counted="closed")
 
         spec = batch(cron="* * * * *", budget=timedelta(minutes=1))(close_events)
-        return recorded(spec, settings_with(max_per_run_close_events=100)).result
+        return run_as_worker(spec, settings_with(max_per_run_close_events=100)).result
 
-    with declaring():
+    with forget_declarations():
         yield run
     db.execute_sql("reset search_path; drop schema toys cascade")
 

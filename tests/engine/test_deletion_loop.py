@@ -9,19 +9,19 @@ from structlog.testing import capture_logs
 
 from forgekeeper import Objects, Queue, Table, batch
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.audit.deletions import Item
+from forgekeeper.audit.deletions import AuditItem
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.engine import work
 from forgekeeper.engine.source import KeyedSource
-from forgekeeper.engine.target import Deleted, KeptItem, Target
+from forgekeeper.engine.target import DeletionResult, ItemTarget, KeptItem
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from forgekeeper.platform.failpoints import FailpointReached
-from tests.harness.audited import lines, unclosed
+from tests.harness.audited import count_open_intents, list_audit_lines
 from tests.harness.excluding import exclude
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
 
 FILES = 25
@@ -41,37 +41,37 @@ class Leaves(KeyedSource[Leaf]):
     """The files that the table names; files named kept are kept, files named lost are another worker's by then."""
 
     record = "leaf"
-    chunk = CHUNK
+    chunk_size = CHUNK
 
     def __init__(self, folder):
         self.target = Folder(folder)
 
-    def scope(self, _one):
+    def find_scope(self, _one):
         return None
 
-    def excludable(self, one):
+    def exclusion_key(self, one):
         return None, one.name
 
     def find_due(self, keys):
         return {leaf.id for leaf in Leaf.select().where(Leaf.id.in_(list(keys)))}
 
-    def key(self, one):
+    def item_key(self, one):
         return one.id
 
     def find_keys(self, page):
-        return [leaf.id for leaf in self.claim(page)]
+        return [leaf.id for leaf in self.claim_next(page)]
 
-    def claim(self, page):
+    def claim_next(self, page):
         found = Leaf.select().where(Leaf.id > page.after).order_by(Leaf.id).limit(page.limit)
         found = found.where(Leaf.id.not_in(list(page.without))) if page.without else found
         return list(found.where(Leaf.id.in_(list(page.only))) if page.only is not None else found)
 
-    def look(self, items):
+    def find_kept(self, items):
         return {leaf: KeptItem("it says so") for leaf in items if leaf.name.startswith("kept")}
 
-    def mark(self, items, kept):
+    def mark_for_deletion(self, items, kept):
         ours = [leaf for leaf in items if not leaf.name.startswith("lost")]
-        return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
+        return {leaf: kept.get(leaf) or AuditItem(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
 
     def find_lost(self, _items):
         return ()
@@ -82,21 +82,21 @@ class Leaves(KeyedSource[Leaf]):
         return {state: sum(one.state == state for one in states.values()) for state in ("deleted", "failed")}
 
 
-class Folder(Target[Leaf]):
+class Folder(ItemTarget[Leaf]):
     """A folder with the files; files named failed cannot be deleted, those named away not be looked at."""
 
-    name = "name"
+    audit_key = "name"
 
     def __init__(self, folder):
         self._folder = folder
 
-    def scopes(self):
+    def list_scopes(self):
         return [None]
 
-    def became(self, _scope, _until, rows):
+    def find_states_after_crash(self, _scope, _until, rows):
         return ["kept" if (self._folder / row["name"]).exists() else "deleted" for row in rows]
 
-    def look(self, _scope, items):
+    def find_undeletable(self, _scope, items):
         return {leaf: KeptItem("it is away") for leaf in items if leaf.name.startswith("away")}
 
     def delete(self, _scope, items, fence):
@@ -108,9 +108,9 @@ class Folder(Target[Leaf]):
             else:
                 (self._folder / leaf.name).unlink(missing_ok=True)
                 states[leaf] = KeptItem(None, "deleted")
-        return Deleted(states)
+        return DeletionResult(states)
 
-    def interrupted(self, _scope, error):
+    def handle_error(self, _scope, error):
         raise error
 
 
@@ -145,14 +145,16 @@ def left(folder):
 
 def run(leaves, **options):
     load_batches()
-    return recorded(leaves, settings_with(**options)).result
+    return run_as_worker(leaves, settings_with(**options)).result
 
 
 def test_what_is_due_goes_and_each_is_in_the_audit(leaves, folder):
     result = run(leaves)
 
     assert (result["deleted"], result["stopped"], left(folder), Leaf.select().count()) == (FILES, "drained", 0, 0)
-    assert sorted(line["name"] for line in lines("leaf")) == sorted(f"leaf-{number}" for number in range(FILES))
+    assert sorted(line["name"] for line in list_audit_lines("leaf")) == sorted(
+        f"leaf-{number}" for number in range(FILES)
+    )
 
 
 @pytest.mark.parametrize("limit", [1, CHUNK, CHUNK + 3])
@@ -195,11 +197,11 @@ def test_what_is_another_s_by_then_stays_and_uses_no_limit(leaves, folder):
 def test_an_attempt_that_died_in_between_has_used_its_chunk_and_the_next_closes_its_lines(leaves, folder):
     with pytest.raises(FailpointReached):
         run(leaves, max_per_day_sweep_leaves=CHUNK + 2, failpoints="sweep_leaves.deleted=raise")
-    assert (left(folder), unclosed()) == (FILES - CHUNK, 1)
+    assert (left(folder), count_open_intents()) == (FILES - CHUNK, 1)
 
     result = run(leaves, max_per_day_sweep_leaves=CHUNK + 2)
 
-    assert (result["deleted"], unclosed()) == (2, 0)
+    assert (result["deleted"], count_open_intents()) == (2, 0)
     assert left(folder) >= FILES - CHUNK - 2
 
 

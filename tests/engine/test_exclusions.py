@@ -7,13 +7,13 @@ from peewee import BigIntegerField, TextField
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import Rows, Table, batch
-from forgekeeper.engine.previewing import preview
-from forgekeeper.guards.preconditions import Blocked, require
+from forgekeeper.engine.previewing import preview_batch
+from forgekeeper.guards.preconditions import Blocked, require_met
 from forgekeeper.platform.database import now
 from tests.harness.excluding import exclude, groups
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform, run_as_worker
 from tests.harness.settings import settings_with
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 ROWS, CHUNK = 60, 10
 
@@ -50,12 +50,12 @@ def declared(until=None):
 
 @pytest.fixture
 def gather(nuts):
-    with declaring():
+    with forget_declarations():
         yield declared()
 
 
 def run(spec):
-    return recorded(spec, settings_with()).result["deleted"]
+    return run_as_worker(spec, settings_with()).result["deleted"]
 
 
 def left():
@@ -68,9 +68,9 @@ def left():
 )
 def test_what_is_excluded_stays_and_is_in_no_backlog_stake_or_preview(gather, what, kept):
     exclude(what)
-    shown = preview(gather, settings_with())
+    shown = preview_batch(gather, settings_with())
 
-    assert (gather.due(now()).records, shown.due, shown.parts[0].records) == (ROWS - kept,) * 3
+    assert (gather.sum_backlogs(now()).records, shown.due, shown.parts[0].records) == (ROWS - kept,) * 3
     assert shown.parts[0].kept == ({"excluded": kept} if kept else {})
     assert any(f"{what} is excluded by erika" in note for note in shown.notes)
     assert (run(gather), left()) == (ROWS - kept, kept)
@@ -81,7 +81,7 @@ def test_an_exclusion_that_comes_while_a_run_works_counts_from_its_next_chunk_on
         other.execute("insert into exclusions (kind, subject, number, reason, by) values ('project', '3', 3, 'r', 'b')")
         other.connection.commit()
 
-    with declaring():
+    with forget_declarations():
         deleted = run(declared(until=exclude_by_another))
 
     # Of the oldest ten that went before, one or two were of that tree.
@@ -99,10 +99,10 @@ def test_an_exclusion_that_has_ended_or_is_of_another_batch_keeps_nothing(gather
 def test_a_group_keeps_its_projects_and_nothing_goes_while_nobody_says_which_they_are(gather):
     exclude("group:9")
     with pytest.raises(Blocked, match=r"no project_groups \(project_id, group_id\)"):
-        require(gather, settings_with())
+        require_met(gather, settings_with())
     # Should the relation vanish while a run works.
     assert (perform(gather).deleted, left()) == (0, ROWS)
 
     with groups((3, 9), (3, 1), (4, 9), (5, 1)):
-        require(gather, settings_with())
+        require_met(gather, settings_with())
         assert (run(gather), left()) == (ROWS - 20, 20)

@@ -10,11 +10,11 @@ from forgekeeper import Locations, Objects, Queue, Retry, Table, batch
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform, run_as_worker
 from tests.harness.settings import settings_with
 
 MINUTE = timedelta(minutes=1)
@@ -80,7 +80,7 @@ def test_the_name_of_a_location_is_a_value_in_every_statement(parcels):
 
 
 def test_the_audit_has_each_object_with_its_project(parcels):
-    recorded(declared(), settings(parcels))
+    run_as_worker(declared(), settings(parcels))
 
     (intent,) = Deletion.select().where(Deletion.record == "parcel", Deletion.phase == "intent")
     assert (intent.detail["path"], intent.detail["project_id"]) == (["p/0", "p/1", "p/2"], 7)
@@ -101,7 +101,7 @@ def test_what_cannot_be_deleted_is_tried_again_and_then_waits_for_a_person(parce
 
 
 def test_a_preview_counts_what_a_run_would_delete(parcels):
-    (part,) = preview(declared(), settings(parcels)).parts
+    (part,) = preview_batch(declared(), settings(parcels)).parts
 
     assert (part.records, part.kept, part.projects) == (3, {"fresh": 1}, {"7": 3})
     assert len(left()) == 4
@@ -119,11 +119,14 @@ def test_without_its_store_the_batch_is_blocked_and_claims_nothing(parcels):
 def test_what_everybody_asks_about_it_follows_from_the_answer(parcels):
     spec = declared()
 
-    assert (spec.due(now()).records, spec.deletes_from, spec.deletes) == (3, "stores", True)
+    assert (spec.sum_backlogs(now()).records, spec.deletes_from, spec.deletes_records) == (3, "stores", True)
     assert {one.name for one in spec.records} == {"parcel", "dead_parcel"}
     assert spec.stake(now()).due(10) == 3
     (relation,) = spec.relations
-    assert (relation.needs("worker"), relation.needs("exporter")) == (["select", "update", "delete"], ["select"])
+    assert (relation.needed_privileges("worker"), relation.needed_privileges("exporter")) == (
+        ["select", "update", "delete"],
+        ["select"],
+    )
 
 
 class Crate(Table):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forgekeeper.engine.statement import Chunk, RowStatements
+from forgekeeper.engine.statement import RowChunk, RowStatements
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.database.queries import START
+from forgekeeper.platform.database.queries import START_POSITION
 from models import JobArtifact
 from tests.harness.many_rows import artifacts, destroy_artifacts, ids
 from tests.harness.settings import settings_with
@@ -53,11 +53,11 @@ def test_the_deletion_looks_into_the_partitions_of_its_rows_alone():
     artifacts(10)
     (due,) = delete_artifact_bucket.shown_rows[0](now(), settings_with())
     statements = RowStatements(due)
-    values = statements.values | START._asdict()
+    values = statements.sql_values | START_POSITION._asdict()
 
     with database.atomic() as transaction:
         ((((plan),),),) = database.execute_sql(
-            f"explain (analyze, format json) {statements.delete(Chunk(limit=100))}", values
+            f"explain (analyze, format json) {statements.write_delete(RowChunk(limit=100))}", values
         ).fetchall()
         transaction.rollback()
 

@@ -10,14 +10,14 @@ import pytest
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import ChildPerRepository, Refs, StatusQueue, Table, batch, child
-from forgekeeper.api.answers import Enqueued, Mistake
+from forgekeeper.api.answers import EnqueueCounts, Mistake
 from forgekeeper.api.batches import BATCHES, CHILDREN, all_declared
-from forgekeeper.engine.previewing import preview
-from forgekeeper.engine.ref_restoring import count_recoverable_refs, find_deleted, restore_refs
+from forgekeeper.engine.previewing import preview_batch
+from forgekeeper.engine.ref_restoring import count_recoverable_refs, find_deleted_refs, restore_refs
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from forgekeeper.targets.missing_repositories import RepositoriesMissing
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 
@@ -41,7 +41,7 @@ def page(database):
 @pytest.fixture
 def world(page, tmp_path):
     """A repository with three branches to delete, of which one has moved, and a project without a repository."""
-    repository = Bare(put_root(tmp_path / "root"))
+    repository = BareRepository(put_root(tmp_path / "root"))
     repository.packed("refs/heads/a", "refs/heads/b", "refs/heads/c")
     page.Repository.create(id=1, path=repository.disk_path)
     page.Repository.create(id=2, path="gone.git")
@@ -86,7 +86,7 @@ def fan_out(repository):
 
     def send(one, keyed):
         calls.extend((one.name, *arguments) for _key, arguments in keyed)
-        return Enqueued(len(keyed))
+        return EnqueueCounts(len(keyed))
 
     return perform(BATCHES["merged_branches"], settings=settings(repository), fan_out=send), calls
 
@@ -108,7 +108,7 @@ def test_no_row_is_closed_if_too_many_repositories_are_missing(page, world):
 
 
 def test_a_preview_looks_into_the_repositories(page, world):
-    parts = {part.record: part for part in preview(page.merged_branches, settings(world)).parts}
+    parts = {part.record: part for part in preview_batch(page.merged_branches, settings(world)).parts}
 
     assert (parts["branch"].records, parts["branch"].kept, parts["branch"].projects) == (2, {"moved": 1}, {"1": 2})
     assert parts["gone_branch_deletion"].records == 1
@@ -128,7 +128,7 @@ def test_deleted_refs_are_found_in_the_audit_and_restored(page, world):
     perform(page.delete_branches, 1, settings=given, number=17)
 
     found = count_recoverable_refs(page.delete_branches, 17, float("inf"), given)
-    deleted = find_deleted(page.delete_branches, (), 17)
+    deleted = find_deleted_refs(page.delete_branches, (), 17)
     restored = [outcome.state for _, outcome in restore_refs(page.delete_branches, deleted, given, dry_run=False)]
 
     assert (found.recoverable, restored) == (2, ["restored", "restored"])
@@ -138,14 +138,14 @@ def test_deleted_refs_are_found_in_the_audit_and_restored(page, world):
 def test_what_everybody_asks_about_it_follows_from_the_answer(page, world):
     spec = page.merged_branches
 
-    assert (spec.due(now()).records, spec.stake(now()).due(10), spec.deletes_from) == (4, 4, "repositories")
+    assert (spec.sum_backlogs(now()).records, spec.stake(now()).due(10), spec.deletes_from) == (4, 4, "repositories")
     assert (page.delete_branches.lease, page.delete_branches.continues) == (True, ("max_deletes",))
     assert [one.name for one in page.delete_branches.records] == ["branch", "gone_branch_deletion", "rejected_branch"]
     assert sorted(spec.known_repositories[0]()) == ["gone.git", world.disk_path]
     branches, repositories = spec.relations
-    assert branches.needs("exporter") == repositories.needs("worker") == ["select"]
+    assert branches.needed_privileges("exporter") == repositories.needed_privileges("worker") == ["select"]
     assert [(one.columns, one.where) for one in branches.indexes] == [("repository_id, id", '"state" = 0')]
-    assert "update (state, reason, expected, updated_at, deleted_at)" in branches.needs("worker")
+    assert "update (state, reason, expected, updated_at, deleted_at)" in branches.needed_privileges("worker")
 
 
 class Topic(Table):

@@ -8,16 +8,16 @@ from forgekeeper import Children, NamedBy, Objects, Producer, Queue, Register, R
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.values import DECLARED
+from forgekeeper.platform.coordination.redis_values import KEY_TYPES
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.register.redis_register import RedisRegister
 from forgekeeper.sources.settled import SettledUpload
 from models import JobArtifact, PathlessArtifact
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform, run_as_worker
 from tests.harness.settings import settings_with
 
 MINUTE = timedelta(minutes=1)
@@ -28,12 +28,12 @@ KEYS = RedisRegister(PACKAGES).keys
 @pytest.fixture(autouse=True)
 def forgotten():
     """Forget after each test what it has declared."""
-    known, types = set(BATCHES), dict(DECLARED)
+    known, types = set(BATCHES), dict(KEY_TYPES)
     yield
     for name in BATCHES.keys() - known:
         del BATCHES[name]
-    DECLARED.clear()
-    DECLARED.update(types)
+    KEY_TYPES.clear()
+    KEY_TYPES.update(types)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_document_names_the_fields_of_the_result(packages):
 
 
 def test_the_audit_has_each_object_with_its_location_and_its_due_time(packages):
-    recorded(declared(), settings(packages))
+    run_as_worker(declared(), settings(packages))
 
     (intent,) = Deletion.select().where(Deletion.record == "stale_upload", Deletion.phase == "intent")
     assert (intent.detail["path"], intent.detail["location"]) == (["p/2", "p/1", "p/0"], "packages")
@@ -101,7 +101,7 @@ def test_a_failure_waits_for_a_person_after_the_attempts_of_the_register(package
 
 
 def test_a_preview_counts_what_a_run_would_delete(packages):
-    (part,) = preview(declared(), settings(packages)).parts
+    (part,) = preview_batch(declared(), settings(packages)).parts
 
     assert (part.record, part.records, len(pending())) == ("stale_upload", 3, 4)
 
@@ -110,18 +110,18 @@ def test_what_everybody_asks_about_it_follows_from_the_answer(packages):
     spec = declared()
 
     assert [one.name for one in spec.records] == ["pending_upload", "stale_upload", "failed_upload"]
-    assert (spec.due(now()).records, spec.stake(now()).due(10), spec.stake(now()).of(10)) == (3, 3, 4)
+    assert (spec.sum_backlogs(now()).records, spec.stake(now()).due(10), spec.stake(now()).total(10)) == (3, 3, 4)
     assert (spec.deletes_from, spec.epoch_key, [*spec.misreadings()]) == ("stores", "{new_packages}:epoch", [])
     assert [*spec.tables, *spec.reads] == [DeletedObject, SettledUpload, JobArtifact]
     assert {*spec.known_objects[0]("packages")} == {f"p/{number}" for number in range(4)}
-    assert DECLARED[KEYS.pending] == "zset"
+    assert KEY_TYPES[KEYS.pending] == "zset"
 
 
 def test_the_exporter_reads_it_without_the_database(packages):
     spec = declared(collector="packages")
     (collector,) = spec.collectors.values()
 
-    read = {(one[0], one[2][1:]): one[1] for one in collector.look(settings(packages))}
+    read = {(one[0], one[2][1:]): one[1] for one in collector.read(settings(packages))}
 
     assert ([*spec.collectors], collector.database) == (["packages"], False)
     assert read["backlog_records", ("pending_upload",)] == 4
@@ -138,7 +138,10 @@ def test_a_producer_uses_the_register_and_the_owner_of_its_batch(packages):
         producer.prepare(client, "artifacts", "live")
     with db.atomic():
         assert producer.complete(client, "packages", "new")
-    assert (pending() & {"packages:new"}, SettledUpload.named("packages", ["new"], reaped=False)) == (set(), {"new"})
+    assert (pending() & {"packages:new"}, SettledUpload.find_settled("packages", ["new"], reaped=False)) == (
+        set(),
+        {"new"},
+    )
 
 
 def test_a_producer_without_a_register_is_a_mistake():

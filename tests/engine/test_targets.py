@@ -9,17 +9,17 @@ from structlog.testing import capture_logs
 
 from forgekeeper import Rows, Table, batch
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.cli.check import findings
-from forgekeeper.engine.previewing import preview
+from forgekeeper.cli.check import collect_findings
+from forgekeeper.engine.previewing import preview_batch
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from forgekeeper.platform.database.sessions import WritesByItself
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 NAME, DAY = "sweep_events", timedelta(days=1)
 ADD = "insert into {} (id, at) select n, now() - interval '2 days' + n * interval '1 second' from generate_series({}) as n"
@@ -56,7 +56,7 @@ class Twin(Event):
 def execute(database):
     """Execute SQL of the owner, in a schema that is gone after the test."""
     db.execute_sql("create schema toys; create schema archive; set search_path = toys, forgekeeper, public")
-    with declaring():
+    with forget_declarations():
         yield lambda *statements: [db.execute_sql(one) for one in statements]
     db.execute_sql("reset role; reset search_path; drop schema toys, archive cascade")
 
@@ -70,7 +70,7 @@ def declare(model=Event, where=None, **facts):
 
 
 def run(spec, **limits):
-    return recorded(spec, settings_with(**{f"{name}_{NAME}": value for name, value in limits.items()})).result
+    return run_as_worker(spec, settings_with(**{f"{name}_{NAME}": value for name, value in limits.items()})).result
 
 
 def count(table):
@@ -78,7 +78,7 @@ def count(table):
 
 
 def errors():
-    return [one.message for one in findings(settings_with()) if one.level == "error" and NAME in one.message]
+    return [one.message for one in collect_findings(settings_with()) if one.level == "error" and NAME in one.message]
 
 
 # The relation that the model names
@@ -102,11 +102,11 @@ def test_a_model_that_names_its_schema_deletes_from_that_schema_and_from_no_othe
 def test_preview_backlog_breaker_and_check_look_at_the_schema_that_the_model_names():
     spec = declare(Archived)
 
-    (part,) = preview(spec, settings_with()).parts
+    (part,) = preview_batch(spec, settings_with()).parts
     stake = spec.stake(now())
     db.execute_sql("alter table archive.events drop size")
 
-    assert (part.records, spec.due(now()).records, stake.due(100), stake.of(100)) == (10, 10, 10, 10)
+    assert (part.records, spec.sum_backlogs(now()).records, stake.due(100), stake.total(100)) == (10, 10, 10, 10)
     assert errors() == [
         f"{NAME}: column archive.events.size is missing: `forgekeeper contract --batch {NAME}` says what it expects"
     ]
@@ -272,7 +272,7 @@ def test_a_negative_size_gives_no_bytes_back():
 
 @pytest.mark.usefixtures("sized")
 def test_a_preview_counts_a_negative_size_as_nothing():
-    (part,) = preview(declare(size=Event.size, counted_bytes="bytes"), settings_with()).parts
+    (part,) = preview_batch(declare(size=Event.size, counted_bytes="bytes"), settings_with()).parts
 
     assert part.bytes == 5_000 + 18 * 100
 

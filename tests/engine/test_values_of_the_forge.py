@@ -8,16 +8,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from demo.tables import make_tables
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.installation import Installation
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets import stores
 from models import BulkImport, BulkImportEntity, Project
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.many_rows import artifacts, destroy_artifacts, statuses
 from tests.harness.performing import perform
@@ -44,8 +44,8 @@ def test_the_backlog_is_known_however_old_its_oldest_is(instant):
     database.execute_sql("update bulk_imports set updated_at = %s", (instant,))
     database.execute_sql("insert into deleted_objects (store_dir, file, pick_up_at) values ('', 'x', %s)", (instant,))
 
-    found = [batch.due(now()) for batch in (expired_job_artifacts.expired_job_artifacts, user_status_cleanup)]
-    found += [batch.due(now()) for batch in (stale_imports, delete_objects.delete_objects)]
+    found = [batch.sum_backlogs(now()) for batch in (expired_job_artifacts.expired_job_artifacts, user_status_cleanup)]
+    found += [batch.sum_backlogs(now()) for batch in (stale_imports, delete_objects.delete_objects)]
 
     assert [one.records for one in found] == [3, 3, 1, 1]
     assert [one.oldest.timestamp() < 0 for one in found] == [True] * 4
@@ -69,7 +69,7 @@ def test_run_preview_backlog_and_breaker_agree_on_artifacts_without_a_path():
     database.execute_sql("update ci_job_artifacts set locked = 2 where id > 18")
     batch, child = expired_job_artifacts.expired_job_artifacts, expired_job_artifacts.delete_artifact_bucket
 
-    (shown,) = preview(batch, settings_with()).parts[-1:]
+    (shown,) = preview_batch(batch, settings_with()).parts[-1:]
 
     assert (shown.records, shown.kept) == (13, {"no_path": 5, "unknown": 2})
     assert child.backlogs["expired_artifact"](now()).records == 13
@@ -98,17 +98,17 @@ def any_bytes(urls, settings):
     options = "encoding 'SQL_ASCII' locale_provider libc locale 'C' template template0"
     on_the_server(urls, "drop database if exists any_bytes", f"create database any_bytes {options}")
     odd = settings_with(database_url=urlsplit(urls.database)._replace(path="/any_bytes").geturl(), redis_url=urls.redis)
-    connect(odd, Limits.of_worker(odd), name="tests", connections=5)
+    configure_clients(odd, ServerTimeouts.for_worker(odd), name="tests", connections=5)
     with database.connection_context():
-        migrations.migrate(database.obj)
+        migrations.apply_pending(database.obj)
         make_tables(database.obj)
         Installation.update(id=INSTALLATION).execute()
         client.flushdb()
-        stores.opened.cache_clear()
+        stores.open_object_store.cache_clear()
         yield
     database.close_all()
     client.connection_pool.disconnect()
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     on_the_server(urls, "drop database any_bytes")
 
 
@@ -130,7 +130,7 @@ def test_an_entity_whose_path_is_no_text_stops_no_other():
 
 @pytest.mark.usefixtures("any_bytes")
 def test_a_ref_that_is_no_text_stops_no_other(settings, tmp_path):
-    repository = Bare(put_root(tmp_path / "repositories"))
+    repository = BareRepository(put_root(tmp_path / "repositories"))
     repository.packed("refs/mr/1", "refs/mr/ü")
     Project.create(id=7, disk_path=repository.disk_path)
     for ref in (NO_TEXT, "'refs/mr/1'", "'refs/mr/ü'"):

@@ -15,16 +15,21 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
-from forgekeeper.platform.database.sessions import TakesNoWrites, WritesByItself, reading_only, writing
+from forgekeeper.platform.database.sessions import (
+    DatabaseReadOnly,
+    WritesByItself,
+    read_only_session,
+    write_transaction,
+)
 from forgekeeper.targets import git_refs, stores
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.installation import INSTALLATION
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.settings import settings_with
 
 DAY = timedelta(days=1)
 ROWS = 250
-REPOSITORY, DOOMED = "group/project.git", git_refs.Doomed("refs/mr/1", None)
+REPOSITORY, DOOMED = "group/project.git", git_refs.RefToDelete("refs/mr/1", None)
 
 
 class Weed(Table):
@@ -54,7 +59,7 @@ def run(work, settings=None, **options):
         return work(now)
 
     declared = batch(cron="off", budget=DAY, records=(), **options)(pull_weeds)
-    recorded(declared, settings_with(**settings or {}))
+    run_as_worker(declared, settings_with(**settings or {}))
 
 
 def delete_raw(_now):
@@ -107,9 +112,9 @@ def read_only_database(weeds):
 def test_a_database_that_others_have_made_read_only_stays_so():
     def try_to_write():
         db.connect()
-        with pytest.raises(TakesNoWrites), reading_only("pull_weeds"):
+        with pytest.raises(DatabaseReadOnly), read_only_session("pull_weeds"):
             pass
-        with pytest.raises(Exception, match="read-only transaction"), writing():
+        with pytest.raises(Exception, match="read-only transaction"), write_transaction():
             db.execute_sql("delete from weed")
         db.manual_close()
 
@@ -131,10 +136,10 @@ def places(database, tmp_path):
     (folder / ".forgekeeper-root").write_text(f"installation: {INSTALLATION}\n")
     (folder / "kept").touch()
     root = put_root(tmp_path / "repositories")
-    Bare(root).packed("refs/mr/1")
-    stores.opened.cache_clear()
+    BareRepository(root).packed("refs/mr/1")
+    stores.open_object_store.cache_clear()
     yield {"object_stores": {"artifacts": f"file://{folder}"}, "repositories_root": root}
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     BATCHES.pop("pull_weeds", None)
 
 
@@ -142,7 +147,7 @@ def with_places(work, places):
     """Run a batch that does that with the store and the place of the repository."""
 
     def answer(_now):
-        work(stores.at("artifacts", settings_with(**places)), places["repositories_root"])
+        work(stores.for_location("artifacts", settings_with(**places)), places["repositories_root"])
         return []
 
     run(answer, places)
@@ -157,7 +162,7 @@ def in_a_pipeline(_store, _root):
     "work",
     [
         lambda store, _root: store.delete(["kept"]),
-        lambda _store, root: git_refs.delete(root, REPOSITORY, [DOOMED], until=time.monotonic() + 60),
+        lambda _store, root: git_refs.delete_refs(root, REPOSITORY, [DOOMED], until=time.monotonic() + 60),
         lambda _store, _root: client.delete("kept"),
         in_a_pipeline,
         lambda _store, _root: client.eval("return 1", 0),
@@ -170,14 +175,14 @@ def test_what_would_delete_is_refused_and_the_batch_is_named(places, work):
     with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself, .*: return Rows, Objects or Children"):
         with_places(work, places)
 
-    refs = git_refs.preview(places["repositories_root"], REPOSITORY, [DOOMED], until=time.monotonic() + 60)
-    assert stores.at("artifacts", settings_with(**places)).present(["kept"]) == {"kept": True}
+    refs = git_refs.preview_deletion(places["repositories_root"], REPOSITORY, [DOOMED], until=time.monotonic() + 60)
+    assert stores.for_location("artifacts", settings_with(**places)).check_present(["kept"]) == {"kept": True}
     assert (client.get("kept"), refs[DOOMED].state) == (b"1", "deleted")
 
 
 def test_what_a_batch_reads_is_answered(places):
     found = []
 
-    with_places(lambda store, _root: found.append((client.exists("none"), store.present(["kept"]))), places)
+    with_places(lambda store, _root: found.append((client.exists("none"), store.check_present(["kept"]))), places)
 
     assert found == [(0, {"kept": True})]

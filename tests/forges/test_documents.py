@@ -12,14 +12,14 @@ from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
 from forgekeeper.sources.outbox import DeletedObject
 from forges import adoption
-from forges.gitlab.adoption import KIND
-from models import WAITS, GitRefDeletion, JobArtifact, UserStatus
+from forges.gitlab.adoption import ADOPTION_CLASS
+from models import WAITING_CONDITIONS, GitRefDeletion, JobArtifact, UserStatus
 from tests.harness import artifacts, bulk_imports, gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS
 from tests.harness.artifacts import buckets
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.gitlab_tables import ids, rows
-from tests.harness.performing import as_child, perform
+from tests.harness.performing import perform, run_child_as_worker
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG
 from workers.git_ref_cleanup import clean_project_refs
@@ -31,7 +31,7 @@ NUMBER = 3
 
 @pytest.fixture
 def due(gitlab):
-    return gitlab_tables.due(gitlab)
+    return gitlab_tables.find_due(gitlab)
 
 
 def all_but(cursor, table, gone, *, key="id"):
@@ -62,13 +62,16 @@ def test_expired_artifacts_go_from_all_partitions_and_their_bytes_and_objects_wi
 
 
 def test_an_expired_artifact_whose_path_cannot_be_computed_stays_and_is_counted(gitlab, due):
-    waiting = {row.id for row in JobArtifact.select().where(JobArtifact.expire_at < db.now(), SQL(WAITS["no_path"]))}
+    waiting = {
+        row.id
+        for row in JobArtifact.select().where(JobArtifact.expire_at < db.now(), SQL(WAITING_CONDITIONS["no_path"]))
+    }
 
     assert (waiting, len(waiting) > 0) == (due.pathless, True)
 
 
 def test_an_index_of_paths_that_the_functions_compute_otherwise_today_is_noticed(gitlab):
-    for statement in adoption.fit(KIND, gitlab_tables.TABLES, VIEWS, None).find_missing_indexes():
+    for statement in adoption.plan_adoption(ADOPTION_CLASS, gitlab_tables.TABLES, VIEWS, None).find_missing_indexes():
         gitlab.execute(statement)
     day = f"create or replace function {VIEWS}.day(instant timestamptz, form integer) returns text language sql"
     before = JobArtifact.overlooked()
@@ -102,18 +105,18 @@ def test_imports_that_nothing_has_touched_are_given_up_with_their_entities_and_t
 
 
 def test_refs_that_a_project_wants_deleted_go_from_its_repository(gitlab, settings, tmp_path):
-    repository = Bare(put_root(tmp_path / "root"), f"@hashed/of/project/{NUMBER}.git")
+    repository = BareRepository(put_root(tmp_path / "root"), f"@hashed/of/project/{NUMBER}.git")
     wanted = ids(
         gitlab, f"select ref from p_batched_git_ref_updates_deletions where project_id = {NUMBER} and status = 1"
     )
     repository.packed("refs/mr/0", *wanted)
     settings = settings_with(repositories_root=repository.root, dead_after=timedelta(seconds=15))
 
-    child = as_child(clean_project_refs, settings, NUMBER, False)
+    child = run_child_as_worker(clean_project_refs, settings, NUMBER, False)
 
     assert child.outcome.total_deletes == len(wanted) > 0
     assert wanted.isdisjoint(repository.refs())
-    assert NUMBER not in {row.project_id for row in GitRefDeletion.pending()}
+    assert NUMBER not in {row.project_id for row in GitRefDeletion.select_pending()}
 
 
 def test_both_flags_are_the_forge_s(gitlab):
@@ -144,19 +147,25 @@ SWAPPED = {
 def test_a_view_that_shows_what_was_renamed_blocks_its_batches_until_it_is_made_again(gitlab, name):
     model, swap = SWAPPED[name]
     batches = [batch for batch in BATCHES.values() if model in batch.tables]
-    before = [said for batch in BATCHES.values() for said in preconditions.unfit(batch)]
+    before = [said for batch in BATCHES.values() for said in preconditions.find_relation_faults(batch)]
 
     gitlab.execute(swap)
 
     table = model._meta.table_name
     assert before == []
-    assert [next(preconditions.unfit(batch)).split(" is not")[0] for batch in batches] == [f"view {table}"]
+    assert [next(preconditions.find_relation_faults(batch)).split(" is not")[0] for batch in batches] == [
+        f"view {table}"
+    ]
     others = [batch for batch in BATCHES.values() if model not in (*batch.tables, *batch.reads)]
-    assert [said for batch in others for said in preconditions.unfit(batch)] == []
+    assert [said for batch in others for said in preconditions.find_relation_faults(batch)] == []
     gitlab.execute(f"reset role; {script()}")
-    assert list(preconditions.unfit(*batches)) == []
+    assert list(preconditions.find_relation_faults(*batches)) == []
 
 
 def script():
     with db.database.connection_context():
-        return "begin;" + "\n".join(adoption.fit(KIND, gitlab_tables.TABLES, VIEWS, KEEPER).statements()) + "commit"
+        return (
+            "begin;"
+            + "\n".join(adoption.plan_adoption(ADOPTION_CLASS, gitlab_tables.TABLES, VIEWS, KEEPER).write_statements())
+            + "commit"
+        )

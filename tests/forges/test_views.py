@@ -5,16 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg2
 import pytest
 
-from forges.adoption import MODELS
-from forges.gitlab.adoption import RECORDS
-from forges.gitlab.parts import PARTS
+from forges.adoption import MODELS_WITH_VIEWS
+from forges.gitlab.adoption import DELETION_RECORD_TABLES
+from forges.gitlab.parts import GITLAB_PARTS
 from tests.harness import gitlab_tables
 from tests.harness.adopted import KEEPER, VIEWS, as_keeper, session
 from tests.harness.every import every
 from tests.harness.gitlab_tables import PROJECTS, TABLES, ids, rows
 from tests.harness.programs import eventually
 
-LOCKED = [model._meta.table_name for model in MODELS if "update" in model.grants]
+LOCKED = [model._meta.table_name for model in MODELS_WITH_VIEWS if "update" in model.grants]
 FIRST = "(select min(id) from bulk_imports where status = 0 and updated_at < now() - interval '1 day')"
 ONE_DELETION = "(select min(id) from batched_git_ref_updates_deletions where status = 1)"
 CHANGES = [
@@ -35,7 +35,7 @@ CHANGES = [
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and usename = %s"
 
 
-@every("view", [view for part in PARTS if part.instead is None for view in part.views])
+@every("view", [view for part in GITLAB_PARTS if part.unless_table is None for view in part.views])
 def test_the_role_reads_each_view(keeper, view):
     keeper.execute(f"select * from {VIEWS}.{view} limit 1")
 
@@ -201,7 +201,7 @@ def test_what_the_forge_s_triggers_write_of_a_deletion_names_the_forge_s_own_tab
         "select fully_qualified_table_name from loose_foreign_keys_deleted_records where primary_key_value = 6"
     )
     assert keeper.fetchall() == [(f"{TABLES}.user_statuses",)]
-    assert RECORDS.fullmatch("loose_foreign_keys_merge_request_diff_commits_deleted_records")
+    assert DELETION_RECORD_TABLES.fullmatch("loose_foreign_keys_merge_request_diff_commits_deleted_records")
 
 
 def test_an_object_that_is_left_to_gitlab_is_in_its_outbox(keeper):

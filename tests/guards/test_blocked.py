@@ -5,13 +5,13 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.guards.preconditions import REASONS, Blocked
+from forgekeeper.guards.preconditions import PRECONDITION_REASONS, Blocked
 from forgekeeper.ledger import holds
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
-from metrics.catalogue import BLOCKS
-from metrics.counting import WORKER
+from metrics.catalogue import BLOCKED_REASONS
+from metrics.counting import WORKER_METRICS
 from tests.harness.performing import attempt_at, runner_of
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
@@ -44,14 +44,14 @@ def work(runner):
     """Work on a child that ends so."""
 
     def work(blocked=None):
-        with runner.child(CHILDREN[CHILD], "clean_project_refs:1") as attempt:
+        with runner.create_child_attempt(CHILDREN[CHILD], "clean_project_refs:1") as attempt:
             attempt.blocked, attempt.run.skipped = blocked, blocked and blocked.reason
 
     return work
 
 
 def block():
-    row = next(iter(Batch.blocked()), None)
+    row = next(iter(Batch.list_blocked()), None)
     return row and (row.name, row.blocked_reason, row.blocked_sentence)
 
 
@@ -61,7 +61,7 @@ def since():
 
 def counted(batch, reason):
     labels = {"batch": batch, "reason": reason}
-    return WORKER.registry.get_sample_value("forgekeeper_runs_skipped_total", labels) or 0
+    return WORKER_METRICS.registry.get_sample_value("forgekeeper_runs_skipped_total", labels) or 0
 
 
 def test_a_block_counts_from_its_first_run_whatever_the_later_ones_say(run):
@@ -107,13 +107,13 @@ def test_a_blocked_run_is_a_skip_of_its_reason_and_neither_a_failure_nor_a_succe
 
     run(MISSING)
 
-    health = JobRun.health(NAME)
+    health = JobRun.read_health(NAME)
     assert counted(NAME, "no_repositories") - before == 1
     assert (health.failures, health.last_success) == (0, None)
 
 
 def test_metrics_know_every_reason():
-    assert BLOCKS == REASONS
+    assert BLOCKED_REASONS == PRECONDITION_REASONS
 
 
 # What operators are reminded of
@@ -123,7 +123,7 @@ def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
     Hold.add(NAME, "pause", until=None, reason="a move", by="me")
     Hold.add("prune", "pause", until=now() + DAY, reason=None, by="me")
 
-    (said,) = holds.warnings()
+    (said,) = holds.list_warnings()
 
     assert said.startswith(f"{NAME} is paused without an end by me since ")
     assert "(a move): `forgekeeper resume git_ref_cleanup --by me`" in said

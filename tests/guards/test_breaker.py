@@ -8,15 +8,15 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.guards import breaker
-from forgekeeper.guards.breaker import NEXT
-from forgekeeper.ledger.holds import Batch, Held, Hold
+from forgekeeper.guards.breaker import NEXT_RUN
+from forgekeeper.ledger.holds import Batch, BatchHeld, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import identity
+from forgekeeper.platform.connections import process_identity
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from models import UserStatus
-from tests.harness.lived import lived
-from tests.harness.performing import recorded
+from tests.harness.past_runs import add_past_runs
+from tests.harness.performing import run_as_worker
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
@@ -45,7 +45,7 @@ def statuses(*, due, total):
 
 
 def every_minute():
-    lived(STATUSES, range(60, 3 * 3600, 60), 10)
+    add_past_runs(STATUSES, range(60, 3 * 3600, 60), 10)
 
 
 def left():
@@ -56,17 +56,17 @@ def test_a_run_in_proportion_begins(database, settings):
     every_minute()
     statuses(due=90, total=200)
 
-    assert recorded(STATUSES, settings).result["deleted"] == 90
+    assert run_as_worker(STATUSES, settings).result["deleted"] == 90
 
 
 def test_a_run_out_of_proportion_does_not_begin_and_its_batch_is_held(database, settings):
     every_minute()
     statuses(due=400, total=500)
 
-    run = recorded(STATUSES, settings)
+    run = run_as_worker(STATUSES, settings)
 
     assert (run.state, run.reason, left()) == ("skipped", "held", 500)
-    (hold,) = Hold.standing(batch=STATUSES.name)
+    (hold,) = Hold.list_active(batch=STATUSES.name)
     assert hold.reason == (
         "it would delete 400 of about 500 records (80%), and the largest of its last 100 runs deleted 10: `forgekeeper"
         " run user_status_cleanup --dry-run` shows what, `forgekeeper release user_status_cleanup --reason REASON` lets"
@@ -78,7 +78,7 @@ def test_a_small_share_of_the_table_may_go(database, settings):
     every_minute()
     statuses(due=400, total=2_000)
 
-    assert recorded(STATUSES, settings).result["deleted"] == 400
+    assert run_as_worker(STATUSES, settings).result["deleted"] == 400
 
 
 def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database, settings):
@@ -86,7 +86,7 @@ def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database,
     db.execute_sql("analyze user_statuses")
     UserStatus.update(emoji="sheep").execute()
 
-    run = recorded(STATUSES, settings)
+    run = run_as_worker(STATUSES, settings)
 
     assert (run.reason, left()) == ("held", 10_000)
     assert "4,500 of about 10,000 records (45%)" in Hold.get().reason
@@ -95,7 +95,7 @@ def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database,
 def test_ten_times_the_largest_run_is_an_ordinary_one_and_one_more_is_held(database, settings):
     every_minute()
     statuses(due=100, total=100)
-    assert recorded(STATUSES, settings).ordinary is True
+    assert run_as_worker(STATUSES, settings).ordinary is True
     db.execute_sql("delete from run_totals where records > 10")
     statuses(due=10 * 10 + 1, total=101)
 
@@ -103,7 +103,7 @@ def test_ten_times_the_largest_run_is_an_ordinary_one_and_one_more_is_held(datab
 
 
 def judged(settings):
-    return breaker.judge(STATUSES, settings, NEXT, now(), released=False)
+    return breaker.judge_run(STATUSES, settings, NEXT_RUN, now(), released=False)
 
 
 # Releases
@@ -111,8 +111,8 @@ def judged(settings):
 
 def released(expect=None):
     """Let a run be held, and release it."""
-    recorded(STATUSES, settings_with())
-    assert breaker.release(STATUSES.name, reason="I looked", by="me", expect=expect)
+    run_as_worker(STATUSES, settings_with())
+    assert breaker.release_batch(STATUSES.name, reason="I looked", by="me", expect=expect)
 
 
 def deleted_by(*runs):
@@ -123,7 +123,7 @@ def test_a_release_lets_no_more_go_than_its_amount(database, settings):
     statuses(due=400, total=500)
     released(expect=150)
 
-    first, second = recorded(STATUSES, settings), recorded(STATUSES, settings)
+    first, second = run_as_worker(STATUSES, settings), run_as_worker(STATUSES, settings)
 
     assert (first.result["deleted"], first.result["stopped"]) == (150, "release_used_up")
     # With that it has ended, and what is left is in proportion to what the first run deleted.
@@ -135,7 +135,7 @@ def test_all_runs_of_a_release_have_its_amount_together(database, settings):
     released(expect=1_500)
     capped = settings_with(max_per_run_user_status_cleanup=700)
 
-    runs = [recorded(STATUSES, capped) for _ in range(3)]
+    runs = [run_as_worker(STATUSES, capped) for _ in range(3)]
 
     assert deleted_by(*runs) == [700, 700, 100]
 
@@ -145,7 +145,7 @@ def test_the_first_run_after_a_release_has_no_more_than_its_amount_though_it_is_
     released(expect=20)
     UserStatus.delete().where(UserStatus.user_id > 40).execute()
 
-    assert deleted_by(recorded(STATUSES, settings), recorded(STATUSES, settings)) == [20, 20]
+    assert deleted_by(run_as_worker(STATUSES, settings), run_as_worker(STATUSES, settings)) == [20, 20]
 
 
 @pytest.mark.parametrize("expect", [None, 9_000])
@@ -153,34 +153,34 @@ def test_a_release_ends_with_the_first_ordinary_run_that_had_no_need_of_it(datab
     statuses(due=400, total=500)
     released(expect=expect)
     UserStatus.delete().execute()  # it was a mistake, and is corrected
-    recorded(STATUSES, settings)
+    run_as_worker(STATUSES, settings)
     statuses(due=9_000, total=9_100)
 
-    assert recorded(STATUSES, settings).reason == "held"
+    assert run_as_worker(STATUSES, settings).reason == "held"
 
 
 # What cannot be had in time
 
 
 def test_a_ledger_that_statistics_do_not_know_yet_is_read_once(database):
-    lived(ARTIFACTS, range(60, 120_000, 60), 10)
+    add_past_runs(ARTIFACTS, range(60, 120_000, 60), 10)
     db.execute_sql("analyze job_runs, run_totals")
-    lived(STATUSES, range(60, 120_000, 60), 10)
+    add_past_runs(STATUSES, range(60, 120_000, 60), 10)
 
-    explain = "explain (analyze, costs off, timing off) " + breaker.RATES
-    plan = db.execute_sql(explain, {"batch": STATUSES.name, "run": NEXT, "runs": breaker.RUNS}).fetchall()
+    explain = "explain (analyze, costs off, timing off) " + breaker.SELECT_RATES
+    plan = db.execute_sql(explain, {"batch": STATUSES.name, "run": NEXT_RUN, "runs": breaker.COMPARED_RUNS}).fetchall()
 
     assert not [line for (line,) in plan if "Removed by Join Filter" in line]
 
 
 def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings, monkeypatch):
-    monkeypatch.setattr(breaker, "PATIENCE", timedelta(milliseconds=1))
+    monkeypatch.setattr(breaker, "COUNT_TIME_LIMIT", timedelta(milliseconds=1))
     statuses(due=40_000, total=50_000)
     db.execute_sql("alter table user_statuses rename to real_statuses")
     db.execute_sql("create view user_statuses as select * from real_statuses where pg_sleep(0.001) is not null")
     try:
-        with pytest.raises(Held, match="more than can be counted in 0"):
-            breaker.ask(STATUSES, settings, 1, now())
+        with pytest.raises(BatchHeld, match="more than can be counted in 0"):
+            breaker.check_run(STATUSES, settings, 1, now())
     finally:
         db.execute_sql("drop view user_statuses")
         db.execute_sql("alter table real_statuses rename to user_statuses")
@@ -190,7 +190,7 @@ def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings
 
 
 def give(by="me", expect=100):
-    return breaker.release(STATUSES.name, reason="I looked", by=by, expect=expect)
+    return breaker.release_batch(STATUSES.name, reason="I looked", by=by, expect=expect)
 
 
 def beside(work):
@@ -216,18 +216,18 @@ def test_a_release_that_comes_while_the_breaker_looks_releases_nothing(database,
     statuses(due=200, total=200)
     with db.atomic():
         db.execute_sql("lock table user_statuses in access exclusive mode")
-        thread, answers = beside(lambda: recorded(STATUSES, settings))
+        thread, answers = beside(lambda: run_as_worker(STATUSES, settings))
         eventually(somebody_waits_for_a_lock)
         assert give() == []
     ended(thread)
 
     assert ([run.reason for run in answers], UserStatus.select().count()) == (["held"], 200)
-    assert (Hold.why(STATUSES.name), breaker.released(STATUSES.name)) == ("held", False)
+    assert (Hold.find_state(STATUSES.name), breaker.is_released(STATUSES.name)) == ("held", False)
 
 
 def test_of_two_releases_at_once_one_counts_and_the_other_knows(database, settings):
     statuses(due=200, total=200)
-    recorded(STATUSES, settings)
+    run_as_worker(STATUSES, settings)
     with db.atomic():
         assert give(by="Anna", expect=10)
         thread, answers = beside(lambda: give(by="Ben", expect=10**6))
@@ -241,14 +241,14 @@ def test_of_two_releases_at_once_one_counts_and_the_other_knows(database, settin
 
 def test_no_run_starts_before_a_release_is_whole(database, settings):
     statuses(due=200, total=200)
-    recorded(STATUSES, settings)
+    run_as_worker(STATUSES, settings)
     with db.atomic():
         give(expect=30)
-        thread, answers = beside(lambda: JobRun.start_here(STATUSES.name, by=identity()))
+        thread, answers = beside(lambda: JobRun.start_here(STATUSES.name, by=process_identity()))
         ended(thread)
 
     assert answers == [None]
-    assert recorded(STATUSES, settings).result["deleted"] == 30
+    assert run_as_worker(STATUSES, settings).result["deleted"] == 30
 
 
 # Mistakes of people, under the settings of an operator who has set none of the brakes
@@ -265,7 +265,7 @@ def at_work(database, settings, monkeypatch):
     """Let two batches have run for days; return settings."""
     monkeypatch.delenv("FORGEKEEPER_BREAKER_LEAST")
     for batch in (STATUSES, ARTIFACTS):
-        lived(batch, range(300, 3 * 86_400, 300), 3)
+        add_past_runs(batch, range(300, 3 * 86_400, 300), 3)
     return settings_with()
 
 
@@ -274,7 +274,7 @@ def test_a_bad_import_makes_all_statuses_expire(at_work):
     db.execute_sql("analyze user_statuses")
     UserStatus.update(clear_status_at=now() - DAY).where(pw.fn.mod(UserStatus.user_id, 10) != 0).execute()
 
-    assert (recorded(STATUSES, at_work).reason, left()) == ("held", 10_000)
+    assert (run_as_worker(STATUSES, at_work).reason, left()) == ("held", 10_000)
     assert JobRun.start_here(STATUSES.name, by="the next tick") is None
 
 
@@ -284,7 +284,7 @@ def test_a_retention_is_changed_from_ninety_days_to_nine(at_work):
     FeatureFlag.turn(FLAG, on=True)
     db.execute_sql("update ci_job_artifacts set expire_at = created_at + interval '9 days'")
 
-    row = recorded(ARTIFACTS, at_work)
+    row = run_as_worker(ARTIFACTS, at_work)
 
     assert (row.reason, row.result["children_enqueued"]) == ("held", 0)
-    assert Hold.why(ARTIFACTS.name) == "held"
+    assert Hold.find_state(ARTIFACTS.name) == "held"

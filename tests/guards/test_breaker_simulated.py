@@ -10,11 +10,11 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.guards import breaker
-from forgekeeper.ledger.holds import Held
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.holds import BatchHeld
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import now
-from forgekeeper.platform.database.queries import Stake
-from tests.harness.lived import lived
+from forgekeeper.platform.database.queries import AffectedShare
+from tests.harness.past_runs import add_past_runs
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 
@@ -52,15 +52,15 @@ class World:
         away = self.away.total_seconds()
         moments = [away + n * self.every for n in range(int(self.known.total_seconds() / self.every))]
         records = [self.due(-ago - self.every, -ago) for ago in moments]
-        lived(STATUSES, moments, records)
+        add_past_runs(STATUSES, moments, records)
         hours = range(0, int(away), 600)
         return sum(self.due(-away + n, -away + min(n + 600, away)) for n in hours), max(records)
 
 
 def asked(due, of):
-    stake = Stake(due=lambda bound: min(due, bound), of=lambda _bound: of)
+    stake = AffectedShare(due=lambda bound: min(due, bound), total=lambda _bound: of)
     given = settings_with(breaker_share=0.3)
-    return breaker.ask(replace(STATUSES, stake=lambda _now: stake), given, 10**9, now())
+    return breaker.check_run(replace(STATUSES, stake=lambda _now: stake), given, 10**9, now())
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))
@@ -75,11 +75,11 @@ def test_what_a_mistake_made_is_always_held(database, seed):
     world = World(seed)
     world.away = timedelta(seconds=world.every)
     grown, _ = world.live()
-    newest = RunTotal.select(RunTotal.records).order_by(RunTotal.run.desc()).limit(breaker.RUNS)
+    newest = RunTotal.select(RunTotal.records).order_by(RunTotal.run.desc()).limit(breaker.COMPARED_RUNS)
     largest = max((row.records for row in newest), default=0)
     rate = float(RunTotal.select(pw.fn.sum(RunTotal.records)).scalar() or 0) / world.known.total_seconds()
     # Beyond the rule it is what comes in the ordinary way in the time since the last run: at most as much again.
     mistake = grown + 2_000 + 21 * largest + math.ceil(100 * rate * world.every)
 
-    with pytest.raises(Held):
+    with pytest.raises(BatchHeld):
         asked(mistake, 2 * mistake)

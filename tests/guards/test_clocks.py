@@ -12,7 +12,7 @@ import redis
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.guards import preconditions
-from forgekeeper.guards.preconditions import Difference
+from forgekeeper.guards.preconditions import ClockDifference
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.thorough import whole_only
@@ -24,16 +24,16 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.mark.parametrize(("seconds", "exceeds"), [(61.5, True), (-61.5, True), (61.0, False), (-61.0, False)])
 def test_what_the_way_to_the_servers_may_have_cost_does_not_count_against_a_clock(seconds, exceeds):
-    assert Difference("postgresql", "redis", seconds, 1.0).exceeds(MINUTE) is exceeds
+    assert ClockDifference("postgresql", "redis", seconds, 1.0).exceeds(MINUTE) is exceeds
 
 
 # Batches that delete
 
 
 @whole_only
-def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings, ahead):
+def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings, url_with_clock_ahead):
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() + interval '1 minute')")
-    own = {f"{PREFIX}DATABASE_URL": ahead(timedelta(days=1)), f"{PREFIX}CLOCK_TOLERANCE": "60"}
+    own = {f"{PREFIX}DATABASE_URL": url_with_clock_ahead(timedelta(days=1)), f"{PREFIX}CLOCK_TOLERANCE": "60"}
     command = [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"]
 
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT, **own}, capture_output=True, check=False)
@@ -47,4 +47,4 @@ def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings
 def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):
     monkeypatch.setattr(client, "connection_pool", redis.ConnectionPool(port=1))
 
-    preconditions.require(BATCHES[NAME], settings)
+    preconditions.require_met(BATCHES[NAME], settings)

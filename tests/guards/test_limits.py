@@ -8,9 +8,9 @@ import pytest
 from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.guards import breaker
 from forgekeeper.guards.brakes import Brakes
-from forgekeeper.ledger import by_hand
+from forgekeeper.ledger import manual_runs
 from forgekeeper.ledger.holds import Batch, Hold
-from forgekeeper.ledger.totals import Amount, RunTotal
+from forgekeeper.ledger.limits import Amount, RunTotal
 from forgekeeper.platform.database import database as db
 from tests.harness.settings import settings_with
 from tests.harness.tables import wait_for_locks
@@ -28,12 +28,12 @@ def brakes_of(declared, outcome, run=1, **limits):
 
 def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
     """Reserve so many records, delete as many of them, or as *went* says, and settle it; return what was granted."""
-    granted = brakes.reserve(wanted, wanted * size, least=size).records if brakes.free(wanted) else 0
+    granted = brakes.reserve(wanted, wanted * size, least=size).records if brakes.count_allowed(wanted) else 0
     if granted:
         done = granted if went is None else went(granted)
         with db.atomic():
             brakes.settle(Amount(done, done * size))
-        brakes.went(Amount(done, done * size))
+        brakes.note_settled(Amount(done, done * size))
         setattr(outcome, field, getattr(outcome, field) + done)
     return granted
 
@@ -67,8 +67,8 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
             ):
                 assert granted <= chunk
                 if own.random() < 0.1:
-                    brakes.why(now=True)
-            brakes.end()
+                    brakes.find_stop_reason(now=True)
+            brakes.count_unreserved()
             deleted.append(outcome.deleted)
 
     together(CHILDREN_AT_ONCE, child)
@@ -94,7 +94,7 @@ def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
     while chunk_of(brakes, outcome, 1 if "max_bytes_per_run" in limits else 10, field="destroyed", size=10):
         pass
 
-    assert brakes.reason == reason
+    assert brakes.stop_reason == reason
 
 
 # Children, of whichever run
@@ -113,7 +113,7 @@ def began():
 def child_of(run, **limits):
     outcome = CHILD.outcome()
     brakes = brakes_of(CHILD, outcome, run=run, **limits)
-    brakes.why(now=True)
+    brakes.find_stop_reason(now=True)
     return brakes, outcome
 
 
@@ -134,12 +134,12 @@ def test_children_that_earlier_runs_have_left_have_one_budget_with_those_of_the_
 def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
     first, outcome = began(), CHILD.outcome()
     brakes = brakes_of(CHILD, outcome, run=first, max_per_run=10_000)
-    brakes.why(now=True)
+    brakes.find_stop_reason(now=True)
     destroyed_by((brakes, outcome), chunks=3)
     second = began()
-    brakes.why(now=True)
+    brakes.find_stop_reason(now=True)
     destroyed_by((brakes, outcome), chunks=2)
-    brakes.end()
+    brakes.count_unreserved()
 
     totals = {row.run: (row.records, row.reserved) for row in RunTotal.select()}
     assert totals == {first: (300, 0), second: (200, 0)}
@@ -147,7 +147,7 @@ def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
 
 def released(expect):
     Hold.add(ALL, "breaker", reason="too much", by="a run")
-    assert breaker.release(ALL, reason="I looked", by="me", expect=expect)
+    assert breaker.release_batch(ALL, reason="I looked", by="me", expect=expect)
 
 
 def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_release(database):
@@ -156,7 +156,7 @@ def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_releas
 
     brakes, _outcome = child_of(run)
 
-    assert brakes.reason == "held"
+    assert brakes.stop_reason == "held"
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
@@ -184,20 +184,20 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
 
 def test_a_child_from_a_queue_ends_if_the_run_that_has_sent_it_was_cancelled(database):
     cancelled = began()
-    by_hand.cancel(cancelled, reason="wrong", by="me")
+    manual_runs.cancel_run(cancelled, reason="wrong", by="me")
     began()
 
     brakes, _outcome = child_of(cancelled)
 
-    assert brakes.reason == "cancelled"
+    assert brakes.stop_reason == "cancelled"
 
 
 def test_to_cancel_the_newest_run_ends_the_children_that_earlier_ones_have_left(database):
     earlier, newest = began(), began()
-    by_hand.cancel(newest, reason="wrong", by="me")
+    manual_runs.cancel_run(newest, reason="wrong", by="me")
     brakes, _outcome = child_of(earlier)
-    assert brakes.reason == "cancelled"
+    assert brakes.stop_reason == "cancelled"
 
     began()
     brakes, _outcome = child_of(earlier)
-    assert brakes.reason is None
+    assert brakes.stop_reason is None

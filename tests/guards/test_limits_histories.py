@@ -13,7 +13,7 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.guards.brakes import Brakes
-from forgekeeper.ledger.totals import Amount, RunTotal
+from forgekeeper.ledger.limits import Amount, RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database.common_tables import append_tables
 from tests.harness.settings import settings_with
@@ -127,7 +127,7 @@ class Child:
 
     def step(self, fault):
         if self.granted == 0:
-            self.brakes.reason = None
+            self.brakes.stop_reason = None
             self.granted = self.brakes.reserve(self.world.dice.randint(1, CHUNK)).records
             self.of_run, self.of_day = self.world.run, self.world.today
         else:
@@ -139,16 +139,16 @@ class Child:
         """Delete rows by one statement: it is done whole or not at all, and its reply may be lost."""
         if fault == "nothing was sent":
             return
-        text = DELETE.format(settled=append_tables(self.brakes.settled("deleted")))
+        text = DELETE.format(settled=append_tables(self.brakes.build_settled_table("deleted")))
         try:
             with db.atomic():
-                (count,) = db.execute_sql(text, {"limit": self.granted} | self.brakes.values()).fetchone()
+                (count,) = db.execute_sql(text, {"limit": self.granted} | self.brakes.settlement_values()).fetchone()
                 broken(fault)
         except Broken:
             return
         self.world.note(self, count)
         if fault != "reply lost":
-            self.brakes.went(Amount(count))
+            self.brakes.note_settled(Amount(count))
 
     def delete_outside(self, fault):
         """Delete some of what was granted outside, and settle it; what went stays gone whatever becomes of that."""
@@ -160,7 +160,7 @@ class Child:
         with db.atomic():
             self.brakes.settle(Amount(count))
         if fault != "reply lost":
-            self.brakes.went(Amount(count))
+            self.brakes.note_settled(Amount(count))
 
 
 FAULTS = ("none", "none", "none", "nothing was sent", "rolled back", "reply lost")

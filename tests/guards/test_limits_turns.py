@@ -7,10 +7,10 @@ from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.guards import brakes
 from forgekeeper.guards.brakes import Brakes
 from forgekeeper.ledger.holds import Batch
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import database as db
 from models import UserStatus
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
@@ -44,7 +44,7 @@ def test_a_run_deletes_no_more_than_others_have_left_of_the_limit_when_its_turn_
     )
     limited = settings_with(max_per_day_user_status_cleanup=80)
 
-    with keep_waiting(other, STATUSES.name, lambda: recorded(STATUSES, limited)):
+    with keep_waiting(other, STATUSES.name, lambda: run_as_worker(STATUSES, limited)):
         other.execute(
             "insert into run_totals (batch, run, day, records, bytes, reserved, reserved_bytes)"
             " values (%s, 0, (now() at time zone 'UTC')::date, 0, 0, 50, 0)",
@@ -55,13 +55,13 @@ def test_a_run_deletes_no_more_than_others_have_left_of_the_limit_when_its_turn_
 
 
 def test_a_child_counts_to_the_release_that_has_begun_when_its_turn_comes(database, other, monkeypatch):
-    monkeypatch.setattr(brakes, "INTERVAL", 60.0)  # or a busy machine asks once more by itself
+    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 60.0)  # or a busy machine asks once more by itself
     batch, earlier, newest = CHILD.batch.name, 1, 2
     database.execute_sql(
         "insert into job_runs (id, batch, state, started_at) values (1, %s, 'succeeded', now())", (batch,)
     )
     child = Brakes(CHILD, settings_with(max_per_run_expired_job_artifacts=1_000), CHILD.outcome(), earlier)
-    child.why(now=True)
+    child.find_stop_reason(now=True)
 
     with keep_waiting(other, batch, lambda: child.reserve(100)):
         other.execute("insert into job_runs (id, batch, state, started_at) values (2, %s, 'started', now())", (batch,))

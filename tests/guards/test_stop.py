@@ -13,11 +13,11 @@ from forgekeeper.guards import brakes, breaker, preconditions
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.sessions import writing
+from forgekeeper.platform.database.sessions import write_transaction
 from models import UserStatus
 from tests.harness.artifacts import turn_on
 from tests.harness.many_rows import statuses
-from tests.harness.performing import attempt_at, ended, runner_of
+from tests.harness.performing import attempt_at, run_attempt, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
 from tests.harness.waiting import wait_until
@@ -45,13 +45,13 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture(autouse=True)
 def _asked_before_each_chunk(monkeypatch):
-    monkeypatch.setattr(brakes, "INTERVAL", 0.0)
+    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 0.0)
 
 
 def attempted(**settings):
     """Attempt a run, from its beginning to its end; return the attempt."""
     with runner_of(settings_with(**settings)) as runner:
-        return ended(attempt_at(runner, user_status_cleanup))
+        return run_attempt(attempt_at(runner, user_status_cleanup))
 
 
 # Under way
@@ -63,15 +63,15 @@ def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor
         database.execute_sql(ADD_ARTIFACTS.format(number=number, count=2 * BATCH_SIZE))
 
     with before_each("delete", "ci_job_artifacts", STOP), runner_of(settings_with()) as runner:
-        attempt = ended(runner.child(delete_artifact_bucket, "child:1"))
+        attempt = run_attempt(runner.create_child_attempt(delete_artifact_bucket, "child:1"))
 
     assert (attempt.run.outcome.destroyed, attempt.run.outcome.stopped) == (BATCH_SIZE, "deadline")
-    assert attempt.result()["stopped"] == "stopped"
+    assert attempt.result_fields()["stopped"] == "stopped"
     assert not attempt.wants_successor
 
 
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
-    monkeypatch.setattr(brakes, "INTERVAL", 1.0)
+    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 1.0)
     statuses(2 * CHUNK)
     took = []
 
@@ -96,22 +96,24 @@ def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("where", "name"), [(preconditions, "require"), (breaker, "ask"), (brakes.Brakes, "free")], ids=["1", "2", "3"]
+    ("where", "name"),
+    [(preconditions, "require_met"), (breaker, "check_run"), (brakes.Brakes, "count_allowed")],
+    ids=["1", "2", "3"],
 )
 def test_a_run_that_is_stopped_during_its_checks_or_before_its_first_chunk_deletes_nothing(monkeypatch, where, name):
-    monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
+    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 1_000.0)
     statuses(1)
     check = getattr(where, name)
 
     def stopped_meanwhile(*given, **facts):
-        with writing():
+        with write_transaction():
             Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
         return check(*given, **facts)
 
     monkeypatch.setattr(where, name, stopped_meanwhile)
     attempt = attempted()
 
-    assert ("stopped" in attempt.result().values(), UserStatus.select().count()) == (True, 1)
+    assert ("stopped" in attempt.result_fields().values(), UserStatus.select().count()) == (True, 1)
 
 
 # How long a pace may wait
@@ -124,15 +126,15 @@ def elapsed(act):
 
 
 def test_pace_waits_as_long_as_the_rows_may_take_but_not_beyond_the_budget():
-    assert 0.05 <= elapsed(lambda: brakes.Deadline(HOUR, pace=100).passed(5)) < SOON
-    assert elapsed(lambda: brakes.Deadline(timedelta(seconds=0.05), pace=100).passed(1_000)) < SOON
+    assert 0.05 <= elapsed(lambda: brakes.Deadline(HOUR, pace=100).has_passed(5)) < SOON
+    assert elapsed(lambda: brakes.Deadline(timedelta(seconds=0.05), pace=100).has_passed(1_000)) < SOON
 
 
 def test_a_request_to_stop_ends_the_wait_for_the_pace():
     stopper = threading.Thread(target=shutdown.requested.set)
     deadline = brakes.Deadline(HOUR, pace=100, on_progress=stopper.start)
     try:
-        waited = elapsed(lambda: deadline.passed(1_000))
+        waited = elapsed(lambda: deadline.has_passed(1_000))
         stopper.join()
     finally:
         shutdown.requested.clear()

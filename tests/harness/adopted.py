@@ -7,10 +7,10 @@ import psycopg2
 import pytest
 
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.settings import PREFIX
 from forges import adoption
-from forges.gitlab.adoption import KIND
+from forges.gitlab.adoption import ADOPTION_CLASS
 from tests.harness import gitlab_tables
 from tests.harness.gitlab_tables import TABLES
 from tests.harness.settings import settings_with
@@ -59,11 +59,11 @@ def role_of_forgekeeper(cursor):
     cursor.execute(f"drop owned by {KEEPER}; drop role {KEEPER}")
 
 
-def adopt(changed=str, kind=KIND, **changes):
+def adopt(changed=str, kind=ADOPTION_CLASS, **changes):
     """Make the views as the command does, or as *changed* makes of its script; return what is adopted."""
-    found = adoption.fit(kind, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
+    found = adoption.plan_adoption(kind, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
     with db.database.atomic():
-        db.database.execute_sql(changed("\n".join(found.statements())).replace("%", "%%"))
+        db.database.execute_sql(changed("\n".join(found.write_statements())).replace("%", "%%"))
     return found
 
 
@@ -72,7 +72,7 @@ def adopted(urls, _migrated):
     """GitLab's tables with views of them, for all tests of a file; a cursor of their owner."""
     with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
-        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
             adopt()
         yield cursor
@@ -97,7 +97,7 @@ def keeper(urls, adopted):
 
 
 def connected(settings):
-    connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
     return db.database.connection_context()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.adopted import VIEWS, adopt, tables_of_gitlab
 from tests.harness.gitlab_tables import TABLES
@@ -33,7 +33,7 @@ def views_for_models(urls, _migrated):
     """Empty tables of GitLab's, and views of them into which models may insert."""
     with tables_of_gitlab(urls.database) as cursor:
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
-        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
             built = list(adopt(partial(GUARDS.sub, ""), role=None).find_missing_indexes())
         db.database.close_all()

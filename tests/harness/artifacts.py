@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import statement
-from forgekeeper.engine.rows import Sweep, insert_objects
+from forgekeeper.engine.rows import RowDeletionPass, insert_objects
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.queries import START
+from forgekeeper.platform.database.queries import START_POSITION
 from forgekeeper.sources.buckets import BucketSet
 from forgekeeper.sources.outbox import DeletedObject
-from models import CLASSES, JobArtifact, ProjectStatistics
+from models import CLASS_COUNT, JobArtifact, ProjectStatistics
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import (
@@ -79,7 +79,7 @@ def artifact(*, number=0, size=10, path="ab/cd/artifact", project=1, expire_at=N
     ).id
 
 
-def due_artifacts(count, *, first=1, step=CLASSES):
+def due_artifacts(count, *, first=1, step=CLASS_COUNT):
     database.execute_sql(ADD_DUE.format(first=first, last=first + count - 1, step=step))
 
 
@@ -109,10 +109,10 @@ def count(condition):
     return rows(f"select count(*) from ci_job_artifacts where {condition}")[0][0]
 
 
-def nodes(plan):
+def list_plan_nodes(plan):
     yield plan
     for child in plan.get("Plans", ()):
-        yield from nodes(child)
+        yield from list_plan_nodes(child)
 
 
 def turn_on(*, high_concurrency=False):
@@ -129,7 +129,7 @@ def run(*, objects="ours", unknown_locks="keep", **options):
 
 
 @contextmanager
-def without(table):
+def without_table(table):
     database.execute_sql(f"alter table {table} rename to away")
     try:
         yield
@@ -151,21 +151,21 @@ def due_in_class(number, at):
     return due.in_class(number)
 
 
-def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):
+def destroy_chunk(number, at, *, after=START_POSITION, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):
     """Destroy up to *limit* artifacts of class *number* that have expired *at* an instant, beyond a position."""
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
     run = Run(
         delete_artifact_bucket, settings_with(object_grace=grace), outcome=outcome, deadline=deadline, audit=audit
     )
-    sweep = Sweep(run, due_in_class(number, at))
+    sweep = RowDeletionPass(run, due_in_class(number, at))
     sweep._position = after
-    reached = sweep._take(NONE_BAD, limit, None)
-    return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
+    reached = sweep._delete_next(NONE_BAD, limit, None)
+    return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._locked_totals))
 
 
 def chunk_statement(number, at):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
     due = insert_objects(due_in_class(number, at), settings_with(object_grace=NO_GRACE))
     statements = statement.RowStatements(due)
-    return statements.delete(statement.Chunk(limit=BATCH_SIZE)), statements.values
+    return statements.write_delete(statement.RowChunk(limit=BATCH_SIZE)), statements.sql_values

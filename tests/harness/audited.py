@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.platform.database import database
-from forgekeeper.platform.failpoints import FailpointReached, Failpoints, Fault, arm
+from forgekeeper.platform.failpoints import FailpointReached, Failpoints, Fault, arm_failpoints
 
 UNCLOSED = """
     select count(*) from audit_deletions as intended
@@ -14,19 +14,19 @@ UNCLOSED = """
 """
 
 
-def lines(record, *phases):
+def list_audit_lines(record, *phases):
     """What is said of each record of that kind, in order: by default what has become of it."""
     phases = phases or ("done", "outcome")
     rows = Deletion.select().where(Deletion.record == record, Deletion.phase.in_(phases)).order_by(Deletion.id)
     return [line for row in rows for line in _items(row)]
 
 
-def gone(record, name):
+def list_audited_deletions(record, name):
     """What of that kind is said to be gone, by that column."""
-    return {line[name] for line in lines(record) if line.get("state", "deleted") in ("deleted", "missing")}
+    return {line[name] for line in list_audit_lines(record) if line.get("state", "deleted") in ("deleted", "missing")}
 
 
-def unclosed():
+def count_open_intents():
     """How many intents have no outcome."""
     return database.execute_sql(UNCLOSED).fetchone()[0]
 
@@ -34,12 +34,12 @@ def unclosed():
 @contextmanager
 def interrupted_at(step):
     """Let what is done within end at that step, as by a crash: nothing after it is done."""
-    arm(Failpoints({step: Fault("raise")}))
+    arm_failpoints(Failpoints({step: Fault("raise")}))
     try:
         with pytest.raises(FailpointReached):
             yield
     finally:
-        arm(Failpoints())
+        arm_failpoints(Failpoints())
 
 
 def _items(row):

@@ -10,12 +10,12 @@ from forgekeeper.engine.rows import execute_change
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.database.targets import TargetRelation
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
-from workers.stale_imports import MAX_RUNTIME, entities, imports, stale_imports
+from workers.stale_imports import MAX_RUNTIME, find_stale_entities, find_stale_imports, stale_imports
 
 ADD_IMPORTS = """
     insert into bulk_imports (id, user_id, status, updated_at)
@@ -35,7 +35,7 @@ ADD_TRACKERS = """
 """
 
 
-class Kind(NamedTuple):
+class ImportKind(NamedTuple):
     """What is given up, and what answers for it."""
 
     record: str
@@ -43,8 +43,8 @@ class Kind(NamedTuple):
     answer: object
 
 
-IMPORTS = Kind("bulk_import", BulkImport, imports)
-ENTITIES = Kind("entity", BulkImportEntity, entities)
+IMPORTS = ImportKind("bulk_import", BulkImport, find_stale_imports)
+ENTITIES = ImportKind("entity", BulkImportEntity, find_stale_entities)
 KINDS = [(IMPORTS, "bulk_imports", ADD_IMPORTS), (ENTITIES, "bulk_import_entities", ADD_ENTITIES)]
 both_kinds = pytest.mark.parametrize(("kind", "table", "seed"), KINDS, ids=["imports", "entities"])
 
@@ -91,7 +91,7 @@ def run(**options):
     return perform(stale_imports, deadline=Deadline(MAX_RUNTIME, **options))
 
 
-def spoilt(table, record):
+def failing_changes(table, record):
     """Let every change of the record end in an error."""
     return before_each("update", table, f"if new.id = {record} then raise exception 'spoilt'; end if")
 
@@ -100,4 +100,4 @@ def cleanup_stale(kind, now, ids, *, audit=None):
     """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
     run = Run(stale_imports, settings_with(), audit=audit or Audit("a", on=False))
     run.now = now
-    return execute_change(run, kind.answer().bind("stale_imports", now), Target.find(kind.model, "update"), ids)
+    return execute_change(run, kind.answer().bind("stale_imports", now), TargetRelation.find(kind.model, "update"), ids)

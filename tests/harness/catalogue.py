@@ -2,12 +2,12 @@
 
 from forgekeeper.api.batches import all_declared
 from metrics import catalogue
-from metrics.catalogue import series
+from metrics.catalogue import collect_label_sets
 
-SERIES = series(all_declared())
-METRICS = catalogue.table(all_declared())
+SERIES = collect_label_sets(all_declared())
+METRICS = catalogue.build_metrics(all_declared())
 
 
-def of(process):
+def select_process_metrics(process):
     """List the metrics of that kind of process."""
-    return catalogue.of(process, METRICS)
+    return catalogue.select_metrics(process, METRICS)

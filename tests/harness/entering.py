@@ -15,12 +15,12 @@ from queue import SimpleQueue
 from dramatiq import Worker
 
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.delivery.boot import load
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.delivery.messages import send_children
-from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.queues import count_messages
 from forgekeeper.platform.database import database
-from scheduler import Loop
+from scheduler import BatchLoop
 from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +46,9 @@ def note_workers(*call):
         note(*call)
 
 
-def worked_off(queue):
+def wait_until_idle(queue):
     """Wait until the worker is done with what is in the queue; return what has been entered since last time."""
-    assert wait_until(lambda: sum(depth(broker.client, queue).values()) == 0, LIMIT)
+    assert wait_until(lambda: sum(count_messages(broker.client, queue).values()) == 0, LIMIT)
     found = sorted(entered)
     entered.clear()
     return found
@@ -61,15 +61,15 @@ def main():
     broker.emit_after("process_boot")
     threading.setprofile(note_workers)
     with database.connection_context():
-        loop = Loop(batch, load(), broken=threading.Event(), asked=SimpleQueue())
+        loop = BatchLoop(batch, load_settings(), broken=threading.Event(), stop_requests=SimpleQueue())
         sys.setprofile(note)
-        loop.turn()
+        loop.reconcile_once()
         sys.setprofile(None)
     Worker(broker, queues={batch.queue, child.queue}, worker_threads=1).start()
-    tick = worked_off(batch.queue)
+    tick = wait_until_idle(batch.queue)
     with database.connection_context():
         send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
-    json.dump({"tick": tick, "child": worked_off(child.queue)}, sys.stdout)
+    json.dump({"tick": tick, "child": wait_until_idle(child.queue)}, sys.stdout)
     sys.stdout.flush()
     # A drain would be one more way.
     os._exit(0)

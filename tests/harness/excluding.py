@@ -3,14 +3,16 @@
 from contextlib import contextmanager
 
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.database.exclusions import Exclusion, Subject
+from forgekeeper.platform.database.exclusions import Exclusion, ExclusionSubject
 
 
 def exclude(what, *, batch=None, ended=None):
     """Exclude it, as if a person had; *ended* says how long ago that ended."""
     instant = now()
     until = None if ended is None else instant - ended
-    return Exclusion.add(Subject.read(what), batch=batch, reason="a test", by="erika", since=instant, until=until)
+    return Exclusion.add(
+        ExclusionSubject.from_text(what), batch=batch, reason="a test", by="erika", since=instant, until=until
+    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import unescape
 
-from forgekeeper.targets.sentinel import NAME
+from forgekeeper.targets.sentinel import SENTINEL_NAME
 from tests.harness.signatures import is_signed
 
 ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{0}</Code><Message>{0}, said the proxy.</Message></Error>'
@@ -24,7 +24,7 @@ def place_of(upload):
     return tuple(re.search(b"<%s>(.*?)</%s>" % (name, name), upload)[1] for name in (b"Key", b"UploadId"))
 
 
-class Server(ThreadingHTTPServer):
+class ProxyServer(ThreadingHTTPServer):
     """One whose queue takes all that are asked at once: by default five wait, and others are lost for a second."""
 
     request_queue_size = 128
@@ -67,7 +67,7 @@ class FaultyS3:
                     proxy._serve(self)
                     self.wfile.flush()
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = ProxyServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
@@ -141,7 +141,7 @@ class FaultyS3:
             return "uploads"
         if request.command == "POST" and query in ("delete", "delete="):
             return "bulk"
-        if request.command == "GET" and path.endswith(f"/{NAME}"):
+        if request.command == "GET" and path.endswith(f"/{SENTINEL_NAME}"):
             return "head"
         return {"HEAD": "head", "DELETE": "single"}.get(request.command, "other")
 

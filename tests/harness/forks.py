@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -33,7 +33,7 @@ MODULES = (
     "forgekeeper.process",
 )
 """What is imported beforehand."""
-LONGEST = 200_000
+MAX_REQUEST_BYTES = 200_000
 NUMBER = 20
 """The bytes of each number that is told, its id and its status: both may be there before anybody reads."""
 
@@ -145,7 +145,7 @@ def run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(words, env=env, cwd=cwd, stdout=out, stderr=err)
         try:
-            status = process.wait(patient(timeout))
+            status = process.wait(scale_timeout(timeout))
         finally:
             process.kill()
         out.seek(0)
@@ -160,7 +160,7 @@ def serve(asked: socket.socket) -> list[str] | None:
     while True:
         for key, _events in selector.select():
             if key.fileobj is asked:
-                request, files, _flags, _address = socket.recv_fds(asked, LONGEST, 4)
+                request, files, _flags, _address = socket.recv_fds(asked, MAX_REQUEST_BYTES, 4)
                 if not request:
                     return None
                 pid = os.fork()
@@ -188,7 +188,7 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.setsid()
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
-    os.closerange(3, LONGEST)
+    os.closerange(3, MAX_REQUEST_BYTES)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -199,7 +199,7 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     return words
 
 
-def be(words: list[str]) -> None:
+def become_program(words: list[str]) -> None:
     """Be the program that a Python would be with these words."""
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -217,4 +217,4 @@ if __name__ == "__main__":
     gc.freeze()
     told_to = serve(socket.socket(fileno=int(sys.argv[1])))
     if told_to is not None:
-        be(told_to)
+        become_program(told_to)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from forgekeeper.targets import git_command, git_refs, sentinel
-from forgekeeper.targets.git_refs import Doomed
+from forgekeeper.targets.git_refs import RefToDelete
 from tests.harness.installation import INSTALLATION
 from tests.harness.waiting import wait_until
 
@@ -49,7 +49,7 @@ def _made(options):
     return path
 
 
-class Bare:
+class BareRepository:
     """A bare repository *disk_path* below *root*, with two commits and the branch main."""
 
     def __init__(self, root, disk_path="group/project.git", *options):
@@ -92,8 +92,8 @@ class Bare:
         return [path for path in self.path.rglob("*") if path.name.endswith((".lock", ".new"))]
 
     def delete(self, *doomed, within=ALWAYS_IN_TIME, **options):
-        rows = [Doomed(row) if isinstance(row, str) else row for row in doomed]
-        return git_refs.delete(self.root, self.disk_path, rows, until=time.monotonic() + within, **options)
+        rows = [RefToDelete(row) if isinstance(row, str) else row for row in doomed]
+        return git_refs.delete_refs(self.root, self.disk_path, rows, until=time.monotonic() + within, **options)
 
     def states(self, *doomed, **options):
         """Delete, and return the state of each ref by its name."""
@@ -102,11 +102,11 @@ class Bare:
 
 def put_root(path):
     path.mkdir(parents=True)
-    (path / sentinel.NAME).write_bytes(sentinel.text(INSTALLATION))
+    (path / sentinel.SENTINEL_NAME).write_bytes(sentinel.build_content(INSTALLATION))
     return path
 
 
-def gits(root):
+def find_git_processes(root):
     """The processes of git that delete refs below *root*, whoever has started them."""
     found = []
     for process in Path("/proc").iterdir():
@@ -119,13 +119,13 @@ def gits(root):
     return found
 
 
-def hurry(monkeypatch):
+def shorten_lock_timeouts(monkeypatch):
     """Let our git wait for a lock of others no more than an instant: where it is held for good, all waiting is in vain."""
     options = [re.sub(r"(?<=Timeout=)\d+", "10", option) for option in git_command._OPTIONS]
     monkeypatch.setattr(git_command, "_OPTIONS", options)
 
 
-def stand_in(folder, monkeypatch, script):
+def replace_git(folder, monkeypatch, script):
     """Put a program named git first on the PATH; in *script* $GIT is the real one."""
     real = shutil.which("git")
     folder.mkdir()
@@ -154,10 +154,10 @@ sys.exit(process.returncode)
 """
 
 
-def refuse(folder, monkeypatch, pattern, complaint):
+def refuse_refs(folder, monkeypatch, pattern, complaint):
     """Let git refuse to delete each ref whose name begins with *pattern*; {0} in the complaint is its name."""
     program = folder / "refusing.py"
-    stand_in(folder, monkeypatch, f'exec {sys.executable} -S -E {program} "$@"')
+    replace_git(folder, monkeypatch, f'exec {sys.executable} -S -E {program} "$@"')
     real = shutil.which("git", path=os.environ["PATH"].split(os.pathsep, 1)[1])
     program.write_text(REFUSING.format(git=real, pattern=pattern, complaint=complaint))
 
@@ -167,7 +167,7 @@ def while_git_waits(folder, monkeypatch, work):
     """Do the *work* in a thread, and what is within while its git waits to change refs; yield the work's future."""
     os.mkfifo(folder / "go")
     wait = f"[ -e {folder}/waits ] || {{ touch {folder}/waits; read -r _ < {folder}/go; }}"
-    stand_in(folder / "bin", monkeypatch, f'case "$*" in *update-ref*) {wait};; esac\nexec $GIT "$@"')
+    replace_git(folder / "bin", monkeypatch, f'case "$*" in *update-ref*) {wait};; esac\nexec $GIT "$@"')
     with ThreadPoolExecutor() as thread:
         doing = thread.submit(work)
         try:

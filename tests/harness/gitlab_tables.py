@@ -117,7 +117,7 @@ LEFT_OVER = """
 """
 
 
-class Due(NamedTuple):
+class DueIds(NamedTuple):
     """The ids of what has to go, or to be given up; *pathless* is what would, if its object's place were known."""
 
     artifacts: set[int]
@@ -148,9 +148,9 @@ def fill(cursor, *, artifacts=0, statuses=0, imports=0, deletions=0):
     cursor.execute("analyze")
 
 
-def due(cursor):
+def find_due(cursor):
     """Say what has to go now; all else has to stay."""
-    return Due(**{name: ids(cursor, query.format(projects=PROJECTS)) for name, query in DUE.items()})
+    return DueIds(**{name: ids(cursor, query.format(projects=PROJECTS)) for name, query in DUE.items()})
 
 
 def ids(cursor, query):

@@ -7,7 +7,7 @@ INTEGERS = """
     alter table ci_deleted_objects drop project_id, drop created_at;
 """
 # In no parts; its ids are its own.
-WHOLE = """
+UNPARTITIONED_TABLE = """
     create table whole (like p_ci_job_artifacts including defaults including constraints);
     insert into whole select * from p_ci_job_artifacts;
     drop table p_ci_job_artifacts, p_ci_job_artifact_reports cascade;
@@ -52,8 +52,8 @@ NO_FAILURES = """
     alter table bulk_import_entities drop has_failures;
 """
 VERSIONS = {
-    "16.3": INTEGERS + WHOLE + NO_FAILURES,
-    "16.9": INTEGERS + WHOLE,
+    "16.3": INTEGERS + UNPARTITIONED_TABLE + NO_FAILURES,
+    "16.9": INTEGERS + UNPARTITIONED_TABLE,
     "17.3": INTEGERS,
     "17.10": "",
     "18.7": ALL_PARTS_ELSEWHERE,

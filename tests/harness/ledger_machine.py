@@ -13,15 +13,15 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from forgekeeper.delivery.messages import deliver
+from forgekeeper.delivery.messages import enqueue_run
 from forgekeeper.ledger import reconcile
-from forgekeeper.ledger.holds import BY_PEOPLE, Batch, Hold
-from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, OPEN, JobRun
+from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, OPEN_STATES, JobRun
 from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
 from tests.harness.ledger_workers import NAME, Worker, Workers, picks
 from tests.harness.settings import settings_with
-from tests.harness.stalling import Process
+from tests.harness.stalling import StallingProcess
 
 SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")
 FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
@@ -94,7 +94,7 @@ class Machine(Workers):
     @rule(drift=drifts, take=st.booleans())
     def a_tick_comes(self, drift, take):
         early = min(max(drift or timedelta(0), timedelta(0)), CLOCK_TOLERANCE)
-        self.set_clock(max(self.now, self.configured.cron(NAME).after(self.now + early) - early))
+        self.set_clock(max(self.now, self.configured.schedule_of(NAME).next_after(self.now + early) - early))
         self.a_scheduler_fires(drift)
         if take and self.idle:
             self.take(self.idle[0], rescue=False)
@@ -109,13 +109,13 @@ class Machine(Workers):
         self.check_reconciled()
 
     def reconcile(self, drift):
-        due_hint = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
-        reconcile.reconcile(NAME, self.configured, deliver, by=f"fires at {self.now}", due_hint=due_hint)
+        due_hint = None if drift is None else self.configured.schedule_of(NAME).latest_until(self.now + drift)
+        reconcile.reconcile_batch(NAME, self.configured, enqueue_run, by=f"fires at {self.now}", due_hint=due_hint)
 
     def check_reconciled(self):
-        due = self.configured.cron(NAME).newest(self.now)
+        due = self.configured.schedule_of(NAME).latest_until(self.now)
         assert due <= DAWN or JobRun.select().where(JobRun.tick == due).exists(), "a tick was overlooked"
-        run = JobRun.open(NAME)
+        run = JobRun.find_open(NAME)
         if run is None:
             return
         if run.state == "started":
@@ -125,7 +125,7 @@ class Machine(Workers):
             assert run.state == "enqueued"
             since = run.enqueued_at and self.now - run.enqueued_at
             assert since is not None, "a run was not sent"
-            assert since < reconcile.SENT_AGAIN, "a run was not sent again"
+            assert since < reconcile.RESEND_AFTER, "a run was not sent again"
 
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(drift=drifts, questions=st.integers(0, 11))
@@ -133,7 +133,7 @@ class Machine(Workers):
         self.launch(lambda: self.reconcile(drift), questions)
 
     def launch(self, deed, questions):
-        process = Process(deed, questions)
+        process = StallingProcess(deed, questions)
         if process.error is not None:
             raise process.error
         if not process.ended:
@@ -188,12 +188,14 @@ class Machine(Workers):
     @rule()
     def somebody_resumes(self):
         self.paused_until = None
-        assert Hold.lift(NAME, BY_PEOPLE), "the pause was forgotten"
+        assert Hold.lift(NAME, KINDS_BY_PEOPLE), "the pause was forgotten"
 
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(questions=st.integers(0, 4) | st.just(-1))
     def somebody_sends(self, questions):
-        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send(NAME, deliver), questions)
+        self.launch(
+            lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send_open_run(NAME, enqueue_run), questions
+        )
 
     @precondition(lambda self: self.terminal.run is None and not self.paused)
     @rule()
@@ -209,7 +211,7 @@ class Machine(Workers):
         before, self.world.rows = self.world.rows, self.read()
         after = self.world.rows
         assert before.keys() <= after.keys()
-        assert sum(row["state"] in OPEN for row in after.values()) <= 1, "two open runs"
+        assert sum(row["state"] in OPEN_STATES for row in after.values()) <= 1, "two open runs"
         ticks = [row["tick"] for row in after.values() if row["tick"] is not None]
         assert len(ticks) == len(set(ticks)), "a tick has two rows"
         for run, row in after.items():
@@ -224,15 +226,15 @@ class Machine(Workers):
         return {row[0]: dict(zip(names, row, strict=True)) for row in cursor}
 
     def check_new(self, row):
-        assert row["state"] in OPEN or row["state"] in FINAL
+        assert row["state"] in OPEN_STATES or row["state"] in FINAL
         if row["tick"] is not None:
             assert row["tick"] <= self.now + CLOCK_TOLERANCE, "a tick was recorded before its time"
-            if row["state"] in OPEN:
+            if row["state"] in OPEN_STATES:
                 assert not self.paused, "a tick was claimed during a pause"
 
     def check_changed(self, before, row):
-        assert before["state"] in OPEN, "a closed row was changed"
-        assert row["state"] in OPEN or row["state"] in FINAL
+        assert before["state"] in OPEN_STATES, "a closed row was changed"
+        assert row["state"] in OPEN_STATES or row["state"] in FINAL
         assert row["attempt"] >= before["attempt"]
         if row["reason"] == "superseded":
             assert any(self.is_newer(other, row) for other in self.world.rows.values()), "a retry gave way to nothing"
@@ -270,7 +272,7 @@ class Machine(Workers):
         self.set_clock(self.now + self.configured.dead_after)
         healthy, since = self.workers[0], self.now
         for _ in range(ROUNDS):
-            self.set_clock(self.configured.cron(NAME).after(self.now + timedelta(seconds=5)))
+            self.set_clock(self.configured.schedule_of(NAME).next_after(self.now + timedelta(seconds=5)))
             self.a_scheduler_fires(None)
             self.fetch(healthy, rescue=True)
             while healthy.message is not None:

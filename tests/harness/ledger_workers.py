@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import TOKEN
-from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.delivery.messages import TOKEN_OPTION
+from forgekeeper.ledger.job_runs import JobRun, StartedRun
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
@@ -28,7 +28,7 @@ class Worker:
 
     name: str
     message: Message | None = None
-    run: Started | None = None
+    run: StartedRun | None = None
     ended: bool = False
     sign: datetime | None = None
 
@@ -91,7 +91,7 @@ class Workers(RuleBasedStateMachine):
         self.start(pick(self.holding))
 
     def start(self, worker):
-        number, token = int(worker.message.message_id), UUID(worker.message.options[TOKEN])
+        number, token = int(worker.message.message_id), UUID(worker.message.options[TOKEN_OPTION])
         run = JobRun.start(NAME, number, token=token, by=worker.name)
         if run is None:
             self.end(worker)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
-GONE = (FileNotFoundError, ProcessLookupError)
+PROCESS_GONE_ERRORS = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1
 """The field of a thread's schedstat that says for how many nanoseconds it could have run and had to wait."""
 STEAL = 8
 
 
-class Held:
+class MachineDelay:
     """For how long the machine has held up processes, what they have started, and the servers, since this was made.
 
     Of each process the thread counts that has waited longest for a processor: a message goes through many processes
@@ -38,7 +38,7 @@ class Held:
 
     def over(self, limit: float, seconds: float) -> bool:
         """Say whether *seconds* since then are more than the *limit*, as this machine has held it up."""
-        return seconds > limit and seconds > min(limit + self.seconds(), patient(limit))
+        return seconds > limit and seconds > min(limit + self.seconds(), scale_timeout(limit))
 
     def _waits(self) -> dict[tuple[int, int], int]:
         return dict(_waits([*self._pids(), *self._servers]))
@@ -47,9 +47,9 @@ class Held:
 def _waits(pids: Iterable[int]) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield those processes and their descendants with each of their threads, and for how long it has waited."""
     for pid in pids:
-        with suppress(*GONE):
+        with suppress(*PROCESS_GONE_ERRORS):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                with suppress(*GONE):
+                with suppress(*PROCESS_GONE_ERRORS):
                     yield (pid, int(thread.name)), int((thread / "schedstat").read_text().split()[RUN_DELAY])
                     yield from _waits(map(int, (thread / "children").read_text().split()))
 

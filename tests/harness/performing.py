@@ -7,7 +7,7 @@ from forgekeeper.delivery.messages import send_children
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.engine.run import Run
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import identity
+from forgekeeper.platform.connections import process_identity
 from tests.harness.settings import settings_with
 
 
@@ -33,29 +33,29 @@ def runner_of(settings):
 
 def attempt_at(runner, batch):
     """Make an attempt at a new run of the batch, or at the one that waits for its retry."""
-    return runner.attempt(batch, JobRun.start_here(batch.name, by=identity()))
+    return runner.create_attempt(batch, JobRun.start_here(batch.name, by=process_identity()))
 
 
-def ended(attempt, *ids):
+def run_attempt(attempt, *ids):
     """Do the attempt's work, from its beginning to its end; return it."""
     with attempt:
-        attempt.work(*ids)
+        attempt.work_if_allowed(*ids)
     return attempt
 
 
-def recorded(declared, settings):
+def run_as_worker(declared, settings):
     """Run the batch as a worker does; return the row of its run, or raise what was raised within."""
     with runner_of(settings) as runner:
-        attempt = ended(attempt_at(runner, declared))
+        attempt = run_attempt(attempt_at(runner, declared))
     if attempt.error is not None:
         raise attempt.error
     return JobRun.get_by_id(attempt.run.number)
 
 
-def as_child(declared, settings, *ids, message_id="1", run=None):
+def run_child_as_worker(declared, settings, *ids, message_id="1", run=None):
     """Work on the child as a worker does, of that *run*; return its own, or raise what was raised within."""
     with runner_of(settings) as runner:
-        attempt = ended(runner.child(declared, message_id, run=run), *ids)
+        attempt = run_attempt(runner.create_child_attempt(declared, message_id, run=run), *ids)
     if attempt.error is not None:
         raise attempt.error
     return attempt.run

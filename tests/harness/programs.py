@@ -10,7 +10,7 @@ import orjson
 
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.forks import start
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
@@ -73,7 +73,7 @@ class Program:
     def end(self) -> int:
         """Ask it to end; return its exit status."""
         self.process.terminate()
-        status: int = self.process.wait(patient(LIMIT))
+        status: int = self.process.wait(scale_timeout(LIMIT))
         return status
 
     def kill(self) -> None:

@@ -10,8 +10,8 @@ from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from models import GitRefDeletion, Project
-from tests.harness.git_samples import Bare, put_root, stand_in
-from tests.harness.performing import as_child, perform, recorded
+from tests.harness.git_samples import BareRepository, put_root, replace_git
+from tests.harness.performing import perform, run_as_worker, run_child_as_worker
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import LOCK_TIMEOUT, clean_project_refs
 
@@ -36,7 +36,7 @@ def rows(*refs):
 
 
 def pending():
-    return {one.ref for one in GitRefDeletion.pending()}
+    return {one.ref for one in GitRefDeletion.select_pending()}
 
 
 def projects(count, *, first=1, each=1):
@@ -60,9 +60,9 @@ def lock(repository, *names):
         file.touch()
 
 
-def counted(folder, monkeypatch):
+def count_git_commands(folder, monkeypatch):
     """Count git's commands from here on: call what is returned for their names."""
-    stand_in(folder / "bin", monkeypatch, f'echo "$*" >> {folder}/calls\nexec $GIT "$@"')
+    replace_git(folder / "bin", monkeypatch, f'echo "$*" >> {folder}/calls\nexec $GIT "$@"')
 
     def calls(command=""):
         file = folder / "calls"
@@ -71,7 +71,7 @@ def counted(folder, monkeypatch):
     return calls
 
 
-def on_their_way():
+def list_enqueued_projects():
     """The projects whose children wait in the queue, in its order."""
     waiting = client.lrange(QUEUE, 0, -1)
     bodies = client.hmget(f"{QUEUE}.msgs", waiting) if waiting else []
@@ -92,7 +92,7 @@ def root(tmp_path):
 @pytest.fixture
 def repository(root):
     """The repository of project 7, with the packed refs 1 to 6."""
-    repository = Bare(root)
+    repository = BareRepository(root)
     repository.packed(*(f"refs/mr/{number}" for number in range(1, 7)))
     Project.create(id=PROJECT, disk_path=repository.disk_path)
     return repository
@@ -106,7 +106,7 @@ def configured(settings, root):
 @pytest.fixture
 def parent(configured):
     """Run the parent; return the row of its run."""
-    return lambda **changes: recorded(BATCH, configured.model_copy(update=changes))
+    return lambda **changes: run_as_worker(BATCH, configured.model_copy(update=changes))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def child(configured):
     """Work on a project as a worker's child does; return the child."""
 
     def work(project=PROJECT, *, missing=False, **changes):
-        return as_child(clean_project_refs, configured.model_copy(update=changes), project, missing)
+        return run_child_as_worker(clean_project_refs, configured.model_copy(update=changes), project, missing)
 
     return work
 

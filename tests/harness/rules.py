@@ -26,7 +26,7 @@ def cases(file: Path) -> list[Case]:
     return cases
 
 
-def asked(case: Case) -> set[str]:
+def list_alerts(case: Case) -> set[str]:
     """Name the alerts that a case is about, or what is recorded."""
     recorded = {check["expr"] for check in case.get("promql_expr_test", ())}
     return recorded | {check["alertname"] for check in case["alert_rule_test"]}
@@ -36,20 +36,20 @@ def alerts_of(rule: Rule) -> set[str]:
     """Name the alerts that a rule has a part in, and what it records."""
     if "alert" in rule:
         return {rule["alert"]}
-    return {rule["record"]}.union(*(alerts_of(user) for user in RULES if rests_on(user, rule)))
+    return {rule["record"]}.union(*(alerts_of(user) for user in RULES if depends_on(user, rule)))
 
 
-def rests_on(user: Rule, rule: Rule) -> bool:
+def depends_on(user: Rule, rule: Rule) -> bool:
     """Say whether a rule asks for what another records; none asks for alerts that fire."""
     assert not re.search(r"\bALERTS", user["expr"])
     return user is not rule and "record" in rule and rule["record"] in user["expr"]
 
 
-def by_alert(folder: Path, file: Path) -> Iterator[Path]:
+def write_tests_by_alert(folder: Path, file: Path) -> Iterator[Path]:
     """Write the cases of a file for promtool, each beside the rules that have a part in it and no others."""
     together: dict[frozenset[str], list[Case]] = {}
     for case in cases(file):
-        together.setdefault(frozenset(asked(case)), []).append(case)
+        together.setdefault(frozenset(list_alerts(case)), []).append(case)
     for alerts, those in together.items():
         groups = [{**group, "rules": [rule for rule in group["rules"] if alerts_of(rule) & alerts]} for group in GROUPS]
         place = folder / "-".join(sorted(alerts))[:200]

@@ -12,7 +12,7 @@ def settings_with(**options):
     """Make them; what is JSON in the environment is a dictionary here."""
     given = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in options.items()}
     environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    return _made(boot.model(), tuple(given.items()), tuple(sorted(environment.items())))
+    return _made(boot.settings_class(), tuple(given.items()), tuple(sorted(environment.items())))
 
 
 @lru_cache(maxsize=100)

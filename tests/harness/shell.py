@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 TIMEOUT_SECONDS = 120.0
 MARK = "TERMINAL_MARK"
@@ -52,7 +52,7 @@ class ShellCommand:
 
     def wait_for_status(self, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
         """Return the exit status; raise `subprocess.TimeoutExpired` if the command does not end in time."""
-        return self._process.wait(patient(timeout_seconds))
+        return self._process.wait(scale_timeout(timeout_seconds))
 
     def close(self) -> None:
         """Kill the shell if it still runs."""

@@ -6,13 +6,19 @@ import pytest
 
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
-from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
+from forgekeeper.sources.register.redis_register import ADOPTION_DELAY, RedisRegister
 from forgekeeper.targets.outcomes import StoreUnavailable
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, UPLOADS, Outcome, producer, stale_direct_uploads
+from workers.stale_direct_uploads import (
+    MAX_UPLOAD_DURATION,
+    UPLOADS_REGISTER,
+    StaleUploadsResult,
+    producer,
+    stale_direct_uploads,
+)
 
-uploads = RedisRegister(UPLOADS)
+uploads = RedisRegister(UPLOADS_REGISTER)
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
 BATCH = stale_direct_uploads
@@ -25,9 +31,9 @@ def run(deadline=None, *, prefixes=None, outcome=None, **locations):
     return perform(BATCH, deadline=deadline, settings=settings, outcome=outcome)
 
 
-def fail(deadline=None, **locations):
+def run_until_unavailable(deadline=None, **locations):
     """Let a run end because stores are away; return what it came to, and what it says."""
-    outcome = Outcome()
+    outcome = StaleUploadsResult()
     with pytest.raises(StoreUnavailable) as failure:
         run(deadline, outcome=outcome, **locations)
     return outcome, str(failure.value)
@@ -70,13 +76,13 @@ def attempts():
     return {member.decode(): int(number) for member, number in client.hgetall(uploads.keys.attempts).items()}
 
 
-def away(store):
+def unreachable_url(store):
     """The URL of the same store where nobody listens."""
     proxy = getattr(store, "proxy", None)
     return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
 
 
-def numbered(count):
+def number_paths(count):
     return [f"@final/{number:05}" for number in range(count)]
 
 
@@ -85,7 +91,7 @@ def complete(location, path):
         return producer.complete(client, location, path)
 
 
-def adopt(*paths, ago=ADOPTION + 5 * SECOND):
+def adopt(*paths, ago=ADOPTION_DELAY + 5 * SECOND):
     """Adopt objects, that long ago."""
     uploads.adopt(client, HERE, paths)
     for key in (uploads.keys.pending, uploads.keys.adopted):

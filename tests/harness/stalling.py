@@ -4,14 +4,14 @@ import threading
 
 from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.database import release
+from forgekeeper.platform.database import release_connection
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """The process is no more."""
 
 
-class Process(threading.Thread):
+class StallingProcess(threading.Thread):
     """Does its deed, but stalls before its n-th question to a server until it is told what then."""
 
     def __init__(self, deed, questions):
@@ -30,12 +30,12 @@ class Process(threading.Thread):
         try:
             db.database.connect()
             self.deed()
-        except Killed:
+        except ProcessKilled:
             pass
         except Exception as error:  # noqa: BLE001, raised in the machine's thread
             self.error = error
         finally:
-            release()
+            release_connection()
             self.ended = True
             self._stalled.set()
 
@@ -49,7 +49,7 @@ class Process(threading.Thread):
             self._told.wait()
             self._told.clear()
             if self._dies:
-                raise Killed
+                raise ProcessKilled
         self._left -= 1
 
     def go_on(self, questions):
@@ -72,7 +72,7 @@ def stall_at_every_question(patch):
     def stalling(ask):
         def asked(*arguments, **options):
             process = threading.current_thread()
-            if isinstance(process, Process):
+            if isinstance(process, StallingProcess):
                 process.question()
             return ask(*arguments, **options)
 

@@ -29,7 +29,7 @@ class Folder:
 
     def keys(self):
         files = (file for file in self.root.rglob("*") if not file.is_dir())
-        return {str(file.relative_to(self.root)) for file in files} - {sentinel.NAME}
+        return {str(file.relative_to(self.root)) for file in files} - {sentinel.SENTINEL_NAME}
 
     def remove_folders(self):
         """Remove the empty folders that deletions leave."""
@@ -38,10 +38,10 @@ class Folder:
                 folder.rmdir()
 
     def remove_sentinel(self):
-        (self.root / sentinel.NAME).unlink()
+        (self.root / sentinel.SENTINEL_NAME).unlink()
 
     def write_sentinel(self, content):
-        (self.root / sentinel.NAME).write_bytes(content)
+        (self.root / sentinel.SENTINEL_NAME).write_bytes(content)
 
 
 class S3:
@@ -68,7 +68,7 @@ class S3:
 
     def keys(self):
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-        return {entry["Key"] for page in pages for entry in page.get("Contents", [])} - {sentinel.NAME}
+        return {entry["Key"] for page in pages for entry in page.get("Contents", [])} - {sentinel.SENTINEL_NAME}
 
     def begin_upload(self, path):
         """Begin a multipart upload that nobody completes; return its id."""
@@ -93,13 +93,13 @@ class S3:
         """Do nothing: a bucket has none."""
 
     def remove_sentinel(self):
-        self._client.delete_object(Bucket=self.bucket, Key=sentinel.NAME)
+        self._client.delete_object(Bucket=self.bucket, Key=sentinel.SENTINEL_NAME)
 
     def sentinel(self):
-        return self._client.get_object(Bucket=self.bucket, Key=sentinel.NAME)["Body"].read()
+        return self._client.get_object(Bucket=self.bucket, Key=sentinel.SENTINEL_NAME)["Body"].read()
 
     def write_sentinel(self, content):
-        self._client.put_object(Bucket=self.bucket, Key=sentinel.NAME, Body=content)
+        self._client.put_object(Bucket=self.bucket, Key=sentinel.SENTINEL_NAME, Body=content)
 
 
 @pytest.fixture(scope="session")

@@ -14,19 +14,19 @@ import pytest
 
 Row = TypeVar("Row")
 
-WHOLE = "THOROUGH" in os.environ
-SEARCHES = WHOLE and "CI" not in os.environ
+RUNS_WHOLE_SUITE = "THOROUGH" in os.environ
+SEARCHES = RUNS_WHOLE_SUITE and "CI" not in os.environ
 
 # For a test that takes seconds and that `docs/promises.md` does not name: `make test` takes five minutes at most.
-whole_only = pytest.mark.skipif(not WHOLE, reason="only `make test-all` runs it")
+whole_only = pytest.mark.skipif(not RUNS_WHOLE_SUITE, reason="only `make test-all` runs it")
 
 
 def examples(whole: int) -> int:
     """Say how many of the *whole* number to run."""
-    return whole if WHOLE else max(1, whole // 10)
+    return whole if RUNS_WHOLE_SUITE else max(1, whole // 10)
 
 
-def sequences(whole: int, steps: int) -> hypothesis.settings:
+def machine_settings(whole: int, steps: int) -> hypothesis.settings:
     """Make the settings of a state machine: a number of examples of so many steps each."""
     return hypothesis.settings(
         max_examples=examples(whole),
@@ -36,7 +36,7 @@ def sequences(whole: int, steps: int) -> hypothesis.settings:
     )
 
 
-def some(rows: Iterable[Row]) -> list[Row]:
+def select_rows(rows: Iterable[Row]) -> list[Row]:
     """Return all *rows* of a table in the whole, else the first and the last."""
     table = list(rows)
-    return table if WHOLE else [table[0], *table[1:][-1:]]
+    return table if RUNS_WHOLE_SUITE else [table[0], *table[1:][-1:]]

@@ -9,12 +9,12 @@ from dramatiq import Message
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import deliver
+from forgekeeper.delivery.messages import enqueue_run
 from forgekeeper.ledger import reconcile as runs
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from tests.harness.performing import start_run
 from tests.harness.settings import settings_with
 
@@ -57,7 +57,7 @@ def ledger(_migrated, urls):
 def connected(urls, search_path):
     url = urls.database + ("&" if "?" in urls.database else "?") + "options=" + quote(f"-c search_path={search_path}")
     settings = settings_with(database_url=url, redis_url=urls.redis)
-    connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=20)
     db.database.connect()
     yield settings
     db.database.close_all()
@@ -73,10 +73,10 @@ def time_passes(duration):
 
 
 def reconcile(by="A", due_hint=None, **settings):
-    runs.reconcile(NAME, settings_with(**settings), deliver, by=by, due_hint=due_hint)
+    runs.reconcile_batch(NAME, settings_with(**settings), enqueue_run, by=by, due_hint=due_hint)
 
 
-def at(instant, by="A", **settings):
+def reconcile_at(instant, by="A", **settings):
     clock_is(instant)
     reconcile(by, **settings)
 
@@ -89,7 +89,7 @@ def rows(state):
     return {run.tick for run in JobRun.select().where(JobRun.state == state)}
 
 
-def sent():
+def list_sent_runs():
     """The numbers of the runs whose messages wait."""
     bodies = [client.hget(f"{QUEUE}.msgs", name) for name in client.lrange(QUEUE, 0, -1)]
     return [int(Message.decode(body).message_id) for body in bodies]
@@ -109,14 +109,14 @@ def start(tick=NOON):
     return start_run(NAME, row(tick).id, by="worker")
 
 
-def executed(tick=NOON):
+def execute_tick(tick=NOON):
     """Run the tick from its message to the acknowledgement."""
     message = fetch()
     assert JobRun.succeed(start(tick), {})
     acknowledge(message)
 
 
-def failed(tick=NOON, delay=MINUTE * 30):
+def fail_tick(tick=NOON, delay=MINUTE * 30):
     """Let the tick's first attempt fail; its retry waits."""
     message = fetch()
     assert JobRun.fail(start(tick), "Oops", delay=delay) == "enqueued"

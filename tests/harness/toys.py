@@ -10,7 +10,7 @@ from forgekeeper.api.batches import BATCHES, CHILDREN, FLAGS
 
 
 @dataclass
-class Outcome:
+class ToyResult:
     """What a toy comes to."""
 
     deleted: int = 0
@@ -20,7 +20,7 @@ class Outcome:
 
 
 @contextmanager
-def declaring() -> Iterator[None]:
+def forget_declarations() -> Iterator[None]:
     """Forget in the end whatever is declared meanwhile."""
     kept = [(registry, dict(registry)) for registry in (BATCHES, CHILDREN, FLAGS)]
     try:
@@ -31,7 +31,7 @@ def declaring() -> Iterator[None]:
             registry.update(before)
 
 
-def toy(**facts):
+def declare_toy_batch(**facts):
     """Declare a batch of its own; its function does nothing."""
 
     def toys(now):
@@ -39,4 +39,4 @@ def toy(**facts):
         return []
 
     times = {"cron": "* * * * *", "budget": timedelta(minutes=1), "time_limit": timedelta(minutes=2)}
-    return batch(**times | {"outcome": Outcome} | facts)(toys)
+    return batch(**times | {"outcome": ToyResult} | facts)(toys)

@@ -5,21 +5,21 @@ import time
 from collections.abc import Callable
 
 POLL_INTERVAL = 0.01
-MOST = 4.0
+MAX_TIMEOUT_FACTOR = 4.0
 """However busy the machine: what takes longer than so many times the limit hangs."""
 
 
-def patient(limit: float) -> float:
+def scale_timeout(limit: float) -> float:
     """Return the limit, in seconds, for a machine as busy as this one: its processes wait for one another."""
     busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
-    return limit * min(max(1.0, busy), MOST)
+    return limit * min(max(1.0, busy), MAX_TIMEOUT_FACTOR)
 
 
 def wait_until(condition: Callable[[], bool], limit: float) -> bool:
     """Return True as soon as *condition* holds, False if it did not within *limit* seconds, more if it is busy."""
     began = time.monotonic()
     while not condition():
-        if time.monotonic() - began > limit and time.monotonic() - began > patient(limit):
+        if time.monotonic() - began > limit and time.monotonic() - began > scale_timeout(limit):
             return False
         time.sleep(POLL_INTERVAL)
     return True

@@ -4,7 +4,7 @@ import sys
 
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.process import run
+from forgekeeper.process import run_master
 
 PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}
 
@@ -19,4 +19,4 @@ if __name__ == "__main__":
         return in_order(*arguments)
 
     setattr(kind, name, spoilt)
-    sys.exit(run(arguments))
+    sys.exit(run_master(arguments))

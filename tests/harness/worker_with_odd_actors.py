@@ -13,21 +13,21 @@ import dramatiq.worker
 from forgekeeper import batch, child
 from forgekeeper.delivery import process
 from forgekeeper.platform.connections import client
-from forgekeeper.process import run
+from forgekeeper.process import run_master
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
-process.LIMIT_LATE = 1.0  # and so is a minute
+process.TIME_LIMIT_GRACE_SECONDS = 1.0  # and so is a minute
 
 
 @dataclass
-class Outcome:
+class OddResult:
     """Nothing to tell."""
 
     enqueued: int = 0
 
 
-@batch(cron="off", budget=timedelta(minutes=1), outcome=Outcome, writes="its children note what they did")
+@batch(cron="off", budget=timedelta(minutes=1), outcome=OddResult, writes="its children note what they did")
 def odd(_now):
     """Have children."""
     return []
@@ -37,7 +37,7 @@ def declared(work):
     """Declare *work* as a child."""
     limit = timedelta(seconds=0.1) if work.__name__ == "be_deaf" else timedelta(minutes=10)
     times = {"budget": min(limit, timedelta(minutes=1)), "time_limit": limit}
-    return child(odd, queue=QUEUE, outcome=Outcome, records=[], enqueued_as="enqueued", **times)(work)
+    return child(odd, queue=QUEUE, outcome=OddResult, records=[], enqueued_as="enqueued", **times)(work)
 
 
 @declared
@@ -102,4 +102,4 @@ def _wait_for(path):
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_master(sys.argv[1:]))

@@ -9,8 +9,8 @@ from datetime import timedelta
 import psycopg2
 import pytest
 
-from forgekeeper.ledger.holds import BRAKES, BY_PEOPLE, Batch, Hold
-from forgekeeper.ledger.reconcile import reconcile
+from forgekeeper.ledger.holds import BRAKE_KINDS, KINDS_BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.reconcile import reconcile_batch
 from forgekeeper.platform.database import database, now
 from tests.harness.settings import settings_with
 
@@ -68,7 +68,7 @@ def test_the_newer_hold_of_one_person_takes_the_place_of_the_older():
     assert (hold.reason, hold.since) == ("it is longer", since)
 
 
-@pytest.mark.parametrize("kind", BY_PEOPLE)
+@pytest.mark.parametrize("kind", KINDS_BY_PEOPLE)
 @pytest.mark.parametrize("until", [None, timedelta(days=1)])
 def test_a_hold_that_ends_later_stays_unless_it_is_replaced(kind, until):
     Hold.add(NAME, kind, reason="legal hold", by="bob", until=until and now() + until)
@@ -96,13 +96,13 @@ def test_a_pause_shortens_no_stop():
     Hold.add(NAME, "stop", reason="wrong rows go", by="bob")
     Hold.add(NAME, "pause", reason="an hour", by="bob", until=now() + HOUR, replace=True)
 
-    assert Hold.why(NAME) == "stopped"
+    assert Hold.find_state(NAME) == "stopped"
     assert Hold.get(Hold.kind == "stop").until is None
 
 
 def test_a_hold_that_has_ended_holds_nothing_back_and_goes_with_the_next():
     Hold.add(NAME, "pause", reason=None, by="alice", until=now() - HOUR)
-    before = Hold.why(NAME)
+    before = Hold.find_state(NAME)
     Hold.add(NAME, "stop", reason="wrong", by="bob")
 
     assert before is None
@@ -117,7 +117,7 @@ def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
     for kind in kinds:
         Hold.add(NAME, kind, reason="test", by="test")
 
-    assert Hold.why(NAME) == why
+    assert Hold.find_state(NAME) == why
 
 
 # Older versions
@@ -129,7 +129,7 @@ def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
 def test_what_holds_a_batch_back_holds_it_back_for_older_versions(kind, why):
     Hold.add(NAME, kind, reason="test", by="alice")
     there = older(OLDER_LOOK)
-    Hold.lift(NAME, (*BY_PEOPLE, *BRAKES))
+    Hold.lift(NAME, (*KINDS_BY_PEOPLE, *BRAKE_KINDS))
 
     assert (there, older(OLDER_LOOK)) == (why, None)
 
@@ -141,7 +141,7 @@ def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_turn
         before = older(OLDER_LOOK)
         # To close a connection is not to wait until the server has let go of its locks.
         connection.rollback()
-    reconcile(NAME, settings_with(cron_user_status_cleanup="off"), print, by="scheduler")
+    reconcile_batch(NAME, settings_with(cron_user_status_cleanup="off"), print, by="scheduler")
 
     assert (before, older(OLDER_LOOK)) == (None, "stopped")
 
@@ -156,7 +156,7 @@ def test_what_an_older_version_writes_stands_beside_what_is_there(statement, kin
 
     older(statement)
 
-    assert [(hold.kind, hold.reason) for hold in Hold.standing()] == [("pause", "legal hold"), (kind, reason)]
+    assert [(hold.kind, hold.reason) for hold in Hold.list_active()] == [("pause", "legal hold"), (kind, reason)]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_what_an_older_version_writes_stands_beside_what_is_there(statement, kin
     ids=["resume", "release"],
 )
 def test_what_an_older_version_ends_ends_and_nothing_else_does(statement, left):
-    for kind in (*BY_PEOPLE, *BRAKES):
+    for kind in (*KINDS_BY_PEOPLE, *BRAKE_KINDS):
         Hold.add(NAME, kind, reason="test", by="alice")
 
     older(statement)
 
-    assert {hold.kind for hold in Hold.standing()} == left
+    assert {hold.kind for hold in Hold.list_active()} == left
 
 
 # What a trigger of ours does with the rights of its owner.
@@ -191,4 +191,4 @@ def test_a_role_that_may_only_look_lifts_no_stop_by_a_trigger_on_a_table_of_its_
             cursor.execute(LIFTS)
     database.execute_sql("drop owned by looker; drop role looker")
 
-    assert Hold.why(NAME) == "stopped"
+    assert Hold.find_state(NAME) == "stopped"

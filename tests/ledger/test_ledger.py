@@ -13,13 +13,13 @@ from tests.harness.ticks import (
     NAME,
     NOON,
     SECOND,
-    at,
-    failed,
+    fail_tick,
     ledger,
+    list_sent_runs,
     reconcile,
+    reconcile_at,
     row,
     rows,
-    sent,
     start,
     time_passes,
 )
@@ -33,19 +33,19 @@ pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_a_retry_waits_its_time():
-    at(NOON, cron_user_status_cleanup="0 * * * *")
-    failed(delay=MINUTE)
+    reconcile_at(NOON, cron_user_status_cleanup="0 * * * *")
+    fail_tick(delay=MINUTE)
 
-    at(NOON + MINUTE - SECOND, cron_user_status_cleanup="0 * * * *")
-    assert not sent()
+    reconcile_at(NOON + MINUTE - SECOND, cron_user_status_cleanup="0 * * * *")
+    assert not list_sent_runs()
 
-    at(NOON + MINUTE, cron_user_status_cleanup="0 * * * *")
-    assert sent() == [row().id]
+    reconcile_at(NOON + MINUTE, cron_user_status_cleanup="0 * * * *")
+    assert list_sent_runs() == [row().id]
 
 
 def test_a_second_message_of_a_run_does_not_start_it_before_its_retry():
-    at(NOON, cron_user_status_cleanup="0 * * * *")
-    failed(delay=MINUTE)
+    reconcile_at(NOON, cron_user_status_cleanup="0 * * * *")
+    fail_tick(delay=MINUTE)
 
     early = start()
     time_passes(MINUTE)
@@ -55,10 +55,10 @@ def test_a_second_message_of_a_run_does_not_start_it_before_its_retry():
 
 
 def test_a_waiting_retry_gives_way_to_a_newer_tick():
-    at(NOON)
-    failed()
+    reconcile_at(NOON)
+    fail_tick()
 
-    at(NOON + MINUTE)
+    reconcile_at(NOON + MINUTE)
 
     assert (row().state, row().reason) == ("failed", "superseded")
     assert rows("enqueued") == {NOON + MINUTE}
@@ -68,25 +68,25 @@ def test_a_waiting_retry_of_a_run_by_hand_gives_way_to_a_tick():
     run = JobRun.start_here(NAME, by="me")
     JobRun.fail(run, "Oops", delay=MINUTE)
 
-    at(NOON)
+    reconcile_at(NOON)
 
     assert JobRun.get_by_id(run.id).reason == "superseded"
     assert rows("enqueued") == {NOON}
 
 
 def test_a_waiting_retry_keeps_its_place_when_a_pause_turns_the_newer_tick_away():
-    at(NOON)
-    failed()
+    reconcile_at(NOON)
+    fail_tick()
     Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
-    at(NOON + MINUTE)
+    reconcile_at(NOON + MINUTE)
 
     assert (row().state, row().reason) == ("enqueued", "error")
     assert rows("skipped") == {NOON + MINUTE}
 
 
 def test_the_failure_after_the_last_retry_is_final():
-    at(NOON)
+    reconcile_at(NOON)
     for _ in range(25):
         assert JobRun.fail(start(), "Oops", delay=timedelta(0)) == "enqueued"
 
@@ -99,7 +99,7 @@ def test_the_failure_after_the_last_retry_is_final():
 
 
 def test_a_run_that_has_taken_three_workers_down_is_poison():
-    at(NOON, cron_user_status_cleanup="0 * * * *")
+    reconcile_at(NOON, cron_user_status_cleanup="0 * * * *")
     for _ in range(3):
         start()
         time_passes(DEAD_AFTER + SECOND)
@@ -120,7 +120,7 @@ ACTS = [
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("batch", [NAME, "prune"])
 def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act, batch):
-    at(NOON)
+    reconcile_at(NOON)
     late = start()
     JobRun.delete().execute()
     JobRun.insert(id=late.id, batch=batch, state="claimed", tick=NOON).execute()
@@ -135,9 +135,9 @@ def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act,
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("act", ACTS)
 def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act, restarted):
-    at(NOON)
+    reconcile_at(NOON)
     late = start()
-    at(NOON + DEAD_AFTER + SECOND)
+    reconcile_at(NOON + DEAD_AFTER + SECOND)
     if restarted:
         start()
     before = JobRun.select().dicts().get()
@@ -151,7 +151,7 @@ def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act,
 
 
 def test_a_run_here_takes_over_the_tick_that_waits():
-    at(NOON)
+    reconcile_at(NOON)
 
     run = JobRun.start_here(NAME, by="me")
 
@@ -160,8 +160,8 @@ def test_a_run_here_takes_over_the_tick_that_waits():
 
 
 def test_a_run_here_takes_over_the_tick_that_waits_for_its_retry():
-    at(NOON)
-    failed()
+    reconcile_at(NOON)
+    fail_tick()
 
     run = JobRun.start_here(NAME, by="me")
 

@@ -13,10 +13,10 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from pydantic import SecretStr
 
 import scheduler
-from forgekeeper.ledger.reconcile import COUNT
-from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.database import database
-from scheduler import Loop, _keep_heartbeat
+from scheduler import BatchLoop, _keep_heartbeat
 from tests.harness.thorough import whole_only
 from tests.harness.ticks import BATCH, HOUR, LIMIT, NOON, clock_is, ledger, rows
 from tests.harness.waiting import wait_until
@@ -26,12 +26,12 @@ __all__ = ["ledger"]
 
 BROKEN_STOPPER = """
 from apscheduler.schedulers.blocking import BlockingScheduler
-from forgekeeper.platform.shutdown import requests
+from forgekeeper.platform.shutdown import open_request_queue
 from metrics import logs
 from scheduler import Stopper
 
 logs.configure("json")
-asked = requests()
+asked = open_request_queue()
 stopper = Stopper(asked, BlockingScheduler())  # a clock that was never started cannot be shut down
 stopper.running.set()
 stopper.start()
@@ -53,7 +53,7 @@ def loops():
     made = []
 
     def make(batch, settings):
-        made.append(Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()))
+        made.append(BatchLoop(batch, settings, broken=threading.Event(), stop_requests=SimpleQueue()))
         return made[-1]
 
     yield make
@@ -64,13 +64,13 @@ def loops():
 
 
 def test_a_loop_reconciles_when_it_is_woken(loops, patient, monkeypatch):
-    turned, in_order = threading.Event(), scheduler.reconcile
+    turned, in_order = threading.Event(), scheduler.reconcile_batch
 
     def turn(*arguments, **facts):
         in_order(*arguments, **facts)
         turned.set()
 
-    monkeypatch.setattr(scheduler, "reconcile", turn)
+    monkeypatch.setattr(scheduler, "reconcile_batch", turn)
     loop = loops(BATCH, patient)
     loop.start()
     # Its first turn is through: until then it might see noon without being woken.
@@ -83,15 +83,15 @@ def test_a_loop_reconciles_when_it_is_woken(loops, patient, monkeypatch):
 
 
 def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patient, monkeypatch):
-    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
-    errors, in_order = iter([MemoryError, RuntimeError]), scheduler.reconcile
+    monkeypatch.setattr(scheduler, "RETRY_PAUSE_SECONDS", 0.0)
+    errors, in_order = iter([MemoryError, RuntimeError]), scheduler.reconcile_batch
 
     def spoilt(*arguments, **facts):
         for error in errors:
             raise error
         in_order(*arguments, **facts)
 
-    monkeypatch.setattr(scheduler, "reconcile", spoilt)
+    monkeypatch.setattr(scheduler, "reconcile_batch", spoilt)
     loop = loops(BATCH, patient)
     clock_is(NOON)
 
@@ -102,18 +102,18 @@ def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patie
 
 
 def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
-    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
+    monkeypatch.setattr(scheduler, "RETRY_PAUSE_SECONDS", 0.0)
 
     def broken(*_arguments, **_facts):
         raise TypeError
 
-    monkeypatch.setattr(scheduler, "reconcile", broken)
+    monkeypatch.setattr(scheduler, "reconcile_batch", broken)
     loop = loops(BATCH, patient)
 
     loop.start()
     loop.join(LIMIT)
 
-    assert not loop._asked.empty()
+    assert not loop._stop_requests.empty()
     assert loop._broken.is_set()
 
 
@@ -123,25 +123,27 @@ def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls,
     proxy, url = postgres_through(urls.database)
     with proxy:
         own = settings.model_copy(update={"database_url": SecretStr(url), "scheduler_timeout": timedelta(seconds=1)})
-        connect(own, Limits.of_scheduler(own), name="tests", connections=None)
-        loop = Loop(BATCH, own, broken=threading.Event(), asked=SimpleQueue())
+        configure_clients(own, ServerTimeouts.for_scheduler(own), name="tests", connections=None)
+        loop = BatchLoop(BATCH, own, broken=threading.Event(), stop_requests=SimpleQueue())
         clock = BlockingScheduler(timezone="UTC")
         _keep_heartbeat(clock, [loop])
 
         def age():
             clock.get_job("heartbeat").func()
-            return time.time() - COUNT.registry.get_sample_value("forgekeeper_scheduler_heartbeat_timestamp_seconds")
+            return time.time() - SCHEDULER_COUNTERS.registry.get_sample_value(
+                "forgekeeper_scheduler_heartbeat_timestamp_seconds"
+            )
 
-        loop.turn()
-        assert loop.stands_still == 0
+        loop.reconcile_once()
+        assert loop.unanswered_seconds == 0
         database.close()
         proxy.black_hole()
-        loop.turn()
-        assert loop.stands_still >= 1
+        loop.reconcile_once()
+        assert loop.unanswered_seconds >= 1
         assert age() >= 1
         proxy.passing()
-        loop.turn()
-        assert loop.stands_still == 0
+        loop.reconcile_once()
+        assert loop.unanswered_seconds == 0
         database.close()
 
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.ledger.holds import BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.reconcile import ahead
+from forgekeeper.ledger.reconcile import count_ticks_ahead
 from forgekeeper.platform import database as db
 from forgekeeper.platform.connections import client
 from tests.harness.performing import start_run
@@ -22,15 +22,15 @@ from tests.harness.ticks import (
     NOON,
     SECOND,
     acknowledge,
-    at,
     clock_is,
-    executed,
+    execute_tick,
     fetch,
     ledger,
+    list_sent_runs,
     reconcile,
+    reconcile_at,
     row,
     rows,
-    sent,
     start,
     time_passes,
 )
@@ -74,7 +74,7 @@ def test_a_tick_is_claimed_and_sent_once_by_schedulers_that_fire_together(other)
 
     assert waited
     assert JobRun.select().count() == 1
-    assert sent() == [row().id]
+    assert list_sent_runs() == [row().id]
 
 
 @pytest.mark.parametrize(("early", "claimed"), [(SECOND, True), (2 * SECOND, True), (3 * SECOND, False)])
@@ -87,7 +87,7 @@ def test_the_ledger_itself_turns_a_claim_away_that_comes_too_early(early, claime
 
 
 def test_a_tick_that_comes_while_the_batch_runs_is_skipped_as_an_overlap():
-    at(NOON)
+    reconcile_at(NOON)
     run = start()
     time_passes(MINUTE)
     JobRun.keep_alive([run])
@@ -104,23 +104,23 @@ def test_a_tick_that_comes_while_the_batch_runs_is_skipped_as_an_overlap():
 def test_a_tick_that_comes_during_a_pause_is_skipped():
     Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
-    at(NOON)
+    reconcile_at(NOON)
 
     assert (row().state, row().reason) == ("skipped", "paused")
-    assert not sent()
+    assert not list_sent_runs()
 
 
 def test_a_run_that_was_sent_before_the_pause_runs_after_it():
-    at(NOON)
+    reconcile_at(NOON)
     Hold.add(NAME, "pause", until=None, reason=None, by="me")
     acknowledge(fetch())
     reconcile()
-    assert not sent()
-    Hold.lift(NAME, BY_PEOPLE)
+    assert not list_sent_runs()
+    Hold.lift(NAME, KINDS_BY_PEOPLE)
 
-    at(NOON + 30 * SECOND)
+    reconcile_at(NOON + 30 * SECOND)
 
-    assert sent() == [row().id]
+    assert list_sent_runs() == [row().id]
     assert start() is not None
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_was_sent_before_the_pause_runs_after_it():
 
 
 def test_after_an_outage_the_newest_tick_is_caught_up_and_the_older_ones_are_coalesced():
-    at(NOON + timedelta(minutes=3, seconds=1), cron_user_status_cleanup="0-2 * * * *")
+    reconcile_at(NOON + timedelta(minutes=3, seconds=1), cron_user_status_cleanup="0-2 * * * *")
 
     assert (row(NOON + 2 * MINUTE).state, row(NOON + 2 * MINUTE).reason) == ("enqueued", "catch_up")
     assert rows("coalesced") == {NOON, NOON + MINUTE}
@@ -138,12 +138,12 @@ def test_after_an_outage_the_newest_tick_is_caught_up_and_the_older_ones_are_coa
 
 
 def test_a_run_whose_message_was_lost_is_sent_again_within_half_a_minute():
-    at(NOON)
+    reconcile_at(NOON)
     client.flushdb()
 
-    at(NOON + 30 * SECOND)
+    reconcile_at(NOON + 30 * SECOND)
 
-    assert sent() == [row().id]
+    assert list_sent_runs() == [row().id]
 
 
 # The database's clock was a day ahead, and is set right
@@ -152,53 +152,53 @@ TOMORROW = NOON + 24 * HOUR
 
 
 def test_a_clock_that_was_ahead_holds_no_tick_back_once_it_is_right():
-    at(TOMORROW)
-    executed(TOMORROW)
+    reconcile_at(TOMORROW)
+    execute_tick(TOMORROW)
 
-    at(NOON)
+    reconcile_at(NOON)
 
     assert row(NOON).state == "enqueued"
-    assert sent() == [row(NOON).id]
+    assert list_sent_runs() == [row(NOON).id]
 
 
 def test_a_row_whose_tick_was_set_aside_remembers_it_and_ended_before_now():
-    at(TOMORROW)
+    reconcile_at(TOMORROW)
     early = row(TOMORROW).id
-    executed(TOMORROW)
+    execute_tick(TOMORROW)
 
-    at(NOON)
+    reconcile_at(NOON)
 
     aside = JobRun.get_by_id(early)
     assert (aside.state, aside.tick, aside.result) == ("succeeded", None, {"set_aside": TOMORROW.isoformat()})
     assert aside.finished_at == NOON
-    assert JobRun.health(NAME).last_success == NOON
+    assert JobRun.read_health(NAME).last_success == NOON
 
 
 @pytest.mark.parametrize(("early", "ticks"), [(2 * SECOND, 0), (2 * SECOND + MICROSECOND, 1)])
 def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early, ticks):
-    at(NOON)
-    executed(NOON)
+    reconcile_at(NOON)
+    execute_tick(NOON)
 
-    at(NOON - early)
+    reconcile_at(NOON - early)
 
-    assert ahead(NAME) == ticks
+    assert count_ticks_ahead(NAME) == ticks
 
 
 def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():
-    at(TOMORROW)
+    reconcile_at(TOMORROW)
     start(TOMORROW)
 
-    at(NOON)
-    at(NOON + DEAD_AFTER + SECOND)
+    reconcile_at(NOON)
+    reconcile_at(NOON + DEAD_AFTER + SECOND)
 
     assert (row(TOMORROW).state, row(TOMORROW).reason) == ("enqueued", "worker_lost")
 
 
 def test_a_worker_that_lives_keeps_its_run_when_the_clock_is_set_right():
-    at(TOMORROW)
+    reconcile_at(TOMORROW)
     run = start(TOMORROW)
 
-    at(NOON)
+    reconcile_at(NOON)
     time_passes(DEAD_AFTER)
     alive = JobRun.keep_alive([run])
     reconcile()
@@ -212,19 +212,19 @@ def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clo
     run = start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
     JobRun.fail(run, "too early", delay=MINUTE)
 
-    at(DAWN)
-    at(DAWN + SECOND)
+    reconcile_at(DAWN)
+    reconcile_at(DAWN + SECOND)
 
     assert JobRun.get_by_id(run.id).retry_at == DAWN
-    assert sent() == [run.id]
+    assert list_sent_runs() == [run.id]
 
 
 def test_a_batch_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
     Batch.update(registered_at=TOMORROW).execute()
     Hold.insert(batch=NAME, kind="pause", by="me", since=TOMORROW, until=DAWN).execute()
 
-    at(NOON)
-    at(NOON + MINUTE)
+    reconcile_at(NOON)
+    reconcile_at(NOON + MINUTE)
 
     assert (Batch.get().registered_at, Hold.get().since) == (NOON, NOON)
     assert rows("enqueued") == {NOON + MINUTE}

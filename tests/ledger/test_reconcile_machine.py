@@ -11,7 +11,7 @@ from forgekeeper.platform import database as db
 from tests.harness import logs
 from tests.harness.ledger_machine import Machine
 from tests.harness.stalling import stall_at_every_question
-from tests.harness.thorough import sequences, whole_only
+from tests.harness.thorough import machine_settings, whole_only
 from tests.harness.ticks import FAKE_CLOCK, connected
 
 
@@ -33,7 +33,7 @@ def ledger(_migrated, urls, tmp_path):
 @whole_only
 @pytest.mark.timeout(900)
 def test_no_order_of_faults_doubles_a_run_or_stops_a_batch(ledger):
-    run_state_machine_as_test(Machine, settings=sequences(500, steps=25))
+    run_state_machine_as_test(Machine, settings=machine_settings(500, steps=25))
 
 
 @pytest.mark.parametrize("questions", range(8))

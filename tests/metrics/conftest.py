@@ -10,9 +10,9 @@ import structlog
 from prometheus_client import generate_latest
 
 from forgekeeper import exporter
-from forgekeeper.delivery.messages import deliver
+from forgekeeper.delivery.messages import enqueue_run
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.reconcile import reconcile
+from forgekeeper.ledger.reconcile import reconcile_batch
 from metrics import logs
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT, Program
@@ -124,7 +124,7 @@ def send(settings):
     def put():
         quick = settings.model_copy(update={"cron_user_status_cleanup": None})
         JobRun.claim_manual(NAME, by="test")
-        reconcile(NAME, quick, deliver, by="test")
+        reconcile_batch(NAME, quick, enqueue_run, by="test")
 
     return put
 
@@ -141,7 +141,7 @@ def look(database, settings, monkeypatch):
     """Scrape an exporter of our own, with settings of one's choice; it waits for a busy machine."""
 
     def collect(*, patience=30.0, **changed):
-        monkeypatch.setattr(exporter, "PATIENCE", patience)
-        return read(generate_latest(exporter.registry(settings.model_copy(update=changed))).decode())
+        monkeypatch.setattr(exporter, "SCRAPE_TIMEOUT_SECONDS", patience)
+        return read(generate_latest(exporter.create_registry(settings.model_copy(update=changed))).decode())
 
     return collect

@@ -10,8 +10,8 @@ import yaml
 
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
-from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
-from tests.harness.thorough import some, whole_only
+from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, cases, write_tests_by_alert
+from tests.harness.thorough import select_rows, whole_only
 
 from .pages import ran
 
@@ -49,9 +49,9 @@ def test_the_rules_and_the_configurations_are_sound(command):
     assert status == 0, said
 
 
-@pytest.mark.parametrize("file", some(UNIT_TESTS), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", select_rows(UNIT_TESTS), ids=lambda file: file.stem)
 def test_the_rules_fire_and_stay_silent_where_they_should(file, tmp_path):
-    status, said = ran("promtool", "test", "rules", *by_alert(tmp_path, file))
+    status, said = ran("promtool", "test", "rules", *write_tests_by_alert(tmp_path, file))
 
     assert status == 0, said
 

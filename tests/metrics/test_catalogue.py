@@ -7,18 +7,18 @@ import pytest
 
 from forgekeeper import child
 from forgekeeper.api.answers import Backlog
-from forgekeeper.api.batches import FLAGS, Record, Threshold, all_declared, queues
-from forgekeeper.api.shown import Refused
-from forgekeeper.cli.status import gather
+from forgekeeper.api.batches import FLAGS, Record, Threshold, all_declared, list_queues
+from forgekeeper.api.inspection import RefusedRecords
+from forgekeeper.cli.status import gather_facts
 from forgekeeper.exporter import all_collectors
 from forgekeeper.platform.database import now
-from metrics.catalogue import Counter, Gauge, Reading, table
+from metrics.catalogue import Counter, Gauge, Reading, build_metrics
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
-from tests.harness.toys import Outcome, declaring, toy
+from tests.harness.toys import ToyResult, declare_toy_batch, forget_declarations
 
 SINCE = timedelta(minutes=7)
-REFUSED = Refused(
+REFUSED = RefusedRecords(
     kind="toy",
     record="broken_toy",
     count=lambda: 2,
@@ -32,7 +32,7 @@ every_metric = every("metric", METRICS.values())
 
 
 def test_queues_flags_and_collectors_are_the_real_ones(settings):
-    for name, real in (("queues", queues()), ("flags", FLAGS), ("collectors", all_collectors(settings))):
+    for name, real in (("queues", list_queues()), ("flags", FLAGS), ("collectors", all_collectors(settings))):
         assert SERIES[name] == tuple((one,) for one in real)
 
 
@@ -54,8 +54,8 @@ def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
 
 
 def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to_with_what_it_brings():
-    with declaring():
-        declared = toy(
+    with forget_declarations():
+        declared = declare_toy_batch(
             document=7,
             queue="toys",
             team="parents",
@@ -69,10 +69,10 @@ def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to_with_
             flag="tidy",
             flags={"tidy": "Put toys away at all."},
         )
-        declared.collector("boxes", gauges=[BOXES])(lambda _settings: iter(()))
+        declared.add_collector("boxes", gauges=[BOXES])(lambda _settings: iter(()))
         limits = {"budget": timedelta(minutes=1), "time_limit": timedelta(minutes=2)}
-        child(declared, queue="box", outcome=Outcome, enqueued_as="left", lease=True, records=[], **limits)(sort_toys)
-        known = table(all_declared())
+        child(declared, queue="box", outcome=ToyResult, enqueued_as="left", lease=True, records=[], **limits)(sort_toys)
+        known = build_metrics(all_declared())
 
     def children(name):
         return {one for one in known[f"forgekeeper_{name}"].children if "toys" in one or "sort_toys" in one}
@@ -102,10 +102,10 @@ def sort_toys(now, box):
 
 
 def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
-    with declaring():
-        toy(counters=[Counter("missing_repositories", "The same.", ("left",))])
+    with forget_declarations():
+        declare_toy_batch(counters=[Counter("missing_repositories", "The same.", ("left",))])
 
-        known = table(all_declared())
+        known = build_metrics(all_declared())
 
     assert known["forgekeeper_missing_repositories_total"].children == (("git_ref_cleanup",), ("toys",))
 
@@ -113,10 +113,12 @@ def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
 @pytest.fixture
 def shelf():
     """Let three toys be due, and two be broken."""
-    with declaring():
-        toys = toy(records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", refused=True)])
-        toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
-        toys.quarantines(REFUSED)
+    with forget_declarations():
+        toys = declare_toy_batch(
+            records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", refused=True)]
+        )
+        toys.add_backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
+        toys.add_quarantine(REFUSED)
         yield toys
 
 
@@ -132,9 +134,11 @@ def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):
 
 
 def test_the_exporter_asks_what_a_batch_brings_and_one_that_fails_takes_no_other_away(shelf, look):
-    shelf.collector("shelf", gauges=[BOXES], database=False)(lambda _settings: iter([Reading("boxes", 4, ("full",))]))
+    shelf.add_collector("shelf", gauges=[BOXES], database=False)(
+        lambda _settings: iter([Reading("boxes", 4, ("full",))])
+    )
 
-    @shelf.collector("cellar", gauges=[BOXES])
+    @shelf.add_collector("cellar", gauges=[BOXES])
     def fail(_settings):
         yield Reading("boxes", 4, ("empty",))
         raise KeyError("no cellar")
@@ -148,9 +152,9 @@ def test_the_exporter_asks_what_a_batch_brings_and_one_that_fails_takes_no_other
 
 
 def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, settings):
-    shelf.status("shelves", lambda: 5, lambda found: f"Shelves: {found}.")
+    shelf.add_status_part("shelves", lambda: 5, lambda found: f"Shelves: {found}.")
 
-    found = gather(settings.model_copy(update={"cron_toys": None}))
+    found = gather_facts(settings.model_copy(update={"cron_toys": None}))
 
     assert found["batches"]["toys"]["backlog"] == 3
     assert found["shelves"] == 5

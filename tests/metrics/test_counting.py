@@ -10,14 +10,14 @@ import redis
 from dramatiq.middleware import TimeLimitExceeded
 
 from forgekeeper.api.batches import all_declared
-from forgekeeper.engine import counting
-from forgekeeper.engine.counting import Growth, ended, rules, run_started
+from forgekeeper.engine import record_counts
+from forgekeeper.engine.record_counts import OutcomeCounter, count_attempt, count_late_start, list_outcome_metrics
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.coordination.leases import LeaseLost
 from forgekeeper.platform.database import now
 from forgekeeper.targets import git_refs, git_repository, objects
-from metrics.counting import WORKER
+from metrics.counting import WORKER_METRICS
 from tests.harness import ref_deletions
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
@@ -42,7 +42,7 @@ class Counted:
     def _all(self):
         return {
             (sample.name, *sorted(sample.labels.items())): sample.value
-            for family in WORKER.registry.collect()
+            for family in WORKER_METRICS.registry.collect()
             for sample in family.samples
         }
 
@@ -54,26 +54,33 @@ def counted():
 
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
     if outcome is not None:
-        Growth(DECLARED[batch], outcome).count()
-    ended(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
+        OutcomeCounter(DECLARED[batch], outcome).count_growth()
+    count_attempt(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
 
 
 @every("declared", DECLARED.values(), name=lambda one: one.name)
 def test_every_field_that_is_declared_to_be_counted_is_one_of_the_outcome(declared):
     names = {field.name for field in fields(declared.outcome)}
 
-    found = {name for _, _, counted in rules(declared) for name in counted}
+    found = {name for _, _, counted in list_outcome_metrics(declared) for name in counted}
     limits = {name for limit in declared.thresholds for name in (*limit.found, *limit.done)}
 
     assert found | limits <= names
 
 
 def test_all_that_the_catalogue_says_of_records_and_children_is_counted():
-    found = {(metric, *labels) for one in DECLARED.values() for metric, labels, names in rules(one) if names}
+    found = {
+        (metric, *labels) for one in DECLARED.values() for metric, labels, names in list_outcome_metrics(one) if names
+    }
 
     declared = {
         (name, *child)
-        for name in (counting.PROCESSED, counting.EXAMINED, counting.ERRORS, counting.CHILDREN)
+        for name in (
+            record_counts.PROCESSED_METRIC,
+            record_counts.EXAMINED_METRIC,
+            record_counts.RECORD_ERRORS_METRIC,
+            record_counts.CHILDREN_METRIC,
+        )
         for child in METRICS[name].children
         if child[-1] != "database"  # counted when it happens, not of an outcome
     }
@@ -83,12 +90,12 @@ def test_all_that_the_catalogue_says_of_records_and_children_is_counted():
 
 def test_an_outcome_is_counted_as_it_grows(counted):
     outcome = statuses.user_status_cleanup.outcome(2, 1, "drained")
-    growth = Growth(DECLARED["user_status_cleanup"], outcome)
+    growth = OutcomeCounter(DECLARED["user_status_cleanup"], outcome)
 
-    growth.count()
+    growth.count_growth()
     outcome.deleted = 5
-    growth.count()
-    growth.count()
+    growth.count_growth()
+    growth.count_growth()
 
     assert counted("records_processed_total", "user_status_cleanup", "user_status") == 5
 
@@ -97,7 +104,7 @@ def test_the_bytes_of_what_was_deleted_are_counted(counted):
     outcome = DECLARED["delete_artifact_bucket"].outcome()
     outcome.destroyed, outcome.bytes = 2, 300
 
-    Growth(DECLARED["delete_artifact_bucket"], outcome).count()
+    OutcomeCounter(DECLARED["delete_artifact_bucket"], outcome).count_growth()
 
     assert counted("freed_bytes_total", "delete_artifact_bucket", "expired_artifact") == 300
 
@@ -123,7 +130,7 @@ def test_a_failed_attempt_is_a_failure_and_a_retry_if_it_will_be_tried_again(cou
     ],
 )
 def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
-    assert counting.kind(error) == kind
+    assert record_counts.classify_error(error) == kind
     assert ("prune", kind) in METRICS["forgekeeper_run_failures_total"].children
 
 
@@ -157,7 +164,7 @@ def test_more_left_than_the_limit_is_a_breach(database, counted, left, breaches)
     )
 
     end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "drained"))
-    end("stale_direct_uploads", outcome=direct.Outcome(left + 5, 5))
+    end("stale_direct_uploads", outcome=direct.StaleUploadsResult(left + 5, 5))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
     assert counted("threshold_breaches_total", "stale_direct_uploads", "backlog") == breaches
@@ -169,7 +176,7 @@ def test_a_run_that_stops_at_its_budget_is_a_timeout_unless_its_worker_drains(da
         shutdown.requested.set()
     try:
         end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "deadline"))
-        end("stale_direct_uploads", outcome=direct.Outcome(execution_timeout=True))
+        end("stale_direct_uploads", outcome=direct.StaleUploadsResult(execution_timeout=True))
     finally:
         shutdown.requested.clear()
 
@@ -207,7 +214,7 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
 def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expected):
     outcome = stopped and ref_deletions.ProjectOutcome(stopped=stopped)
 
-    ended(DECLARED["clean_project_refs"], 1.0, outcome, error, state=None, skipped=None)
+    count_attempt(DECLARED["clean_project_refs"], 1.0, outcome, error, state=None, skipped=None)
 
     names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
     assert tuple(counted(name, "clean_project_refs") for name in names) == expected
@@ -218,6 +225,6 @@ def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expect
 def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, times):
     tick = None if late is None else now() - timedelta(seconds=late)
 
-    run_started("prune", SimpleNamespace(tick=tick, attempt=attempt))
+    count_late_start("prune", SimpleNamespace(tick=tick, attempt=attempt))
 
     assert counted("run_late_starts_total", "prune") == times

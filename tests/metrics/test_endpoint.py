@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from metrics import endpoint as pages
 from metrics import threads
-from metrics.endpoint import Endpoint, Multiprocess, begin, listen
+from metrics.endpoint import MetricsEndpoint, WorkerMetricsCollector, create_metrics_folder, open_listening_socket
 from tests.harness.waiting import wait_until
 
 from .pages import read
@@ -30,12 +30,12 @@ LIMIT = 60.0
 ROOT = Path(__file__).parents[2]
 COUNT = """
 import os
-from metrics.counting import WORKER
+from metrics.counting import WORKER_METRICS
 
 for _ in range(2):
     if os.fork() == 0:
-        WORKER.inc("forgekeeper_runs_total", "prune")
-        WORKER.inc("forgekeeper_runs_in_progress", "prune")
+        WORKER_METRICS.inc("forgekeeper_runs_total", "prune")
+        WORKER_METRICS.inc("forgekeeper_runs_in_progress", "prune")
         os._exit(0)
     os.wait()
 """
@@ -43,11 +43,11 @@ for _ in range(2):
 
 @pytest.fixture
 def serve(monkeypatch):
-    monkeypatch.setattr(pages._Request, "timeout", LIMIT)
+    monkeypatch.setattr(pages._RequestHandler, "timeout", LIMIT)
     running = []
 
     def start(registry):
-        running.append(Endpoint(listen("127.0.0.1", 0), registry))
+        running.append(MetricsEndpoint(open_listening_socket("127.0.0.1", 0), registry))
         running[-1].start()
         return running[-1]
 
@@ -75,7 +75,7 @@ def resetting(page):
 
 @pytest.mark.parametrize("client", [silent, resetting])
 def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, stream, capfd, client, monkeypatch):
-    monkeypatch.setattr(pages._Request, "timeout", 0.5)
+    monkeypatch.setattr(pages._RequestHandler, "timeout", 0.5)
     kept = client(page)
 
     assert wait_until(lambda: stream.getvalue().endswith("\n"), LIMIT)
@@ -123,7 +123,7 @@ def test_what_the_dead_have_counted_stays_their_gauges_go_and_a_file_that_is_jus
     run(COUNT, tmp_path)
     (tmp_path / f"counter_{os.getpid()}.db").touch()
     registry = CollectorRegistry()
-    registry.register(Multiprocess(tmp_path))
+    registry.register(WorkerMetricsCollector(tmp_path))
 
     page = read(generate_latest(registry).decode())
 
@@ -142,9 +142,9 @@ def test_the_clients_files_have_no_room_of_their_own(tmp_path):
 
 WATCH = """
 from pathlib import Path
-from metrics.endpoint import Watch
+from metrics.endpoint import EndpointWatch
 
-Watch("127.0.0.1", 0).start()
+EndpointWatch("127.0.0.1", 0).start()
 children = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
 # That of a program which the kernel has just begun is empty for a moment.
 print([Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes() for pid in children])
@@ -162,11 +162,11 @@ from structlog.testing import capture_logs
 from metrics import endpoint, threads
 from tests.harness.waiting import wait_until
 
-sys.executable, endpoint.PAUSE, endpoint.START = "/nonexistent", 0.01, 0.1
-watch = endpoint.Watch("127.0.0.1", 0)
+sys.executable, endpoint.RESTART_PAUSE_SECONDS, endpoint.THREAD_START_SECONDS = "/nonexistent", 0.01, 0.1
+watch = endpoint.EndpointWatch("127.0.0.1", 0)
 with capture_logs() as lines:
     watch.start()
-    wait_until(lambda: len(lines) > threads.FAILURES or not watch.is_alive(), 60)
+    wait_until(lambda: len(lines) > threads.MAX_FAILED_TURNS or not watch.is_alive(), 60)
 print(watch.is_alive(), {line["event"] for line in lines})
 """
 
@@ -177,9 +177,9 @@ def test_an_endpoint_that_cannot_be_started_again_and_again_does_not_end_its_wor
 
 def test_the_folder_of_a_dead_process_that_had_the_id_of_this_one_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    begin()
+    create_metrics_folder()
 
-    now = begin()
+    now = create_metrics_folder()
 
     assert list(tmp_path.iterdir()) == [now]
 
@@ -228,14 +228,14 @@ def test_other_addresses_are_not_found_and_the_old_one_says_its_new_name(page):
     assert ask(page, "/ready") == (200, "ready; /ready is called /readyz now, and is removed with the next release")
 
 
-class Turning(threads.Vital):
+class Turning(threads.CriticalThread):
     """A loop at one turn, which ends when *wait* returns."""
 
     def __init__(self, wait):
         super().__init__("turning")
         self.wait = wait
 
-    def work(self):
+    def run_until_stopped(self):
         self.take_turn(self.wait)
         self.stopped.set()
 

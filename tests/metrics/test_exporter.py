@@ -16,13 +16,13 @@ from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.retry import MAX_RETRIES
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import lease
+from forgekeeper.platform.coordination.leases import hold_lease
 from forgekeeper.platform.database import now, queries
-from forgekeeper.sources.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.sources.outbox import MAX_OBJECT_ATTEMPTS, DeletedObject
 from forgekeeper.targets import sentinel
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.artifacts import buckets
-from tests.harness.catalogue import METRICS, SERIES, of
+from tests.harness.catalogue import METRICS, SERIES, select_process_metrics
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import start_run
 from tests.harness.stale_uploads import uploads as register
@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
 NAME = "user_status_cleanup"
 ALWAYS_THERE = {
     metric.name
-    for metric in of("exporter")
+    for metric in select_process_metrics("exporter")
     if not metric.name.endswith(("_timestamp_seconds", "last_run_duration_seconds", "root_readable"))
 }
 
@@ -59,7 +59,7 @@ def test_every_series_that_can_be_zero_is_there_on_the_first_scrape_and_only_wha
     expected["forgekeeper_backlog_age_objective_seconds"] -= {("delete_artifact_bucket", "expired_artifact")}
     shown = {
         metric.name: {tuple(labels[name] for name in metric.labels) for labels in page.labels(metric.name)}
-        for metric in of("exporter")
+        for metric in select_process_metrics("exporter")
     }
     assert {name: shown[name] for name in ALWAYS_THERE} == expected
     assert page.names <= shown.keys()
@@ -162,16 +162,16 @@ def test_failures_are_counted_since_the_last_success_and_a_run_in_progress_says_
 def test_messages_are_counted_by_state_and_nobody_becomes_a_worker(look):
     for _ in range(3):
         broker.enqueue(broker.actors[NAME].message())
-    client.lpop(queues.ready("cron"))  # what a worker does when it fetches
-    client.hset(queues.bodies("git.DQ"), "x", b"{}")
-    client.delete(queues.HEARTBEATS)  # of this test, which has sent them
+    client.lpop(queues.ready_key("cron"))  # what a worker does when it fetches
+    client.hset(queues.bodies_key("git.DQ"), "x", b"{}")
+    client.delete(queues.HEARTBEATS_KEY)  # of this test, which has sent them
 
     page = look()
 
     assert page.value("queue_messages", queue_name="cron", state="ready") == 2
     assert page.value("queue_messages", queue_name="cron", state="unacked") == 1
     assert page.value("queue_messages", queue_name="git", state="delayed") == 1
-    assert not client.exists(queues.HEARTBEATS)
+    assert not client.exists(queues.HEARTBEATS_KEY)
 
 
 def test_the_oldest_message_is_the_head_of_the_queue(look):
@@ -184,7 +184,7 @@ def test_the_oldest_message_is_the_head_of_the_queue(look):
 
 def fail(child, key, times, reason="child_failed"):
     for _ in range(times):
-        quarantine.fail("git_ref_cleanup", child, key, "x", reason=reason)
+        quarantine.record_failure("git_ref_cleanup", child, key, "x", reason=reason)
 
 
 def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_are_dead_letters(look):
@@ -192,7 +192,7 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
     fail("clean_project_refs", "2", MAX_RETRIES)
     fail("git_ref_deletion", "1", MAX_RETRIES + 1, reason="record_failed")
     for number in ("a", "b"):
-        quarantine.fail("unknown", "git", number, "its body is no message", reason="unreadable")
+        quarantine.record_failure("unknown", "git", number, "its body is no message", reason="unreadable")
 
     page = look()
 
@@ -202,8 +202,8 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
 
 
 def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(look):
-    quarantine.fail("unknown", "git", "a", "its body is no message", reason="unreadable")
-    client.zadd(queues.dead("git"), {"a": 1})
+    quarantine.record_failure("unknown", "git", "a", "its body is no message", reason="unreadable")
+    client.zadd(queues.dead_letters_key("git"), {"a": 1})
 
     quarantine.discard(quarantine.Quarantined.select(quarantine.Quarantined.id))
 
@@ -212,8 +212,8 @@ def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(lo
 
 def test_a_held_lease_is_known_by_its_family_and_says_when_it_ends(look):
     with (
-        lease(client, "clean_project_refs:7", ttl=timedelta(seconds=60), holder="a"),
-        lease(client, "clean_project_refs:8", ttl=timedelta(seconds=300), holder="b"),
+        hold_lease(client, "clean_project_refs:7", ttl=timedelta(seconds=60), holder="a"),
+        hold_lease(client, "clean_project_refs:8", ttl=timedelta(seconds=300), holder="b"),
     ):
         page = look()
 
@@ -256,7 +256,7 @@ def test_a_root_is_readable_while_its_sentinel_is_there_and_is_ours(look, tmp_pa
     for name, content in (("ours", INSTALLATION), ("another's", "d15c0"), ("nobody's", ""), ("bare", None)):
         (tmp_path / name).mkdir()
         if content is not None:
-            (tmp_path / name / sentinel.NAME).write_bytes(sentinel.text(content))
+            (tmp_path / name / sentinel.SENTINEL_NAME).write_bytes(sentinel.build_content(content))
     names = ("ours", "another's", "nobody's", "bare", "gone")
     stores = json.dumps({name: (tmp_path / name).as_uri() for name in names})
 
@@ -303,7 +303,7 @@ def test_the_exporter_opens_no_file_of_a_repository_for_writing(look, tmp_path):
 
 
 def test_ticks_whose_time_has_not_come_are_counted(look):
-    JobRun.record(NAME, [now() + timedelta(hours=1), now() - timedelta(hours=1)], "skipped", by="test")
+    JobRun.record_ticks(NAME, [now() + timedelta(hours=1), now() - timedelta(hours=1)], "skipped", by="test")
 
     assert look().value("ticks_ahead", batch=NAME) == 1
 
@@ -350,7 +350,7 @@ def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
 
 
 def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
-    monkeypatch.setattr(queries, "BOUND", 3)
+    monkeypatch.setattr(queries, "MAX_COUNTED_ROWS", 3)
     for _ in range(5):
         a_status(ago(minutes=1))
 
@@ -359,12 +359,12 @@ def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
 
 def test_what_failed_more_than_once_or_was_refused_is_in_quarantine(look):
     client.zadd(register.keys.failed, {"s:x": 1})
-    DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
+    DeletedObject.create(store_dir="a", file="b", attempts=MAX_OBJECT_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
     for key in (1, 1, 2):
-        quarantine.fail("user_status_cleanup", "user_status", str(key), "x", reason="record_failed")
-    quarantine.fail("git_ref_cleanup", "clean_project_refs", "7", "x", reason="worker_lost")
-    quarantine.fail("unknown", "cron", "8", "x", reason="unreadable")
+        quarantine.record_failure("user_status_cleanup", "user_status", str(key), "x", reason="record_failed")
+    quarantine.record_failure("git_ref_cleanup", "clean_project_refs", "7", "x", reason="worker_lost")
+    quarantine.record_failure("unknown", "cron", "8", "x", reason="unreadable")
 
     counted = look().series("quarantine_records")
 

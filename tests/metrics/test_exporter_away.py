@@ -12,7 +12,7 @@ from forgekeeper.targets import sentinel
 from tests.harness.catalogue import SERIES
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 IN_REDIS = {"queues", "leases", "uploads"}
 IN_BOTH = {"buckets", "clocks"}
@@ -66,7 +66,9 @@ def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(
             began = time.monotonic()
             page = scrape(url)
             seconds = time.monotonic() - began
-            return seconds < patient(PROMISED) and away(page) == missing and set(page.series(there).values()) == {0}
+            return (
+                seconds < scale_timeout(PROMISED) and away(page) == missing and set(page.series(there).values()) == {0}
+            )
 
     # The machine may be busy elsewhere for some scrapes.
     assert wait_until(in_time, LIMIT)
@@ -84,9 +86,9 @@ def test_a_table_that_is_locked_takes_one_collector_away(look, other):
 
 
 def test_a_clock_of_the_database_that_is_ahead_is_measured_and_the_exporter_ends_when_asked(
-    start, scrape_when_up, ahead
+    start, scrape_when_up, url_with_clock_ahead
 ):
-    program, url = start("exporter", DATABASE_URL=ahead(timedelta(days=1)))
+    program, url = start("exporter", DATABASE_URL=url_with_clock_ahead(timedelta(days=1)))
 
     offsets = scrape_when_up(url).series("clock_offset_seconds")
 

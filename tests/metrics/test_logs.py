@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from metrics import logs
-from metrics.logs import LONGEST, MOST, WORDS, redact
+from metrics.logs import MAX_FACT_CHARACTERS, MAX_SHOWN_ITEMS, SECRET_WORDS, redact
 from tests.harness.pipes import drain, full_pipe
 
 SECRET = "hunter2"
@@ -106,11 +106,11 @@ TO_REDACT = {
     "a URL": {"fact": URL},
     "controls that JSON escapes": {"fact": "\x1b"},
     "controls that it does not": {"fact": "\x7f"},
-    "a long text": {"fact": "x" * 2 * LONGEST},
+    "a long text": {"fact": "x" * 2 * MAX_FACT_CHARACTERS},
     "a large number": {"fact": 2**63},
-    "many parts": {"fact": list(range(2 * MOST))},
-    "many facts": {f"fact {number}": number for number in range(2 * MOST)},
-    **{word: {word.title(): 7} for word in WORDS},
+    "many parts": {"fact": list(range(2 * MAX_SHOWN_ITEMS))},
+    "many facts": {f"fact {number}": number for number in range(2 * MAX_SHOWN_ITEMS)},
+    **{word: {word.title(): 7} for word in SECRET_WORDS},
 }
 
 
@@ -222,7 +222,7 @@ def test_a_trace_keeps_its_end_however_long_the_errors_are(stream, style, logger
     except Tripped:
         logger.exception("run failed")
 
-    assert len(stream.getvalue()) < 4 * LONGEST
+    assert len(stream.getvalue()) < 4 * MAX_FACT_CHARACTERS
     assert "Tripped: the reason" in stream.getvalue()
     assert "Tripped: \\" in stream.getvalue()
     assert SECRET not in stream.getvalue()

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from metrics import logs
-from metrics.logs import LONGEST, MASK, MORE, MOST, SEEN, clean, describe, escaped, redact
+from metrics.logs import (
+    CUT_MARK,
+    MAX_EXAMINED_CHARACTERS,
+    MAX_FACT_CHARACTERS,
+    MAX_SHOWN_ITEMS,
+    SECRET_MASK,
+    clean_text,
+    describe_error,
+    mask_and_escape,
+    redact,
+)
 from tests.harness.thorough import examples, whole_only
 
 LINEAR = 30
@@ -53,7 +63,7 @@ def seconds(function, text):
 def test_a_text_of_any_shape_takes_as_long_as_it_is(begin, piece):
     less, more = (begin + piece * (size // len(piece)) for size in (15_000, 150_000))
 
-    assert seconds(escaped, more) <= LINEAR * seconds(escaped, less) + NOISE
+    assert seconds(mask_and_escape, more) <= LINEAR * seconds(mask_and_escape, less) + NOISE
 
 
 # What a secret is made of here is nowhere else: not one letter of it may be seen.
@@ -83,10 +93,18 @@ WHOLE = {
         lambda secret: "host=h password='{}' dbname=d".format(secret.replace("\\", "\\\\").replace("'", "\\'")),
     ),
 }
-PIECES = [*logs.WORDS[:7], "sig", "PassWord", "://", "Bearer ", *":=@'\"\\\n\x1b ,;&{}x7"]
+PIECES = [*logs.SECRET_WORDS[:7], "sig", "PassWord", "://", "Bearer ", *":=@'\"\\\n\x1b ,;&{}x7"]
 AROUND = some.lists(some.sampled_from(PIECES), max_size=8).map("".join)
 PADDING = some.sampled_from(["x", "x ", "a=1, ", "https://h/p ", "\n", "\x1b"])
-BORDERS = some.sampled_from([0, LONGEST // 2, LONGEST, SEEN, SEEN + LONGEST])
+BORDERS = some.sampled_from(
+    [
+        0,
+        MAX_FACT_CHARACTERS // 2,
+        MAX_FACT_CHARACTERS,
+        MAX_EXAMINED_CHARACTERS,
+        MAX_EXAMINED_CHARACTERS + MAX_FACT_CHARACTERS,
+    ]
+)
 NEARBY = some.integers(-60, 60)
 
 
@@ -95,23 +113,25 @@ NEARBY = some.integers(-60, 60)
 @hypothesis.settings(max_examples=examples(40))
 @given(data=some.data())
 def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_is(secrets, written, data):
-    secret = data.draw(secrets) * data.draw(some.sampled_from([1, 1, 1, LONGEST, SEEN // 3, SEEN]))
+    secret = data.draw(secrets) * data.draw(
+        some.sampled_from([1, 1, 1, MAX_FACT_CHARACTERS, MAX_EXAMINED_CHARACTERS // 3, MAX_EXAMINED_CHARACTERS])
+    )
     before, padding = data.draw(AROUND), data.draw(PADDING)
     at = max(0, data.draw(BORDERS) + data.draw(NEARBY) - len(before))
     text = (padding * at)[:at] + before + " " + written(secret) + " " + data.draw(AROUND)
-    text += padding * data.draw(some.sampled_from([0, LONGEST, SEEN]))
+    text += padding * data.draw(some.sampled_from([0, MAX_FACT_CHARACTERS, MAX_EXAMINED_CHARACTERS]))
 
-    assert LETTER not in clean(text)
+    assert LETTER not in clean_text(text)
     assert LETTER not in json.dumps(redact([{"fact": text}]), ensure_ascii=False)
-    assert LETTER not in escaped(text)
+    assert LETTER not in mask_and_escape(text)
 
 
 ODD = (
     f"password=token=Bearer {LETTER}",
     f"password='C:\\' token='{LETTER} {LETTER}'",
     f"secret='never closed {LETTER}",
-    "redis://u:" + LETTER * 2 * SEEN + "@h",
-    "password='" + f"{LETTER} " * SEEN + "'",
+    "redis://u:" + LETTER * 2 * MAX_EXAMINED_CHARACTERS + "@h",
+    "password='" + f"{LETTER} " * MAX_EXAMINED_CHARACTERS + "'",
     thrice({"token": f'{LETTER} "{LETTER}\\'}),
     f"password: X-Auth-Token: {LETTER}",
     f"pa\u017fsword={LETTER}",
@@ -124,18 +144,18 @@ ODD = (
 
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
 def test_no_letter_of_an_odd_secret_is_shown(text):
-    assert LETTER not in clean(text)
+    assert LETTER not in clean_text(text)
 
 
-@pytest.mark.parametrize("key", ["password", "db password", "Authorization", "x" * LONGEST + "x"])
+@pytest.mark.parametrize("key", ["password", "db password", "Authorization", "x" * MAX_FACT_CHARACTERS + "x"])
 def test_what_has_the_name_of_a_secret_is_masked_whole(key):
-    assert list(redact({key: "hunter2"}).values()) == [MASK]
+    assert list(redact({key: "hunter2"}).values()) == [SECRET_MASK]
 
 
 def test_what_is_too_long_says_how_long_it_is_or_shows_its_end():
-    assert clean("x " * 500_000).endswith("… (1,000,000 characters)")
-    assert len(clean("x " * 500_000)) == LONGEST
-    assert clean("x" * (SEEN - 10) + " the end").endswith("the end")
+    assert clean_text("x " * 500_000).endswith("… (1,000,000 characters)")
+    assert len(clean_text("x " * 500_000)) == MAX_FACT_CHARACTERS
+    assert clean_text("x" * (MAX_EXAMINED_CHARACTERS - 10) + " the end").endswith("the end")
 
 
 def nested(levels, kind):
@@ -170,17 +190,17 @@ def test_a_fact_of_any_size_is_a_line_of_a_bounded_one(make):
 
     line = orjson.dumps(redact({"fact": fact}))
 
-    assert len(line) <= 3 * MOST * LONGEST
+    assert len(line) <= 3 * MAX_SHOWN_ITEMS * MAX_FACT_CHARACTERS
     assert seconds(redact, fact) < 5
 
 
 def test_what_is_not_shown_is_said():
-    assert redact(list(range(5_000)))[-1] == f"{MORE} 5,000 in all"
-    assert redact(dict.fromkeys(range(5_000)))[MORE] == f"{MORE} 5,000 in all"
+    assert redact(list(range(5_000)))[-1] == f"{CUT_MARK} 5,000 in all"
+    assert redact(dict.fromkeys(range(5_000)))[CUT_MARK] == f"{CUT_MARK} 5,000 in all"
 
 
 def test_an_error_is_one_line_that_every_server_keeps():
-    line = describe(ValueError("x" * 440 + " \0\udc80 redis://u:" + LETTER * 1_000_000 + "@h\nsecond"))
+    line = describe_error(ValueError("x" * 440 + " \0\udc80 redis://u:" + LETTER * 1_000_000 + "@h\nsecond"))
 
     assert line.startswith("ValueError: xxx")
     assert (len(line) <= 500, line.isprintable(), LETTER in line) == (True, True, False)

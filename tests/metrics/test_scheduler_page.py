@@ -9,14 +9,13 @@ from prometheus_client import generate_latest
 
 import scheduler
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.delivery.messages import deliver
+from forgekeeper.delivery.messages import enqueue_run
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.reconcile import COUNT
-from forgekeeper.ledger.reconcile import reconcile as reconcile_batch
+from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS, reconcile_batch
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.settings.cron import Cron
-from tests.harness.catalogue import of
+from tests.harness.catalogue import select_process_metrics
 from tests.harness.performing import start_run
 from tests.harness.waiting import wait_until
 
@@ -29,7 +28,7 @@ LIMIT = 60.0
 @pytest.fixture
 def counted(database):
     """Tell by how much this process's counter of the batch has risen."""
-    page = lambda: read(generate_latest(COUNT.registry).decode())  # noqa: E731
+    page = lambda: read(generate_latest(SCHEDULER_COUNTERS.registry).decode())  # noqa: E731
     before = page()
     return lambda name: (page().value(name, batch=NAME) or 0) - (before.value(name, batch=NAME) or 0)
 
@@ -39,7 +38,7 @@ def reconcile(settings):
     def turn(expression="0 0 1 1 *", catch_up="once"):
         timetable = {"cron_user_status_cleanup": Cron(expression), "catch_up_user_status_cleanup": catch_up}
         changed = settings.model_copy(update=timetable)
-        reconcile_batch(NAME, changed, deliver, by="test")
+        reconcile_batch(NAME, changed, enqueue_run, by="test")
 
     return turn
 
@@ -73,7 +72,7 @@ def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
     assert page.value("scheduler_last_enqueue_timestamp_seconds", batch="stale_imports") is None
     assert page.value("scheduler_next_run_timestamp_seconds", batch="stale_imports") == due.timestamp()
     assert page.value("scheduler_next_run_timestamp_seconds", batch="prune") == 0
-    for metric in of("scheduler"):
+    for metric in select_process_metrics("scheduler"):
         if metric.type == "counter":
             assert len(page.series(metric.name.removeprefix("forgekeeper_"))) == len(metric.children)
 
@@ -132,9 +131,9 @@ def test_a_run_that_is_taken_from_a_silent_worker_is_counted(counted, reconcile)
 
 
 def test_a_turn_that_raises_is_a_failure_to_send(counted, settings):
-    loop = scheduler.Loop(BATCHES[NAME], settings, broken=threading.Event(), asked=SimpleQueue())
+    loop = scheduler.BatchLoop(BATCHES[NAME], settings, broken=threading.Event(), stop_requests=SimpleQueue())
     # In a thread of its own, as always: it throws its connection away.
-    turn = threading.Thread(target=loop.turn)
+    turn = threading.Thread(target=loop.reconcile_once)
     database.execute_sql("alter table job_runs rename to elsewhere")
     try:
         turn.start()

@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys, threading
 from metrics import logs, threads
-from metrics.threads import Vital
+from metrics.threads import CriticalThread
 
 logs.configure("json")
 
-class Thread(Vital):
+class Thread(CriticalThread):
     turns = 0
 
-    def work(self):
+    def run_until_stopped(self):
         {work}
 
     def one(self):
@@ -38,7 +38,7 @@ while {waits}:
 print("ended in order", threads.ended_itself(), flush=True)
 """
 LISTENS = "signal.signal(signal.SIGTERM, lambda *_: asked.set())"
-DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); threads.LAST_RESORT = 1"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); threads.FORCED_EXIT_SECONDS = 1"
 FOR_EVER = "while True: self.take_turn(self.one)"
 
 
@@ -87,7 +87,7 @@ def test_a_process_that_does_not_end_when_it_should_is_ended_by_the_kernel():
 
 
 def test_a_thread_that_dies_before_it_says_that_it_runs_is_not_waited_for_for_ever():
-    class Dies(threads.Thread):
+    class Dies(threads.DaemonThread):
         """As one does that finds no memory for its first step."""
 
         def _bootstrap(self):

@@ -19,7 +19,7 @@ from forgekeeper.ledger.retry import MAX_RETRIES
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import PREFIX
 from models import GitRefDeletion
-from tests.harness.catalogue import of
+from tests.harness.catalogue import select_process_metrics
 from tests.harness.programs import LIMIT
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
@@ -35,7 +35,7 @@ def test_every_series_is_there_at_zero_before_the_first_message(start_worker, sc
     page = scrape_when_up(worker.url)
 
     assert promtool(page.text) == ""
-    for metric in of("worker"):
+    for metric in select_process_metrics("worker"):
         suffix = "_count" if metric.type == "histogram" else ""
         found = page.series(metric.name.removeprefix("forgekeeper_") + suffix)
         assert len(found) == len(metric.children), metric.name
@@ -95,8 +95,8 @@ def test_a_child_is_retried_until_its_last_failure_which_is_a_dead_letter_and_a_
 
 @whole_only
 def test_a_message_of_an_unknown_actor_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
-    broker.client.hset(queues.bodies("git"), "bad", Message("git", "nobody", (), {}, {}).encode())
-    broker.client.rpush(queues.ready("git"), "bad")
+    broker.client.hset(queues.bodies_key("git"), "bad", Message("git", "nobody", (), {}, {}).encode())
+    broker.client.rpush(queues.ready_key("git"), "bad")
 
     assert counts(start_worker(), 1, "run_dead_letters_total", batch="unknown")
 

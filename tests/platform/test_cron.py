@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forgekeeper.platform.settings.cron import BadCron, Cron, parse
+from forgekeeper.platform.settings.cron import BadCron, Cron, parse_schedule
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 EVERY_DAY = "sun mon tue wed thu fri sat"
@@ -45,7 +45,7 @@ def schedules(draw):
     ],
 )
 def test_the_next_time_is_what_crontab_says(expression, after, expected):
-    found = Cron(expression).after(moment(after))
+    found = Cron(expression).next_after(moment(after))
 
     assert found == moment(expected)
 
@@ -66,7 +66,7 @@ def test_the_next_time_is_what_crontab_says(expression, after, expected):
 def test_weekdays_count_from_sunday_which_is_0_and_7(field, days):
     schedule, week = Cron(f"0 0 * * {field}"), [MONDAY + timedelta(days=day) for day in range(-1, 6)]
 
-    assert [f"{day:%a}".lower() for day in week if schedule.newest(day) == day] == days.split()
+    assert [f"{day:%a}".lower() for day in week if schedule.latest_until(day) == day] == days.split()
 
 
 @pytest.mark.parametrize(
@@ -97,19 +97,19 @@ def test_a_wrong_schedule_is_refused_with_what_is_wrong(expression, complaint):
 
 @pytest.mark.parametrize("text", ["off", " OFF "])
 def test_off_is_no_schedule(text):
-    assert parse(text) is None
+    assert parse_schedule(text) is None
 
 
 @given(schedules(), INSTANTS)
 @example(Cron("0 0 29 2 *"), datetime(2104, 2, 28, 23, 59, 59, tzinfo=UTC))
 @example(Cron("* * * * * *"), MONDAY)
 def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant):
-    newest = schedule.newest(instant)
+    newest = schedule.latest_until(instant)
 
-    assert newest <= instant < schedule.after(newest)
-    assert schedule.after(newest - timedelta(microseconds=1)) == newest
+    assert newest <= instant < schedule.next_after(newest)
+    assert schedule.next_after(newest - timedelta(microseconds=1)) == newest
     assert schedule.get_next_fire_time(None, newest) == newest
-    assert schedule.get_next_fire_time(newest, instant) == schedule.after(newest)
+    assert schedule.get_next_fire_time(newest, instant) == schedule.next_after(newest)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant)
     ],
 )
 def test_the_period_is_the_longest_gap(expression, period):
-    assert Cron(expression).period == period
+    assert Cron(expression).longest_interval == period
 
 
 def moment(text):

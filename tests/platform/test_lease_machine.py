@@ -17,8 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.platform.coordination.leases import KEY, LeaseLost, LeaseTaken, break_lease, lease, leases
-from tests.harness.thorough import examples, sequences, whole_only
+from forgekeeper.platform.coordination.leases import (
+    LEASE_KEY_PREFIX,
+    LeaseLost,
+    LeaseTaken,
+    break_lease,
+    hold_lease,
+    list_leases,
+)
+from tests.harness.thorough import examples, machine_settings, whole_only
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]
 WORKERS = range(3)
@@ -114,7 +121,7 @@ class Sequences(RuleBasedStateMachine):
         try:
             with worker.without_replies(lost):
                 worker.held = worker.stack.enter_context(
-                    lease(worker, name, ttl=TTL, at_most=AT_MOST, holder=f"worker {who}", clock=worker.clock)
+                    hold_lease(worker, name, ttl=TTL, max_duration=AT_MOST, holder=f"worker {who}", clock=worker.clock)
                 )
         except LeaseTaken:
             assert not free, "a free lease was refused"
@@ -139,7 +146,7 @@ class Sequences(RuleBasedStateMachine):
             # Without a reply it goes by its clock, as if it were away.
             assert not trusted or lost or worker.away, "a stale token was trusted"
         if trusted:
-            assert worker.now - worker.held._taken < AT_MOST.total_seconds()
+            assert worker.now - worker.held._taken_at < AT_MOST.total_seconds()
             worker.slept &= bool(lost or worker.away)
         if trusted and not stale and not worker.away:
             assert self.look()[worker.name] == Entry(worker.owner, FULL), "it was not renewed"
@@ -207,7 +214,7 @@ class Sequences(RuleBasedStateMachine):
         if worker.sent and not worker.away:
             command = worker.sent[which % len(worker.sent)]
             key, owner = command[1:3] if command[0] == "SET" else command[3:5]
-            name = key.removeprefix(KEY)
+            name = key.removeprefix(LEASE_KEY_PREFIX)
             before = self.look().get(name)
             worker.execute_command(*command)
             if before and before.owner != owner.encode():
@@ -230,16 +237,16 @@ class Sequences(RuleBasedStateMachine):
             worker.stack.close()
             worker.reset()
         self.pass_time(4, [])
-        assert leases(self.server) == []
+        assert list_leases(self.server) == []
         for worker, name in zip(self.workers, NAMES, strict=False):
-            with lease(worker, name, ttl=TTL, holder="after all") as held:
+            with hold_lease(worker, name, ttl=TTL, holder="after all") as held:
                 held.check()
         assert self.server.keys() == []
 
     def pass_time(self, hours, clocks):
         seconds = hours * 3600
         for name in self.look():
-            self.server.pexpire(KEY + name, self.server.pttl(KEY + name) - seconds * 1_000)
+            self.server.pexpire(LEASE_KEY_PREFIX + name, self.server.pttl(LEASE_KEY_PREFIX + name) - seconds * 1_000)
         for worker in clocks:
             worker.now += seconds
 
@@ -247,7 +254,7 @@ class Sequences(RuleBasedStateMachine):
         """Read what Redis has, by name."""
         with self.server.pipeline(transaction=False) as pipe:
             for name in NAMES:
-                pipe.get(KEY + name).pttl(KEY + name)
+                pipe.get(LEASE_KEY_PREFIX + name).pttl(LEASE_KEY_PREFIX + name)
             read = pipe.execute()
         seen = zip(NAMES, read[::2], read[1::2], strict=True)
         return {name: Entry(owner, round(left / HALF_AN_HOUR)) for name, owner, left in seen if owner is not None}
@@ -275,6 +282,6 @@ def test_no_sequence_of_events_makes_two_trusted_holders_or_lets_a_stale_token_c
     monkeypatch.setattr(Sequences, "server", server)
     monkeypatch.setattr(Sequences, "examples", 0)
 
-    run_state_machine_as_test(Sequences, settings=sequences(800, steps=25))
+    run_state_machine_as_test(Sequences, settings=machine_settings(800, steps=25))
 
     assert Sequences.examples >= examples(800)

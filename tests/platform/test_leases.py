@@ -7,7 +7,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.platform.coordination.leases import KEY, LeaseInTransaction, LeaseLost, LeaseTaken, lease, leases
+from forgekeeper.platform.coordination.leases import (
+    LEASE_KEY_PREFIX,
+    LeaseInTransaction,
+    LeaseLost,
+    LeaseTaken,
+    hold_lease,
+    list_leases,
+)
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
@@ -42,7 +49,7 @@ def other(client):
 
 
 def take(client, name="clean_project_refs:7", *, ttl=15 * SECOND, holder="worker-1", **options):
-    return lease(client, name, ttl=ttl, holder=holder, clock=lambda: client.now, **options)
+    return hold_lease(client, name, ttl=ttl, holder=holder, clock=lambda: client.now, **options)
 
 
 # Taking
@@ -55,13 +62,13 @@ def test_a_lease_of_any_name_that_another_holds_is_refused_and_stays_its_holder_
             pass
         held.check()
 
-        assert [held.name for held in leases(client)] == [name]
+        assert [held.name for held in list_leases(client)] == [name]
 
 
 def test_inside_a_transaction_it_is_refused_before_redis_hears_of_it(client, database):
     client.away = True
 
-    with database.atomic(), pytest.raises(LeaseInTransaction), take(client, forbidden=database.in_transaction):
+    with database.atomic(), pytest.raises(LeaseInTransaction), take(client, is_forbidden=database.in_transaction):
         pytest.fail("a lease in a transaction")
 
 
@@ -107,9 +114,9 @@ def test_a_late_holder_frees_nothing(client, other):
 @whole_only
 def test_a_lease_is_renewed_while_its_holder_works(client):
     with take(client, ttl=9 * SECOND):
-        assert wait_until(lambda: leases(client)[0].left < 8 * SECOND, LIMIT)
+        assert wait_until(lambda: list_leases(client)[0].left < 8 * SECOND, LIMIT)
 
-        assert wait_until(lambda: leases(client)[0].left > 8 * SECOND, LIMIT)
+        assert wait_until(lambda: list_leases(client)[0].left > 8 * SECOND, LIMIT)
 
 
 def test_where_no_thread_can_be_had_there_is_no_lease(client, monkeypatch):
@@ -144,9 +151,9 @@ def test_a_holder_who_reaches_no_server_is_believed_until_his_ttl_is_over(client
 def test_held_leases_are_listed_with_holder_beginning_and_what_is_left(client, other):
     began = datetime.now(UTC) - SECOND
     with take(client, "second", holder="host-1:12"):
-        client.set(f"{KEY}first", "token 1 host 2", ex=60)
+        client.set(f"{LEASE_KEY_PREFIX}first", "token 1 host 2", ex=60)
 
-        first, second = leases(client)
+        first, second = list_leases(client)
 
     assert (first.name, first.holder, second.name, second.holder) == ("first", "host 2", "second", "host-1:12")
     assert first.since == datetime.fromtimestamp(1, UTC)

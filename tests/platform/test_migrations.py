@@ -9,16 +9,16 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 import models
-from demo.tables import TABLES, make_tables
-from forgekeeper.cli.migrate import OURS
+from demo.tables import EXAMPLE_MIGRATIONS, make_tables
+from forgekeeper.cli.migrate import OWN_TABLES
 from forgekeeper.platform import database as db
 from forgekeeper.platform import migrations
-from forgekeeper.platform.database.schema import Difference, differences
-from forgekeeper.platform.database.sessions import SCHEMAS, Timeouts, open_pool
+from forgekeeper.platform.database.schema import SchemaDifference, find_differences
+from forgekeeper.platform.database.sessions import DEFAULT_SCHEMAS, Timeouts, open_pool
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
-MODELS = (*OURS, *models.APPLICATION)
+MODELS = (*OWN_TABLES, *models.FORGE_MODELS)
 HALF_A_MINUTE = timedelta(seconds=30)
 TIMEOUTS = Timeouts(HALF_A_MINUTE, HALF_A_MINUTE, timedelta(milliseconds=50), HALF_A_MINUTE, HALF_A_MINUTE)
 COLUMNS = """
@@ -69,7 +69,7 @@ def empty(urls):
 
 @pytest.fixture
 def migrated(empty):
-    migrations.migrate(empty)
+    migrations.apply_pending(empty)
     make_tables(empty)
     return empty
 
@@ -77,8 +77,8 @@ def migrated(empty):
 @pytest.fixture
 def ours(tmp_path):
     """Our migrations in a folder to which others can be added."""
-    shutil.copytree(migrations.OWN.folder, tmp_path / "forgekeeper")
-    return migrations.OWN._replace(folder=tmp_path / "forgekeeper")
+    shutil.copytree(migrations.OWN_MIGRATIONS.folder, tmp_path / "forgekeeper")
+    return migrations.OWN_MIGRATIONS._replace(folder=tmp_path / "forgekeeper")
 
 
 def catalog(database, *schemas):
@@ -89,7 +89,7 @@ def catalog(database, *schemas):
     return {
         row
         for query in (COLUMNS, INDEXES, CONSTRAINTS)
-        for schema in schemas or SCHEMAS
+        for schema in schemas or DEFAULT_SCHEMAS
         for row in database.execute_sql(query, (schema,)).fetchall()
         if not (row[0].endswith("_migrations") or row[0].startswith("audit_"))
     }
@@ -102,7 +102,7 @@ def tables(database):
 def migrating(database):
     """Migrate through a connection of one's own."""
     with database.connection_context():
-        return migrations.migrate(database)
+        return migrations.apply_pending(database)
 
 
 def waiting(database):
@@ -111,32 +111,32 @@ def waiting(database):
 
 
 def test_the_migrations_make_what_the_models_would(migrated):
-    for schema in SCHEMAS:
+    for schema in DEFAULT_SCHEMAS:
         migrated.execute_sql(f"alter schema {schema} rename to {schema}_by_migrations")
     migrated.execute_sql("create schema public")
 
     migrated.create_tables(MODELS)
 
-    assert catalog(migrated) == catalog(migrated, *(f"{schema}_by_migrations" for schema in SCHEMAS))
+    assert catalog(migrated) == catalog(migrated, *(f"{schema}_by_migrations" for schema in DEFAULT_SCHEMAS))
 
 
-@pytest.mark.parametrize("which", [migrations.OWN, TABLES])
+@pytest.mark.parametrize("which", [migrations.OWN_MIGRATIONS, EXAMPLE_MIGRATIONS])
 def test_migrating_applies_what_is_pending_once(empty, which):
-    pending = migrations.pending(empty, which)
+    pending = migrations.list_pending(empty, which)
     assert set(empty.get_tables()) == set()
 
-    assert migrations.migrate(empty, which) == pending != []
-    assert migrations.migrate(empty, which) == migrations.pending(empty, which) == []
+    assert migrations.apply_pending(empty, which) == pending != []
+    assert migrations.apply_pending(empty, which) == migrations.list_pending(empty, which) == []
 
 
 def test_a_schema_of_another_name_is_as_good(empty):
     empty.schema = "ours"
     empty.execute_sql("set search_path to ours, public")
 
-    migrations.migrate(empty)
+    migrations.apply_pending(empty)
 
-    assert migrations.pending(empty) == []
-    assert list(differences(OURS)) == []
+    assert migrations.list_pending(empty) == []
+    assert list(find_differences(OWN_TABLES)) == []
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def of_the_last_version(empty, ours, tmp_path):
     newer = [file.rename(tmp_path / file.name) for file in newer]
     empty.schema = "public"
     empty.execute_sql("set search_path to public")
-    migrations.migrate(empty, ours)
+    migrations.apply_pending(empty, ours)
     empty.execute_sql("""
         insert into job_runs (batch, state) values ('a', 'succeeded');
         insert into ci_deleted_objects (store_dir, file) values ('a', 'b');
@@ -169,15 +169,15 @@ KEPT = "select (select count(*) from job_runs), (select file from deleted_object
 
 
 def test_what_lies_among_the_forge_s_tables_moves_with_its_rows(of_the_last_version):
-    migrations.migrate(of_the_last_version)
+    migrations.apply_pending(of_the_last_version)
 
     of_the_last_version.execute_sql("set search_path to forgekeeper")
     assert of_the_last_version.execute_sql(KEPT).fetchall() == [(1, "b", "pause")]
-    assert list(differences(OURS)) == migrations.pending(of_the_last_version) == []
+    assert list(find_differences(OWN_TABLES)) == migrations.list_pending(of_the_last_version) == []
 
 
 def test_processes_of_the_last_version_go_on_where_they_were_and_what_they_write_is_ours(of_the_last_version):
-    migrations.migrate(of_the_last_version)
+    migrations.apply_pending(of_the_last_version)
 
     of_the_last_version.execute_sql("set search_path to public")
     of_the_last_version.execute_sql("""
@@ -200,16 +200,16 @@ def test_processes_of_the_last_version_go_on_where_they_were_and_what_they_write
 
 
 def test_a_process_of_the_last_version_that_starts_finds_its_migrations(of_the_last_version, ours):
-    migrations.migrate(of_the_last_version)
+    migrations.apply_pending(of_the_last_version)
 
     of_the_last_version.execute_sql("set search_path to public")
     of_the_last_version.schema = "public"
-    pending = migrations.pending(of_the_last_version, ours)
+    pending = migrations.list_pending(of_the_last_version, ours)
     assert "0017_one_quarantine" not in pending
 
 
 def test_a_new_installation_leaves_nothing_among_the_forge_s_tables(empty):
-    migrations.migrate(empty)
+    migrations.apply_pending(empty)
 
     assert (
         empty.execute_sql("select relname from pg_class where relnamespace = 'public'::regnamespace").fetchall() == []
@@ -219,19 +219,19 @@ def test_a_new_installation_leaves_nothing_among_the_forge_s_tables(empty):
 def test_tables_in_a_schema_that_nobody_has_named_are_not_made_once_more(of_the_last_version):
     of_the_last_version.execute_sql("alter schema public rename to keeper")
 
-    with pytest.raises(migrations.Elsewhere, match="in schema keeper: set FORGEKEEPER_OWN_SCHEMA to keeper"):
-        migrations.migrate(of_the_last_version)
+    with pytest.raises(migrations.TablesElsewhere, match="in schema keeper: set FORGEKEEPER_OWN_SCHEMA to keeper"):
+        migrations.apply_pending(of_the_last_version)
 
     assert of_the_last_version.execute_sql("select to_regnamespace('forgekeeper')").fetchall() == [(None,)]
 
 
 def test_of_two_that_migrate_at_once_one_does_it_and_the_other_has_nothing_to_do(empty):
-    names = migrations.pending(empty)
-    empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
+    names = migrations.list_pending(empty)
+    empty.execute_sql("select pg_advisory_lock(%s)", (migrations.MIGRATIONS_LOCK,))
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(migrating, empty) for _ in range(2)]
         waited = wait_until(lambda: waiting(empty) == 2, 30)
-        empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
+        empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.MIGRATIONS_LOCK,))
 
     assert waited
     assert sorted(one.result() for one in both) == [[], names]
@@ -243,7 +243,7 @@ def test_the_forge_s_own_tables_are_left_alone(empty):
     empty.execute_sql("create table projects (id int)")
     before = catalog(empty)
 
-    migrations.migrate(empty)
+    migrations.apply_pending(empty)
 
     assert {row for row in catalog(empty) if row[0] in {"user_statuses", "projects"}} == before
 
@@ -254,23 +254,23 @@ def test_a_table_that_is_there_already_is_an_error_and_nothing_is_changed(empty,
     before = catalog(empty), tables(empty)
 
     with pytest.raises(migrations.TableExists, match=f'"{table}" already exists'):
-        migrations.migrate(empty)
+        migrations.apply_pending(empty)
 
     assert (catalog(empty), tables(empty)) == before
 
 
 def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(empty, ours):
-    migrations.migrate(empty)
+    migrations.apply_pending(empty)
     before = catalog(empty)
     (ours.folder / "0099_broken.py").write_text(
         "def up(migrator, db):\n    db.execute_sql('create table half ()')\n    db.execute_sql('select 1 / 0')\n"
     )
 
     with pytest.raises(pw.DataError):
-        migrations.migrate(empty, ours)
+        migrations.apply_pending(empty, ours)
 
     assert catalog(empty) == before
-    assert migrations.pending(empty, ours) == ["0099_broken"]
+    assert migrations.list_pending(empty, ours) == ["0099_broken"]
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(migrating, empty).result() == []
 
@@ -307,7 +307,7 @@ def test_what_is_missing_is_told_and_whether_it_does_harm(migrated, change, sent
     for statement in change.split(";"):
         migrated.execute_sql(statement)
 
-    assert Difference(sentence, harmless) in list(differences(MODELS))
+    assert SchemaDifference(sentence, harmless) in list(find_differences(MODELS))
 
 
 @whole_only
@@ -327,12 +327,12 @@ def test_a_database_that_only_looks_different_is_as_good(migrated, change):
     for statement in change.split(";"):
         migrated.execute_sql(statement)
 
-    assert list(differences(MODELS)) == []
+    assert list(find_differences(MODELS)) == []
 
 
 def test_what_held_batches_back_in_columns_does_so_in_rows(empty, ours, tmp_path):
     later = [(ours.folder / name).rename(tmp_path / name) for name in ("0012_holds.py", "0022_trigger_functions.py")]
-    migrations.migrate(empty, ours)
+    migrations.apply_pending(empty, ours)
     empty.execute_sql("""
         insert into batches (name, paused_until, paused_since, paused_reason, paused_by) values
             ('a', '9999-12-31 00:00Z', now(), 'a move', 'ann'), ('b', now() + interval '1 h', now(), null, 'bob'),
@@ -343,7 +343,7 @@ def test_what_held_batches_back_in_columns_does_so_in_rows(empty, ours, tmp_path
     for migration in later:
         migration.rename(ours.folder / migration.name)
 
-    migrations.migrate(empty, ours)
+    migrations.apply_pending(empty, ours)
 
     found = empty.execute_sql("select batch, kind, reason, by, until is null from holds order by batch, kind desc")
     assert found.fetchall() == [

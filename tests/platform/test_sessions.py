@@ -10,8 +10,8 @@ import peewee as pw
 import pytest
 from playhouse.pool import MaxConnectionsExceeded
 
-from demo.servers import servers
-from forgekeeper.platform.database import database, release
+from demo.servers import run_servers
+from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.database.sessions import Timeouts, execute_prepared, open_pool
 from tests.harness.thorough import whole_only
 from tests.system.proxy import Proxy, postgres_through
@@ -44,7 +44,7 @@ def opened(urls):
 
 def test_a_connection_that_the_server_has_ended_is_not_taken(opened, other):
     pid = opened()
-    release()
+    release_connection()
     other.execute("select pg_terminate_backend(%s, 10000)", (pid,))
 
     database.connect()
@@ -56,7 +56,7 @@ def test_an_interrupted_transaction_goes_to_nobody_else(opened):
     pid = opened()
     database.execute_sql("begin")
 
-    release()
+    release_connection()
     database.connect()
 
     assert my_pid() != pid
@@ -128,7 +128,7 @@ def test_a_statement_is_prepared_once_and_executed_with_each_values(database):
 def test_what_stands_before_it_is_of_the_same_transaction(database):
     statement = "select current_setting('enable_bitmapscan')"
 
-    found = [execute_prepared("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
+    found = [execute_prepared("look", statement, {}, prefix="set local enable_bitmapscan = off; ") for _ in range(2)]
 
     assert [cursor.fetchone() for cursor in found] == [("off",), ("off",)]
     assert database.execute_sql(statement).fetchone() == ("on",)
@@ -161,11 +161,11 @@ def test_no_statement_is_compiled_however_dear_its_plan_looks(opened):
 
 def test_what_is_committed_survives_a_crash_of_a_server_that_waits_for_no_commit(opened, tmp_path):
     folder = tmp_path / "servers"
-    with servers(folder, postgres_options={"synchronous_commit": "off", "wal_writer_delay": "10s"}) as running:
+    with run_servers(folder, postgres_options={"synchronous_commit": "off", "wal_writer_delay": "10s"}) as running:
         opened(running.database_url)
         database.execute_sql("create table kept as select 1 as number")
         os.kill(running.postgres_pid, signal.SIGQUIT)
 
-    with servers(folder) as running:
+    with run_servers(folder) as running:
         opened(running.database_url)
         assert database.execute_sql("select number from kept").fetchall() == [(1,)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.delivery import boot
-from forgekeeper.delivery.boot import load
-from forgekeeper.platform.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
-from forgekeeper.platform.settings.reading import MASK, describe
+from forgekeeper.delivery.boot import load_settings
+from forgekeeper.platform.settings import PREFIX, BatchFacts, Settings, SettingsError, build_settings_class
+from forgekeeper.platform.settings.reading import MASK, list_settings
 from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
@@ -81,7 +81,7 @@ def refused(given):
     def load_and_fail(**values):
         given(**values)
         with pytest.raises(SettingsError) as refusal:
-            load()
+            load_settings()
         return str(refusal.value)
 
     return load_and_fail
@@ -97,7 +97,7 @@ def test_names_without_the_prefix_are_not_ours(monkeypatch):
     monkeypatch.setenv("REDIS_URL", "nonsense")
     Path(".env").write_text("DATABASE_URL=nonsense\n")
 
-    assert load().redis_url is load().database_url is None
+    assert load_settings().redis_url is load_settings().database_url is None
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_folders_that_would_limit_nothing_or_everything_are_refused(refused, val
 def test_an_empty_value_is_an_unset_one(given):
     given(DATABASE_URL="", CRON_PRUNE="", WORKER_THREADS="", CATCH_UP_WINDOW="", OBJECT_STORES="")
 
-    assert load() == settings_with()
+    assert load_settings() == settings_with()
 
 
 @pytest.mark.parametrize(("name", "value"), MALFORMED_URLS + [("OBJECT_STORES", value) for value in STORES])
 def test_a_refusal_shows_nothing_of_a_password(given, name, value):
     given(**{name: value})
     with pytest.raises(SettingsError) as refusal:
-        load()
+        load_settings()
 
     shown = "".join(traceback.format_exception(refusal.value))
 
@@ -170,11 +170,13 @@ def test_a_refusal_shows_nothing_of_a_password(given, name, value):
 
 
 @pytest.mark.parametrize(("name", "url"), [*URLS, ("OBJECT_STORES", '{"artifacts": "s3://hunter2@bucket"}')])
-@pytest.mark.parametrize("show", [repr, str, lambda settings: str([asdict(shown) for shown in describe(settings)])])
+@pytest.mark.parametrize(
+    "show", [repr, str, lambda settings: str([asdict(shown) for shown in list_settings(settings)])]
+)
 def test_settings_that_are_shown_show_no_password(given, name, url, show):
     given(**{name: url})
 
-    shown = show(load())
+    shown = show(load_settings())
 
     assert SECRET not in shown
 
@@ -240,7 +242,7 @@ def test_an_env_file_that_is_no_text_is_refused_in_a_sentence(tmp_path, monkeypa
     (tmp_path / ".env").write_bytes(b"FORGEKEEPER_LOG_LEVEL=\xff\n")
 
     with pytest.raises(SettingsError, match=r"^cannot read the file \.env: it is not UTF-8; "):
-        load()
+        load_settings()
 
 
 @pytest.mark.parametrize(
@@ -264,28 +266,32 @@ def test_a_missing_url_is_asked_for_in_a_sentence(require, name):
 def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(cron, own, window):
     settings = settings_with(cron_prune=cron, catch_up_window=own)
 
-    assert settings.window("prune") == window
+    assert settings.max_tick_age("prune") == window
 
 
 def test_a_batch_has_settings_of_its_own():
-    made = settings_of((OfBatch("weed", "5 * * * *"),))
+    made = build_settings_class((BatchFacts("weed", "5 * * * *"),))
 
     fields = made.model_fields.keys() - Settings.model_fields.keys()
 
     assert fields == {
         *("cron_weed", "catch_up_weed", "pace_weed", "audit_weed", "max_per_run_weed", "max_per_day_weed"),
     }
-    assert (str(made().cron("weed")), made().catch_up("weed"), made().pace("weed")) == ("5 * * * *", "once", None)
+    assert (
+        str(made().schedule_of("weed")),
+        made().missed_tick_policy("weed"),
+        made().max_records_per_second("weed"),
+    ) == ("5 * * * *", "once", None)
 
 
 def test_a_batch_that_the_settings_do_not_know_is_an_error_and_not_off():
     with pytest.raises(AttributeError, match="cron_weed"):
-        settings_of((OfBatch("moss", "5 * * * *"),))().cron("weed")
+        build_settings_class((BatchFacts("moss", "5 * * * *"),))().schedule_of("weed")
 
 
 def test_a_batch_whose_setting_would_be_another_s_is_refused():
     with pytest.raises(SettingsError, match=r"no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
-        settings_of((OfBatch("window", "* * * * *"),))
+        build_settings_class((BatchFacts("window", "* * * * *"),))
 
 
 @pytest.mark.parametrize(
@@ -309,14 +315,14 @@ def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(
     (tmp_path / "again.py").write_text(again)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(PREFIX + "BATCHES", "workers,again")
-    known = boot.model()
+    known = boot.settings_class()
 
     with pytest.raises(SettingsError, match=r"prune is declared twice, in workers\.prune and in again; rename one"):
-        load()
+        load_settings()
 
-    assert boot.model() is known
+    assert boot.settings_class() is known
 
 
 def shown(name):
-    (found,) = [setting for setting in describe(load()) if setting.name == PREFIX + name]
+    (found,) = [setting for setting in list_settings(load_settings()) if setting.name == PREFIX + name]
     return found

@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import queries
-from forgekeeper.platform.database.queries import Stake
+from forgekeeper.platform.database.queries import AffectedShare
 from tests.harness.thorough import examples
 
 TABLE = "create table weighed (id bigint not null, filler text) with (autovacuum_enabled = off)"
@@ -39,7 +39,7 @@ def table(database):
 
 
 def weighed(bound=10**6):
-    return Stake.rows(Weighed.select()).of(bound)
+    return AffectedShare.from_queries(Weighed.select()).total(bound)
 
 
 def test_rows_that_were_updated_or_deleted_do_not_count_twice(table):
@@ -51,7 +51,7 @@ def test_rows_that_were_updated_or_deleted_do_not_count_twice(table):
 
 @pytest.mark.parametrize("seed", range(examples(8)))
 def test_of_a_larger_table_the_rows_that_live_are_never_far_off(table, monkeypatch, seed):
-    monkeypatch.setattr(queries, "PAGES", SAMPLED_PAGES)
+    monkeypatch.setattr(queries, "MAX_SAMPLED_PAGES", SAMPLED_PAGES)
     dice = Random(seed)
     table(dice.randint(30_000, 60_000))
     for _ in range(dice.randint(1, 2)):
@@ -62,7 +62,7 @@ def test_of_a_larger_table_the_rows_that_live_are_never_far_off(table, monkeypat
 
 
 def test_a_partitioned_table_has_the_rows_of_its_partitions(database, monkeypatch):
-    monkeypatch.setattr(queries, "PAGES", SAMPLED_PAGES)
+    monkeypatch.setattr(queries, "MAX_SAMPLED_PAGES", SAMPLED_PAGES)
     db.execute_sql("create table weighed (id bigint, filler text) partition by hash (id)")
     try:
         for part in range(3):

@@ -3,13 +3,13 @@
 import pytest
 
 from forgekeeper.targets import stores
-from tests.harness.toys import declaring
+from tests.harness.toys import forget_declarations
 
 
 @pytest.fixture(autouse=True)
 def apart():
     """Forget batches and stores."""
-    stores.opened.cache_clear()
-    with declaring():
+    stores.open_object_store.cache_clear()
+    with forget_declarations():
         yield
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()

@@ -9,7 +9,7 @@ from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel, stores
 from models import GitRefDeletion, JobArtifact, Project
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.stale_uploads import uploads as register
@@ -39,7 +39,7 @@ class Refs(World):
 
     def options(self):
         self.root = put_root(self.folder / "repositories")
-        self.repositories = {number: Bare(self.root, f"{number}.git") for number in self.projects}
+        self.repositories = {number: BareRepository(self.root, f"{number}.git") for number in self.projects}
         return {"repositories_root": self.root}
 
     def folders(self):
@@ -97,7 +97,7 @@ class Stored(World):
     def options(self):
         self.store = self.folder / "store"
         self.store.mkdir()
-        stores.opened.cache_clear()
+        stores.open_object_store.cache_clear()
         sentinel.Store("artifacts", f"file://{self.store}").create_sentinel(INSTALLATION)
         return {
             "object_stores": {"artifacts": f"file://{self.store}"},
@@ -185,7 +185,7 @@ class Uploads(Stored):
     def put(self, key, way):
         super().put(key, way)
         if way == "completed":
-            SettledUpload.complete("artifacts", f"objects/{key}")
+            SettledUpload.record_completed("artifacts", f"objects/{key}")
         place, shift = self.places.get(way, (register.keys.pending, -60 - self.stale))
         path = f"forbidden/{key}" if way == "outside" else f"objects/{key}"
         client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from forgekeeper.api.batches import BATCHES
-from tests.harness.git_samples import hurry
+from tests.harness.git_samples import shorten_lock_timeouts
 from tests.harness.thorough import examples
 from tests.preview.world import everything
 from tests.preview.worlds import WORLDS
@@ -41,7 +41,7 @@ def test_there_is_a_world_of_every_batch():
 
 @every_world
 def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, holder, tmp_path, monkeypatch):
-    hurry(monkeypatch)
+    shorten_lock_timeouts(monkeypatch)
     world = kind(tmp_path)
     each_way_by_each_kind_of_key = dict(enumerate([way for way in kind.ways for _ in range(3)], 1))
 
@@ -72,7 +72,7 @@ def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kin
 
 @pytest.mark.parametrize(("kind", "what"), EXCLUDING, ids=lambda part: part if isinstance(part, str) else part.batch)
 def test_what_is_excluded_stays_all_else_goes_and_the_preview_says_both(kind, what, tmp_path, monkeypatch):
-    hurry(monkeypatch)
+    shorten_lock_timeouts(monkeypatch)
     world = kind(tmp_path)
     world.empty()
     ways = dict(enumerate([way for way in kind.ways for _ in range(6)], 1))

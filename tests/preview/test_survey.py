@@ -8,15 +8,15 @@ import pytest
 
 from demo import sample_data as sample
 from forgekeeper.api.batches import BATCHES, Record
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.ledger import quarantine
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
-from forgekeeper.platform.database.survey import Rows, survey
+from forgekeeper.platform.database.survey import SurveyedRows, survey_rows
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.settings import settings_with
-from tests.harness.toys import toy
+from tests.harness.toys import declare_toy_batch
 
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
 FAST = "clear_status_at <= clock_timestamp()"
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def statuses(where=FAST, **options):
-    return Rows("user_statuses", where, {}, key="user_id", due="clear_status_at", **options)
+    return SurveyedRows("user_statuses", where, {}, key="user_id", due="clear_status_at", **options)
 
 
 def look(rows, *, size=10, seconds=60.0):
-    return survey(rows, size=size, until=time.monotonic() + seconds)
+    return survey_rows(rows, size=size, until=time.monotonic() + seconds)
 
 
 def previewed(name, settings=None, **options):
-    return preview(BATCHES[name], settings or settings_with(), **options)
+    return preview_batch(BATCHES[name], settings or settings_with(), **options)
 
 
 def the_part(found, record=None):
@@ -47,10 +47,10 @@ def the_part(found, record=None):
 def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
     sample.add_statuses(5_000)
     db.execute_sql("analyze user_statuses")
-    slow = toy(records=[Record("user_status")])
-    slow.preview(lambda look: [look.count(look.part("user_status"), statuses(SLOW))])
+    slow = declare_toy_batch(records=[Record("user_status")])
+    slow.add_preview(lambda look: [look.count_rows(look.begin_part("user_status"), statuses(SLOW))])
 
-    part = the_part(preview(slow, settings_with(), within=timedelta(0)))
+    part = the_part(preview_batch(slow, settings_with(), within=timedelta(0)))
 
     assert part.estimate
     assert part.records == pytest.approx(2_000, rel=0.2)
@@ -79,7 +79,7 @@ def test_a_bad_record_that_is_passed_over_stays():
     sample.add_statuses(5)
     bad = UserStatus.select().where(UserStatus.clear_status_at <= now()).first().user_id
     for _ in range(2):
-        quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
+        quarantine.record_failure("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
 
     part = the_part(previewed("user_status_cleanup"))
 
@@ -90,18 +90,18 @@ def test_a_bad_record_that_is_passed_over_stays():
 
 
 def test_a_preview_that_would_write_is_refused():
-    writing = toy()
-    writing.preview(lambda _look: [UserStatus.create(user_id=1)])
+    writing = declare_toy_batch()
+    writing.add_preview(lambda _look: [UserStatus.create(user_id=1)])
 
     with pytest.raises(pw.PeeweeException, match="read-only transaction"):
-        preview(writing, settings_with())
+        preview_batch(writing, settings_with())
 
 
 # Declarations
 
 
 def test_a_batch_that_declares_no_preview_says_so():
-    (note,) = preview(toy(), settings_with()).notes
+    (note,) = preview_batch(declare_toy_batch(), settings_with()).notes
 
     assert note == "toys declares no preview: nobody can say what a run of it would do"
 

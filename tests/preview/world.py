@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.exclusions import Exclusion, Subject
+from forgekeeper.platform.database.exclusions import Exclusion, ExclusionSubject
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 
@@ -51,16 +51,18 @@ class World:
         database.execute_sql("; ".join(f"delete from {table}" for table in (*self.tables, "exclusions")))
 
     def exclude(self, what):
-        Exclusion.add(Subject.read(what), batch=self.batch, reason="a test", by="a test", since=NOON, until=None)
+        Exclusion.add(
+            ExclusionSubject.from_text(what), batch=self.batch, reason="a test", by="a test", since=NOON, until=None
+        )
 
     def kept(self, reason):
         """Say how many records a preview keeps for a reason."""
-        parts = preview(BATCHES[self.batch], self.settings, at=self.at).parts
+        parts = preview_batch(BATCHES[self.batch], self.settings, at=self.at).parts
         return sum(part.kept.get(reason, 0) for part in parts)
 
     def previewed(self):
         """Return the keys of what a run would take, by a preview."""
-        parts = preview(BATCHES[self.batch], self.settings, sample=EVERYTHING, at=self.at).parts
+        parts = preview_batch(BATCHES[self.batch], self.settings, sample=EVERYTHING, at=self.at).parts
         assert not any(part.estimate for part in parts)
         assert all(part.records == len(part.sample) for part in parts)
         return {key for part in parts for shown in part.sample if (key := self.key(part, *shown)) is not None}

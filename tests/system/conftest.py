@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.harness.git_samples import gits, put_root
+from tests.harness.git_samples import find_git_processes, put_root
 from tests.harness.waiting import wait_until
 
 from .matrix import Outcome, table
@@ -36,7 +36,7 @@ def root(fast_folder):
     root = put_root(fast_folder / "repositories")
     yield root
     # Git outlives a worker that is killed, and goes on making and removing its files.
-    assert wait_until(lambda: not gits(root), PATIENCE)
+    assert wait_until(lambda: not find_git_processes(root), PATIENCE)
 
 
 @pytest.fixture

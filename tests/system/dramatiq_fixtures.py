@@ -17,7 +17,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.encoder import JSONEncoder
 
-from forgekeeper.delivery.messages import Encoder
+from forgekeeper.delivery.messages import MessageEncoder
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def redis_broker():
     with redis.BlockingConnectionPool.from_url(os.environ["OWN_TESTS_REDIS"]) as pool:
         client = redis.Redis(connection_pool=pool)
         client.flushdb()
-        dramatiq.set_encoder(Encoder())
+        dramatiq.set_encoder(MessageEncoder())
         broker = RedisBroker(client=client)
         broker.emit_after("process_boot")
         dramatiq.set_broker(broker)

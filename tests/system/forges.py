@@ -25,7 +25,7 @@ import psycopg2
 
 from demo import servers as embedded
 from forgekeeper.platform.settings import PREFIX
-from forges.facts import ROWS
+from forges.facts import FACT_LABELS
 from forges.forgejo.facts import FACTS as FORGEJO
 from forges.gitlab.facts import FACTS as GITLAB
 from tests.cli.test_adopting_page import NOW
@@ -119,20 +119,20 @@ def known() -> dict[str, Forge]:
 @contextmanager
 def _servers(postgres: Path) -> Iterator[embedded.Servers]:
     """Run that PostgreSQL; before 17 it knows no locales of its own."""
-    options, programs = embedded.INITDB_OPTIONS, embedded.programs
+    options, programs = embedded.INITDB_OPTIONS, embedded.find_programs
     own = [one for one in options if "locale" not in one]
-    embedded.programs = lambda: replace(programs(), postgres=str(postgres))
+    embedded.find_programs = lambda: replace(programs(), postgres=str(postgres))
     embedded.INITDB_OPTIONS = options if "pginstall18" in str(postgres) else (*own, "--no-locale")
     try:
-        with embedded.servers() as running:
+        with embedded.run_servers() as running:
             yield running
     finally:
-        embedded.INITDB_OPTIONS, embedded.programs = options, programs
+        embedded.INITDB_OPTIONS, embedded.find_programs = options, programs
 
 
 def postgres_folders() -> list[Path]:
     """Return the folders of the programs of each PostgreSQL that this machine has."""
-    wheel = embedded.programs().postgres
+    wheel = embedded.find_programs().postgres
     return [*Path("/usr/lib/postgresql").glob("*/bin"), *sorted(Path(wheel).parents[1].glob("pginstall*/bin"))]
 
 
@@ -249,7 +249,7 @@ def facts() -> Iterator[str]:
     every = GITLAB | FORGEJO
     yield f"| | {' | '.join(every)} |"
     yield f"|---|{'---|' * len(every)}"
-    yield from (f"| {' | '.join(row)} |" for row in zip(ROWS, *every.values(), strict=True))
+    yield from (f"| {' | '.join(row)} |" for row in zip(FACT_LABELS, *every.values(), strict=True))
 
 
 def table(found: Mapping[str, Mapping[str, str]], versions: Sequence[str]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import redis
 
 from demo import sample_data as sample
-from demo.servers import servers
+from demo.servers import run_servers
 from demo.tables import make_tables
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.platform import migrations
@@ -39,7 +39,7 @@ from forgekeeper.sources.register.keys import RegisterKeys
 from tests.harness.installation import INSTALLATION
 from tests.system.service import Service
 from tests.system.worlds import World
-from workers.stale_direct_uploads import UPLOADS
+from workers.stale_direct_uploads import UPLOADS_REGISTER
 
 MAX_KILLS_WITHOUT_DELETION = 15
 """After a child's third death quarantine keeps it for a minute, which is eleven kills."""
@@ -89,7 +89,7 @@ class Storm:
 
     def __init__(self, stack, folder, seed):
         self.dice, self.kills, self.died_at, self.were_ready = random.Random(seed), 0, {}, set()
-        where = stack.enter_context(servers())
+        where = stack.enter_context(run_servers())
         open_pool(where.database_url, Timeouts(*[timedelta(minutes=1)] * 5), name="storm", size=1)
         client.connection_pool = redis.ConnectionPool.from_url(where.redis_url)
         stack.enter_context(database.connection_context())
@@ -104,13 +104,13 @@ class Storm:
         self.progress = {batch: [Progress()] for batch in (*LEFT, "stale_direct_uploads")}
 
     def _add_due_work(self, world):
-        migrations.migrate(database.obj)
+        migrations.apply_pending(database.obj)
         make_tables(database.obj)
         database.execute_sql("update installation set id = %s", (INSTALLATION,))
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
         database.execute_sql(ADD_DUE)
         client.zadd(
-            RegisterKeys.of(UPLOADS.name).pending,
+            RegisterKeys.for_register(UPLOADS_REGISTER.name).pending,
             {f"artifacts:upload/{number}": time.time() - 86_400 for number in range(DUE)},
         )
         refs = [f"refs/merge-requests/{number}/head" for number in range(REFS)]
@@ -171,7 +171,7 @@ class Storm:
         left = {
             batch: database.execute_sql(f"select count(*) from {rows}").fetchone()[0] for batch, rows in LEFT.items()
         }
-        left["stale_direct_uploads"] = client.zcard(RegisterKeys.of(UPLOADS.name).pending)
+        left["stale_direct_uploads"] = client.zcard(RegisterKeys.for_register(UPLOADS_REGISTER.name).pending)
         return {batch: made[batch] - count for batch, count in left.items()}
 
 

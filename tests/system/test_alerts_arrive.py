@@ -11,9 +11,9 @@ import pytest
 
 from demo.sample_data import add_artifacts
 from forgekeeper.api.batches import BATCHES, FeatureFlag
-from forgekeeper.ledger.holds import BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.database import database, now
 from models import JobArtifact
 from tests.harness.ports import free_ports
@@ -79,7 +79,7 @@ def listens(port):
 def world(urls, _migrated, tmp_path_factory):
     """Empty tables, servers and disks, connected for the whole module."""
     settings = settings_with(database_url=urls.database, redis_url=urls.redis)
-    connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+    configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=20)
     with database.connection_context():
         made = World.make(database, tmp_path_factory.mktemp("world"))
         made.empty()
@@ -171,7 +171,7 @@ def test_a_pause_and_a_flag_that_is_off_reach_operations_and_nobody_is_paged(tow
 
     database.execute_sql("truncate ci_job_artifacts")
     FeatureFlag.turn(FLAG, on=True)
-    Hold.lift("stale_direct_uploads", BY_PEOPLE)
+    Hold.lift("stale_direct_uploads", KINDS_BY_PEOPLE)
 
     assert town.arrive("resolved", [FORGOTTEN_PAUSE, FLAG_OFF])
     got = {one[:2] for one in town.watch.sink.told if one.alert in {FORGOTTEN_PAUSE[1], FLAG_OFF[1]}}

@@ -14,7 +14,7 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
 from forgekeeper.targets import sentinel
-from metrics.counting import ROOM
+from metrics.counting import METRICS_FILE_BYTES
 from models import UserStatus
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
@@ -130,10 +130,10 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
 COUNT_ALL = """
 import workers
 from forgekeeper.api.batches import all_declared
-from metrics.catalogue import table
+from metrics.catalogue import build_metrics
 from metrics.counting import Instruments
 
-Instruments("worker").know(table(all_declared())).zero()
+Instruments("worker").declare_metrics(build_metrics(all_declared())).create_all_series()
 """
 
 
@@ -142,4 +142,4 @@ def test_there_is_room_for_everything_that_a_worker_counts(tmp_path):
 
     subprocess.run([sys.executable, "-c", COUNT_ALL], env=environment, check=True)
 
-    assert {file.stat().st_size for file in tmp_path.glob("*.db")} == {ROOM}
+    assert {file.stat().st_size for file in tmp_path.glob("*.db")} == {METRICS_FILE_BYTES}

@@ -5,11 +5,11 @@ from time import monotonic
 
 import pytest
 
-from forgekeeper.api.batches import BATCHES, queues
-from forgekeeper.delivery.queues import depth
+from forgekeeper.api.batches import BATCHES, list_queues
+from forgekeeper.delivery.queues import count_messages
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
-from tests.harness.audited import unclosed
+from tests.harness.audited import count_open_intents
 from tests.harness.failpoints import failpoints
 from tests.harness.waiting import wait_until
 
@@ -57,7 +57,7 @@ def expected(world, services, undisturbed):
             assert service.process.wait(LIMIT) == 0
             assert case.left() == 0
             state, audited = case.standing()
-            assert (len(audited), unclosed()) == (case.total if case.record else 0, 0)
+            assert (len(audited), count_open_intents()) == (case.total if case.record else 0, 0)
             undisturbed[batch] = state, audited
             world.empty()
         return undisturbed[batch]
@@ -91,7 +91,7 @@ def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(worl
 
     assert {line["name"] for line in killed.said("failpoint reached")} == {name}
     assert case.standing() == want
-    assert (ended(run, case), quiet, unclosed()) == (True, True, 0)
+    assert (ended(run, case), quiet, count_open_intents()) == (True, True, 0)
 
 
 def ended(run, case):
@@ -102,5 +102,5 @@ def ended(run, case):
 
 def messages(case):
     """Count the messages that are left; of a batch that is due every second, those of its children."""
-    depths = [depth(client, queue) for queue in queues() if queue != "cron" or case.cron == ONCE_A_YEAR]
+    depths = [count_messages(client, queue) for queue in list_queues() if queue != "cron" or case.cron == ONCE_A_YEAR]
     return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

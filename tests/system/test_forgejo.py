@@ -9,9 +9,9 @@ from time import time
 import pytest
 
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.targets import sentinel
-from forges.forgejo.adoption import KIND
+from forges.forgejo.adoption import ADOPTION_CLASS
 from tests.cli.test_adopting_forgejo import OUTCOME, SECONDS
 from tests.harness.adopted import adopt, as_keeper, role_of_forgekeeper, session
 from tests.harness.gitlab_tables import rows
@@ -43,11 +43,11 @@ def forgejo(settings, urls, _migrated):
         cursor.connection.autocommit = True
         cursor.execute("create schema forgejo; set search_path = forgejo")
         cursor.execute(TABLES.replace("generate_series(1, 600)", f"generate_series(1, {ROWS})"))
-        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
             empty()
             client.flushdb()
-            adopt(kind=KIND, tables="forgejo", views=VIEWS)
+            adopt(kind=ADOPTION_CLASS, tables="forgejo", views=VIEWS)
         db.database.close_all()
         yield cursor
         cursor.execute(f"drop schema {VIEWS} cascade; drop schema forgejo cascade")

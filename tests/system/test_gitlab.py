@@ -7,11 +7,11 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.targets import sentinel
 from tests.harness import gitlab_tables
 from tests.harness.adopted import VIEWS, adopt, as_keeper, role_of_forgekeeper, tables_of_gitlab
-from tests.harness.git_samples import Bare
+from tests.harness.git_samples import BareRepository
 from tests.harness.gitlab_tables import rows
 from tests.harness.installation import INSTALLATION
 from tests.harness.stale_uploads import STALE
@@ -50,7 +50,7 @@ ABANDONED, COMPLETED = "ab/cd/@final/ef/01/abandoned", "ab/cd/@final/ef/01/compl
 def gitlab(settings, urls, _migrated):
     """Tables of GitLab's size and shape with views of them; a cursor of their owner."""
     with tables_of_gitlab(urls.database, **COUNTS) as cursor, role_of_forgekeeper(cursor):
-        connect(settings, Limits.of_worker(settings), name="tests", connections=2)
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
         with db.database.connection_context():
             empty()
             client.flushdb()
@@ -80,7 +80,9 @@ def repositories(gitlab, root):
     wanted = defaultdict(list)
     for project, ref in rows(gitlab, PENDING.format(projects=gitlab_tables.PROJECTS)):
         wanted[project].append(ref)
-    made = [Bare(root, f"@hashed/of/project/{project}.git") for project in range(1, gitlab_tables.PROJECTS - 2)]
+    made = [
+        BareRepository(root, f"@hashed/of/project/{project}.git") for project in range(1, gitlab_tables.PROJECTS - 2)
+    ]
     for project, repository in enumerate(made, 1):
         repository.packed("refs/keep", *wanted[project])
     return made
@@ -92,7 +94,7 @@ def left(cursor, table, gone, key="id"):
 
 
 def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, repositories, root, services, urls):
-    due = gitlab_tables.due(gitlab)
+    due = gitlab_tables.find_due(gitlab)
     gone = {"p_ci_job_artifacts": due.artifacts, "bulk_imports": due.imports, "bulk_import_entities": due.entities}
     gone |= {"bulk_import_trackers": due.trackers, "p_batched_git_ref_updates_deletions": due.refs}
     before = {table: left(gitlab, table, ids) for table, ids in gone.items()}
@@ -116,12 +118,12 @@ def test_all_five_documents_keep_gitlabs_own_tables_clean(*, gitlab, stores, rep
     running = [services(name, name, **settings) for name in ("scheduler", "worker")]
 
     def done():
-        still = gitlab_tables.due(gitlab)
+        still = gitlab_tables.find_due(gitlab)
         outbox = rows(gitlab, "select count(*) from forgekeeper.deleted_objects")
         uploads = client.hlen("pending_direct_uploads")
         return not any([*still._replace(pathless=()), outbox != [(0,)], uploads > 1])
 
-    assert wait_until(done, LIMIT), gitlab_tables.due(gitlab)
+    assert wait_until(done, LIMIT), gitlab_tables.find_due(gitlab)
     assert [service.stop() for service in running] == [0, 0]
 
     assert {table: left(gitlab, table, ids) for table, ids in gone.items()} == before

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.servers import servers
+from demo.servers import run_servers
 from tests.harness.readme import (
     copy_checkout,
     free_addresses,
@@ -44,7 +44,7 @@ def test_an_installation_from_a_checkout_runs_on_sample_data_and_looks_at_a_forg
     with run_commands("sample", checkout, path | free_addresses()) as (up,):
         require_console(up)
     with (
-        servers() as own,
+        run_servers() as own,
         gitlab_at_the_url_of_peek(own.database_url) as environment,
         run_commands("peek", checkout, path | environment) as (peek,),
     ):

@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.reconcile import SENT_AGAIN
+from forgekeeper.ledger.reconcile import RESEND_AFTER
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
@@ -24,7 +24,7 @@ def test_a_tick_whose_scheduler_was_killed_is_sent_once(database, services, outc
     schedulers = [services("another", "scheduler", **watching)] if by == "another" else []
     killed = services("killed", "scheduler", **EVERY_SECOND, failpoints=f"{step}=kill")
     assert wait_until(lambda: killed.process.poll() is not None, LIMIT), "the scheduler was not killed"
-    run, died_at = JobRun.open(BATCH), time.monotonic()
+    run, died_at = JobRun.find_open(BATCH), time.monotonic()
     schedulers = [killed, *(schedulers or [services("successor", "scheduler", **watching)])]
 
     sent = wait_until(lambda: JobRun.get_by_id(run.id).state == "enqueued", LIMIT)
@@ -32,7 +32,7 @@ def test_a_tick_whose_scheduler_was_killed_is_sent_once(database, services, outc
     services("worker", *WORKER, **OFF)
     done = wait_until(lambda: JobRun.get_by_id(run.id).state == "succeeded", LIMIT)
     # So often is one sent again that no worker has taken by then.
-    due_again = (time.monotonic() - died_at) // SENT_AGAIN.total_seconds()
+    due_again = (time.monotonic() - died_at) // RESEND_AFTER.total_seconds()
 
     # A worker would find their runs closed.
     again = sum(len([line for line in one.said("run sent") if line["run"] == run.id]) for one in schedulers) - 1

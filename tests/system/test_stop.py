@@ -16,9 +16,9 @@ from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks, many_rows
 from tests.harness.artifacts import due_artifacts
-from tests.harness.git_samples import Bare
+from tests.harness.git_samples import BareRepository
 from tests.harness.programs import ROOT
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 from .proxy import redis_through
 
@@ -79,7 +79,7 @@ class Town:
         due_artifacts(ARTIFACTS, step=1)
         many_rows.statuses(STATUSES)
         projects, refs = sample.add_projects(REPOSITORIES), [f"refs/doomed/{ref}" for ref in range(REFS_EACH)]
-        self.bares = [Bare(root, disk_path) for disk_path in projects.values()]
+        self.bares = [BareRepository(root, disk_path) for disk_path in projects.values()]
         for bare in self.bares:
             bare.packed(*refs)
         sample.add_ref_deletions(list(projects), refs)
@@ -112,7 +112,7 @@ class Town:
     def last(self):
         """Wait until it would be late; return what was deleted last after the stop of each kind, and how many of it."""
         ((since,),) = self.ask("select min(since) from holds")
-        refs = self.refs_after(patient(SOON))
+        refs = self.refs_after(scale_timeout(SOON))
         assert self.refs_after(STILL) == refs, "refs went long after the stop"
         return {what: (round(seconds, 2), int(records)) for what, seconds, records in self.ask(LAST, since=since)}
 
@@ -144,7 +144,7 @@ def test_a_stop_ends_every_run_and_child_within_five_seconds(town, say):
     last = town.last()
 
     say(f"seconds from the stop to the last deletion, and how many went meanwhile: {last}")
-    assert longest(last) < patient(SOON)
+    assert longest(last) < scale_timeout(SOON)
     assert town.ask("select count(*) from job_runs where state = 'started'") == [(0,)]
     assert not town.worker.said("child failed")
 
@@ -155,4 +155,4 @@ def test_a_stop_works_while_redis_is_away(town, proxy):
 
     town.stop()
 
-    assert longest(town.last()) < patient(SOON)
+    assert longest(town.last()) < scale_timeout(SOON)

@@ -18,7 +18,7 @@ from forgekeeper.platform.database import now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets import sentinel
 from models import GitRefDeletion
-from tests.harness.audited import gone
+from tests.harness.audited import list_audited_deletions
 from tests.harness.installation import INSTALLATION
 from tests.harness.stale_uploads import uploads
 from tests.harness.tables import empty
@@ -78,7 +78,7 @@ class World:
     def files(self):
         """List the objects; a folder may vanish while it is looked at."""
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
-        return {str(path.relative_to(self.root)) for path in found} - {sentinel.NAME}
+        return {str(path.relative_to(self.root)) for path in found} - {sentinel.SENTINEL_NAME}
 
     def refs(self, disk_path):
         """List a repository's refs as its files have them; a file or a folder may vanish meanwhile."""
@@ -151,7 +151,7 @@ class Case:
 
     def standing(self):
         """Say how things stand, and of what the audit says that it is gone."""
-        return self.state(), gone(self.record, self.key)
+        return self.state(), list_audited_deletions(self.record, self.key)
 
     def claims_run_out(self):
         """Let the time pass for which what a dead run claimed is nobody else's."""
@@ -245,7 +245,7 @@ class GitRefCleanup(Case):
         sample.add_ref_deletions(list(projects), refs[: self.doomed])
 
     def left(self):
-        return GitRefDeletion.pending().count()
+        return GitRefDeletion.select_pending().count()
 
 
 class Prune(Case):

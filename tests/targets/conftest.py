@@ -1,7 +1,7 @@
 import pytest
 
 from tests.harness.clocks import jump
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import BareRepository, put_root
 from tests.harness.stores import empty_s3, folder, machine_role, moto, objects, s3, s3_client, store
 
 __all__ = ["empty_s3", "folder", "jump", "machine_role", "moto", "objects", "s3", "s3_client", "store"]
@@ -14,4 +14,4 @@ def root(tmp_path):
 
 @pytest.fixture
 def repository(root):
-    return Bare(root)
+    return BareRepository(root)

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper.targets import objects as module
 from forgekeeper.targets import sentinel
-from forgekeeper.targets.outcomes import DELETED, StoreUnavailable
+from forgekeeper.targets.outcomes import OBJECT_DELETED, StoreUnavailable
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import whole_only
 
@@ -24,7 +24,7 @@ def test_at_a_store_that_refuses_bulk_deletion_each_object_is_deleted_singly(s3,
 
     outcomes = objects(s3).delete(paths)
 
-    assert (outcomes, s3.keys()) == (dict.fromkeys(paths, DELETED), {"bystander"})
+    assert (outcomes, s3.keys()) == (dict.fromkeys(paths, OBJECT_DELETED), {"bystander"})
 
 
 def test_a_refusal_of_bulk_deletion_is_remembered_and_said_once(s3, objects):
@@ -72,7 +72,7 @@ def test_an_object_that_the_answer_does_not_name_is_deleted_singly(s3, objects, 
 
     outcomes = objects(s3).delete(TEN)
 
-    assert (outcomes, s3.keys()) == (dict.fromkeys(TEN, DELETED), {"bystander"})
+    assert (outcomes, s3.keys()) == (dict.fromkeys(TEN, OBJECT_DELETED), {"bystander"})
     assert s3.proxy.counts["single"] == 10 - named
 
 
@@ -83,7 +83,7 @@ def test_an_object_that_the_answer_names_as_failed_fails_and_keeps_no_other(s3, 
     outcomes = objects(s3).delete(TEN)
 
     assert s3.keys() == {TEN[3]}
-    assert {path for path, outcome in outcomes.items() if outcome == DELETED} == {*TEN} - {TEN[3]}
+    assert {path for path, outcome in outcomes.items() if outcome == OBJECT_DELETED} == {*TEN} - {TEN[3]}
     assert outcomes[TEN[3]].state == "failed"
 
 
@@ -96,7 +96,7 @@ def test_an_answer_that_makes_no_sense_names_nothing(s3, objects, body):
     s3.put(*TEN)
     s3.proxy.answer_body(200, body, kinds=["bulk"])
 
-    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, DELETED), set())
+    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, OBJECT_DELETED), set())
 
 
 def test_an_option_of_the_url_switches_bulk_deletion_off(s3, objects):
@@ -111,7 +111,7 @@ def test_an_option_of_the_url_switches_bulk_deletion_off(s3, objects):
 def test_with_keys_that_the_client_fetches_from_the_machine_each_object_is_deleted_singly(s3, objects):
     s3.put(*TEN)
 
-    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, DELETED), set())
+    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, OBJECT_DELETED), set())
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (0, 10)
 
 
@@ -122,7 +122,7 @@ def test_keys_of_the_environment_sign_like_those_of_the_url(s3, objects, monkeyp
     for name, value in given.items():
         monkeypatch.setenv(f"AWS_{name}", value)
 
-    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, DELETED), set())
+    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, OBJECT_DELETED), set())
     assert [headers["x-amz-security-token"] for headers in s3.proxy.headers["bulk"]] == ["t/o=ken"]
 
 
@@ -142,7 +142,7 @@ def test_the_folder_in_a_url_is_the_beginning_of_every_key(s3, objects):
     s3.url = s3.url.replace("?", "/in%20side/ü?")
     sentinel.Store("artifacts", s3.url).create_sentinel(INSTALLATION)
 
-    assert objects(s3).delete(["a&b", "c"]) == {"a&b": DELETED, "c": DELETED}
+    assert objects(s3).delete(["a&b", "c"]) == {"a&b": OBJECT_DELETED, "c": OBJECT_DELETED}
     assert s3.keys() == {"a&b", "c", "in side/ü/.forgekeeper-root"}
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (1, 0)
 
@@ -151,5 +151,5 @@ def test_bulk_deletions_go_through_the_proxy_of_the_url(s3, objects, moto):
     s3.put(*TEN)
     s3.url = s3.url.replace(s3.proxy.url, moto) + f"&proxy_url={s3.proxy.url}"
 
-    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, DELETED), set())
+    assert (objects(s3).delete(TEN), s3.keys()) == (dict.fromkeys(TEN, OBJECT_DELETED), set())
     assert s3.proxy.counts["bulk"] == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.cli.check_buckets import stores
+from forgekeeper.cli.check_buckets import check_stores
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
@@ -16,7 +16,7 @@ EXPIRE = {"NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
 def found(store, **options):
     """What is said of the store, each with its level, but for its sentinel."""
     settings = settings_with(object_stores={"artifacts": store.url}, **options)
-    first, *others = [(one.level, one.message) for one in stores(settings, INSTALLATION, init=False)]
+    first, *others = [(one.level, one.message) for one in check_stores(settings, INSTALLATION, init=False)]
     assert first == ("ok", "artifacts has its sentinel")
     return others
 

@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 
-from forgekeeper.targets.git_refs import DEFAULT_BRANCH, DELETED, GONE, TOO_LONG_TO_LOCK, Doomed
+from forgekeeper.targets.git_refs import DEFAULT_BRANCH, REF_DELETED, REF_MISSING, TOO_LONG_TO_LOCK, RefToDelete
 from forgekeeper.targets.git_repository import RepositoryFailed
-from tests.harness.git_samples import Bare, stand_in
+from tests.harness.git_samples import BareRepository, replace_git
 
 
 @pytest.fixture
 def repository(root):
-    repository = Bare(root)
+    repository = BareRepository(root)
     repository.loose("refs/heads/a")
     return repository
 
@@ -19,7 +19,7 @@ def repository(root):
 @pytest.fixture
 def other(root):
     """Another repository below the root; it loses nothing."""
-    other = Bare(root, "group/other.git")
+    other = BareRepository(root, "group/other.git")
     other.loose("refs/heads/a", "refs/mr/1/a")
     other.packed("refs/heads/packed")
     before = {path: path.read_bytes() for path in other.path.rglob("*") if path.is_file()}
@@ -79,7 +79,7 @@ def test_a_place_of_refs_that_only_a_later_git_knows_is_refused(repository, valu
 def test_a_link_that_comes_between_look_and_deletion_is_refused(repository, other, tmp_path, monkeypatch):
     heads = repository.path / "refs/heads"
     swap = f"rm -rf {heads}; ln -s {other.path}/refs/heads {heads}"
-    stand_in(tmp_path / "bin", monkeypatch, f'$GIT "$@"; case "$*" in *for-each-ref*) {swap};; esac')
+    replace_git(tmp_path / "bin", monkeypatch, f'$GIT "$@"; case "$*" in *for-each-ref*) {swap};; esac')
 
     with pytest.raises(RepositoryFailed, match="refs/heads"):
         repository.delete("refs/heads/a")
@@ -96,8 +96,8 @@ def test_what_git_only_reads_may_lie_elsewhere(repository, other):
     put_link(repository.path / "HEAD", "refs/heads/main")
     put_link(repository.path / "objects", other.path / "objects")
     assert repository.delete("refs/heads/a", "refs/heads/main") == {
-        Doomed("refs/heads/a"): DELETED,
-        Doomed("refs/heads/main"): DEFAULT_BRANCH,
+        RefToDelete("refs/heads/a"): REF_DELETED,
+        RefToDelete("refs/heads/main"): DEFAULT_BRANCH,
     }
 
 
@@ -131,10 +131,10 @@ def test_no_program_that_the_repository_names_is_run(repository, tmp_path, confi
 def test_a_ref_that_is_too_long_for_a_lock_is_rejected_and_keeps_no_other(repository, length):
     names = [f"refs/heads/{'x' * length}", f"refs/heads/{'é' * (length // 2 + 1)}", "refs/heads/" + "y" * 250]
     repository.packed(*names)
-    long, letters, fits = map(Doomed, names)
+    long, letters, fits = map(RefToDelete, names)
 
     outcomes = repository.delete(long, letters, fits, "refs/heads/" + "z" * length)
 
-    assert [outcomes[one] for one in (long, letters, fits)] == [TOO_LONG_TO_LOCK, TOO_LONG_TO_LOCK, DELETED]
-    assert outcomes[Doomed("refs/heads/" + "z" * length)] == GONE
+    assert [outcomes[one] for one in (long, letters, fits)] == [TOO_LONG_TO_LOCK, TOO_LONG_TO_LOCK, REF_DELETED]
+    assert outcomes[RefToDelete("refs/heads/" + "z" * length)] == REF_MISSING
     assert set(repository.refs()) == {"refs/heads/a", "refs/heads/main", long.ref, letters.ref}

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from forgekeeper.cli.check_places import repositories
+from forgekeeper.cli.check_places import check_repositories
 from forgekeeper.targets import git_restore
 from forgekeeper.targets.git_repository import RepositoryFailed
 from models import Project
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root
+from tests.harness.git_samples import ALWAYS_IN_TIME, BareRepository, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 def repository(fast_folder):
     """A repository of the forge's, below folders that everybody may enter and change."""
     fast_folder.chmod(0o755)
-    repository = Bare(put_root(fast_folder / "root"))
+    repository = BareRepository(put_root(fast_folder / "root"))
     repository.packed("refs/a", "refs/b")
     repository.loose("refs/c")
     for path in [repository.path, *repository.path.rglob("*")]:
@@ -70,7 +70,7 @@ def test_a_restored_ref_is_one_of_the_forge_s(repository, who):
     (repository.path / "packed-refs").chmod(0o664)
     with user(*who):
         repository.states("refs/b")
-        git_restore.restore(
+        git_restore.restore_missing_refs(
             repository.root,
             repository.disk_path,
             {"refs/new/b": repository.one},
@@ -104,7 +104,7 @@ def test_check_names_a_repository_that_would_be_refused(database, repository):
     Project.create(id=1, disk_path=repository.disk_path)
 
     with user(OURS, GROUP):
-        found = list(repositories(settings_with(repositories_root=repository.root), INSTALLATION, init=False))
+        found = list(check_repositories(settings_with(repositories_root=repository.root), INSTALLATION, init=False))
 
     assert [one.level for one in found] == ["ok", "error"]
     assert found[1].message.startswith(f"{repository.path}: packed-refs belongs to {FORGE}:{GROUP}")

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from forgekeeper.targets import git_command, git_repository
 from forgekeeper.targets.git_command import Git
-from forgekeeper.targets.git_refs import CHANGED, DEFAULT_BRANCH, DELETED, GONE, LOST, MOVED, Doomed, Outcome
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, refuse, stand_in
+from forgekeeper.targets.git_refs import (
+    DEFAULT_BRANCH,
+    REF_CHANGED,
+    REF_DELETED,
+    REF_MISSING,
+    REF_MOVED,
+    ROW_CLOSED,
+    RefOutcome,
+    RefToDelete,
+)
+from tests.harness.git_samples import ALWAYS_IN_TIME, BareRepository, put_root, refuse_refs, replace_git
 from tests.harness.thorough import examples, whole_only
 from tests.harness.waiting import wait_until
 
@@ -39,11 +48,11 @@ STRAYS = {"a ref": None, "a link to another ref": "ref: refs/heads/main", "no oi
 def test_a_ref_that_another_stands_in_the_way_of_is_refused_and_never_taken_for_gone(repository, stray, oid):
     repository.packed("refs/mr/7/head", "refs/mr/8/head")
     repository.loose("refs/mr/7", value=stray)
-    row = Doomed("refs/mr/7/head", oid and repository.one)
+    row = RefToDelete("refs/mr/7/head", oid and repository.one)
 
     outcomes = repository.delete(row, "refs/mr/8/head")
 
-    assert outcomes == {row: Outcome("rejected", NAME_CONFLICT), Doomed("refs/mr/8/head"): DELETED}
+    assert outcomes == {row: RefOutcome("rejected", NAME_CONFLICT), RefToDelete("refs/mr/8/head"): REF_DELETED}
     assert outcomes[row].state == "rejected"
     assert "refs/mr/7/head" in repository.refs()
 
@@ -60,12 +69,12 @@ def test_a_ref_that_a_doomed_one_stands_in_the_way_of_waits_for_that_and_goes_ne
 def seen(repository, *names):
     git = Git(repository.path, time.monotonic() + ALWAYS_IN_TIME, 5.0)
     opened = git_repository.open_repository(repository.root, repository.disk_path)
-    return git_repository.look(git, opened, sorted(name.encode() for name in names))
+    return git_repository.read_refs(git, opened, sorted(name.encode() for name in names))
 
 
 @pytest.mark.parametrize("oids", ["sha1", "sha256"])
 def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids, monkeypatch):
-    repository = Bare(root, "group/project.git", f"--object-format={oids}")
+    repository = BareRepository(root, "group/project.git", f"--object-format={oids}")
     repository.packed("refs/a/packed", "refs/a/plain")
     repository.loose(*PLAIN, value=repository.two)
     for name, value in FILES.items():
@@ -76,7 +85,7 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
     others = ["refs/a", "refs/a/gone", "refs/a/packed", "refs/a/capital", "refs/a/unterminated", "refs/a/link"]
     by_git = seen(repository, *PLAIN, *FILES, *others)
 
-    monkeypatch.setattr(git_repository, "PATTERNS", 1)
+    monkeypatch.setattr(git_repository, "MAX_NAMES_PER_LISTING", 1)
 
     assert seen(repository, *PLAIN, *FILES, *others) == by_git
     assert {name.encode() for name in PLAIN} < by_git.oids.keys()
@@ -85,14 +94,14 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch):
-    monkeypatch.setattr(git_repository, "PATTERNS", at_once)
+    monkeypatch.setattr(git_repository, "MAX_NAMES_PER_LISTING", at_once)
     # It waits for as long as the push takes here.
     patiently = [word.replace("filesRefLockTimeout=1000", "filesRefLockTimeout=60000") for word in git_command._OPTIONS]
     monkeypatch.setattr(git_command, "_OPTIONS", patiently)
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
     held = repository.path / "refs/b.lock"
     held.touch()
-    rows = [Doomed(f"refs/{letter}", repository.one) for letter in "abcd"]
+    rows = [RefToDelete(f"refs/{letter}", repository.one) for letter in "abcd"]
 
     with ThreadPoolExecutor() as thread:
         deletion = thread.submit(repository.delete, *rows)
@@ -102,17 +111,22 @@ def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch)
         (repository.path / "refs/d").unlink()
         held.unlink()
 
-    assert deletion.result() == {rows[0]: DELETED, rows[1]: DELETED, rows[2]: MOVED, rows[3]: GONE}
+    assert deletion.result() == {rows[0]: REF_DELETED, rows[1]: REF_DELETED, rows[2]: REF_MOVED, rows[3]: REF_MISSING}
     assert repository.refs() == {"refs/heads/main": repository.one, "refs/c": repository.two}
 
 
 def test_rows_with_the_same_ref_are_each_judged_by_their_own_expectation(repository):
     repository.loose("refs/a", "refs/b", "refs/c")
     rows = [
-        *(Doomed("refs/a"), Doomed("refs/a"), Doomed("refs/a", repository.two), Doomed("refs/a", repository.one)),
-        *(Doomed("refs/b", repository.two), Doomed("refs/b", ELSEWHERE)),
-        *(Doomed("refs/c", repository.two), Doomed("refs/c", repository.one)),
-        *(Doomed("refs/gone", repository.two), Doomed("refs/gone")),
+        *(
+            RefToDelete("refs/a"),
+            RefToDelete("refs/a"),
+            RefToDelete("refs/a", repository.two),
+            RefToDelete("refs/a", repository.one),
+        ),
+        *(RefToDelete("refs/b", repository.two), RefToDelete("refs/b", ELSEWHERE)),
+        *(RefToDelete("refs/c", repository.two), RefToDelete("refs/c", repository.one)),
+        *(RefToDelete("refs/gone", repository.two), RefToDelete("refs/gone")),
     ]
 
     outcomes = repository.delete(*rows)
@@ -132,7 +146,9 @@ def test_a_symbolic_ref_goes_and_its_target_stays(repository):
     repository.git("symbolic-ref", "refs/sym/2", "refs/target")
     repository.git("symbolic-ref", "refs/sym/3", "refs/target")
 
-    states = repository.states("refs/sym/1", Doomed("refs/sym/2", repository.one), Doomed("refs/sym/3", repository.two))
+    states = repository.states(
+        "refs/sym/1", RefToDelete("refs/sym/2", repository.one), RefToDelete("refs/sym/3", repository.two)
+    )
 
     assert states == {"refs/sym/1": "deleted", "refs/sym/2": "deleted", "refs/sym/3": "moved"}
     assert set(repository.refs()) == {"refs/heads/main", "refs/target", "refs/sym/3"}
@@ -143,7 +159,7 @@ def test_a_symbolic_ref_that_leads_nowhere_goes_and_is_never_what_anybody_expect
     repository.loose("refs/sym/1", "refs/sym/2", value=f"ref: {target}")
     repository.loose("refs/broken", value="")
 
-    states = repository.states("refs/sym/1", Doomed("refs/sym/2", repository.one), "refs/heads/gone")
+    states = repository.states("refs/sym/1", RefToDelete("refs/sym/2", repository.one), "refs/heads/gone")
 
     assert states == {"refs/sym/1": "deleted", "refs/sym/2": "moved", "refs/heads/gone": "gone"}
     assert set(repository.refs()) == {"refs/heads/main", "refs/sym/2", "refs/broken"}
@@ -153,13 +169,13 @@ def test_refs_that_git_refuses_keep_no_other(repository, tmp_path, monkeypatch):
     stuck = [f"refs/b/{number}{'x' * 200}" for number in range(3)]
     repository.packed("refs/a", *stuck, "refs/z")
     said = "fatal: prepare: cannot lock ref '{0}': Unable to create '/srv/{0}.lock': Permission denied"
-    refuse(tmp_path / "bin", monkeypatch, "refs/b/", said)
+    refuse_refs(tmp_path / "bin", monkeypatch, "refs/b/", said)
 
     outcomes = repository.delete("refs/a", *stuck, "refs/z")
 
-    assert outcomes.pop(Doomed("refs/a")) == outcomes.pop(Doomed("refs/z")) == DELETED
+    assert outcomes.pop(RefToDelete("refs/a")) == outcomes.pop(RefToDelete("refs/z")) == REF_DELETED
     assert {outcome.state for outcome in outcomes.values()} == {"locked"}
-    reason = outcomes[Doomed(stuck[0])].reason
+    reason = outcomes[RefToDelete(stuck[0])].reason
     assert reason.startswith("Unable to create")
     assert reason.endswith("Permission denied")
     assert len(reason) == 200
@@ -182,11 +198,11 @@ def test_the_default_branch_is_protected_though_it_does_not_exist(repository):
 
     outcomes = repository.delete("refs/heads/unborn", "refs/heads/main")
 
-    assert outcomes == {Doomed("refs/heads/unborn"): DEFAULT_BRANCH, Doomed("refs/heads/main"): DELETED}
+    assert outcomes == {RefToDelete("refs/heads/unborn"): DEFAULT_BRANCH, RefToDelete("refs/heads/main"): REF_DELETED}
 
 
 def test_nothing_that_is_set_for_other_gits_counts(repository, tmp_path, monkeypatch):
-    other = Bare(put_root(tmp_path / "other"))
+    other = BareRepository(put_root(tmp_path / "other"))
     other.loose("refs/a")
     repository.loose("refs/a")
     (tmp_path / ".gitconfig").write_text("[core\nbroken")
@@ -209,12 +225,12 @@ def test_nothing_that_is_set_for_other_gits_counts(repository, tmp_path, monkeyp
 def test_a_complaint_that_names_no_ref_is_tracked_down(repository, monkeypatch, tmp_path):
     names = [f"refs/{number:03}" for number in range(200)]
     repository.packed(*names)
-    refuse(tmp_path / "bin", monkeypatch, "refs/123", "fatal: \033[31mmysterious")
+    refuse_refs(tmp_path / "bin", monkeypatch, "refs/123", "fatal: \033[31mmysterious")
 
     outcomes = repository.delete(*names)
 
-    assert outcomes.pop(Doomed("refs/123")) == Outcome("locked", r"\x1b[31mmysterious")
-    assert set(outcomes.values()) == {DELETED}
+    assert outcomes.pop(RefToDelete("refs/123")) == RefOutcome("locked", r"\x1b[31mmysterious")
+    assert set(outcomes.values()) == {REF_DELETED}
     assert set(repository.refs()) == {"refs/heads/main", "refs/123"}
 
 
@@ -225,18 +241,18 @@ def test_whatever_is_among_them_the_others_go_in_one_transaction(repository, tmp
     repository.loose("refs/bad/broken", value="")
     repository.loose("refs/bad/dangling", value="ref: refs/heads/nowhere")
     states = {
-        Doomed("refs/mr/1/head"): "deleted",
-        Doomed("refs/mr/3/head", repository.one): "deleted",
-        Doomed("refs/bad/moved", repository.one): "moved",
-        Doomed("refs/bad/locked"): "locked",
-        Doomed("refs/bad/broken"): "locked",
-        Doomed("refs/bad/file/x"): "gone",
-        Doomed("refs/bad/folder"): "gone",
-        Doomed("refs/bad/gone", repository.one): "gone",
-        Doomed("refs/bad/dangling"): "deleted",
+        RefToDelete("refs/mr/1/head"): "deleted",
+        RefToDelete("refs/mr/3/head", repository.one): "deleted",
+        RefToDelete("refs/bad/moved", repository.one): "moved",
+        RefToDelete("refs/bad/locked"): "locked",
+        RefToDelete("refs/bad/broken"): "locked",
+        RefToDelete("refs/bad/file/x"): "gone",
+        RefToDelete("refs/bad/folder"): "gone",
+        RefToDelete("refs/bad/gone", repository.one): "gone",
+        RefToDelete("refs/bad/dangling"): "deleted",
     }
     counting = f'case "$*" in *update-ref*) echo x >> {tmp_path}/calls;; esac'
-    stand_in(tmp_path / "bin", monkeypatch, f'{counting}\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'{counting}\nexec $GIT "$@"')
 
     outcomes = repository.delete(*states)
 
@@ -278,7 +294,7 @@ def test_nothing_is_told_of_what_is_gone_or_may_not_go(repository):
     repository.loose("refs/moved", value=repository.two)
     told = Told()
 
-    repository.delete("refs/gone", Doomed("refs/moved", repository.one), "refs/heads/main", "HEAD", announce=told)
+    repository.delete("refs/gone", RefToDelete("refs/moved", repository.one), "refs/heads/main", "HEAD", announce=told)
 
     assert told.each == []
 
@@ -297,12 +313,12 @@ def test_whoever_cannot_be_told_keeps_all_refs(repository):
 def test_a_ref_is_deleted_at_the_announced_value_or_stays_and_keeps_no_other(repository):
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
     told = Told(lambda _: repository.loose("refs/b", "refs/c", value=repository.two))
-    expecting = Doomed("refs/c", repository.one)
+    expecting = RefToDelete("refs/c", repository.one)
 
     outcomes = repository.delete("refs/a", "refs/b", expecting, "refs/d", announce=told)
 
-    assert [outcomes.get(Doomed(f"refs/{letter}")) for letter in "abd"] == [DELETED, CHANGED, DELETED]
-    assert (outcomes[expecting], len(told.each)) == (MOVED, 1)
+    assert [outcomes.get(RefToDelete(f"refs/{letter}")) for letter in "abd"] == [REF_DELETED, REF_CHANGED, REF_DELETED]
+    assert (outcomes[expecting], len(told.each)) == (REF_MOVED, 1)
     assert repository.refs().keys() == {"refs/heads/main", "refs/b", "refs/c"}
 
 
@@ -316,7 +332,7 @@ def test_a_symbolic_ref_that_leads_elsewhere_since_it_was_announced_stays(reposi
 
     outcomes = repository.delete("refs/a", "refs/sym", announce=point_elsewhere)
 
-    assert outcomes == {Doomed("refs/a"): DELETED, Doomed("refs/sym"): CHANGED}
+    assert outcomes == {RefToDelete("refs/a"): REF_DELETED, RefToDelete("refs/sym"): REF_CHANGED}
     assert repository.refs()["refs/sym"] == "ref: refs/other"
 
 
@@ -327,7 +343,7 @@ def test_a_branch_that_became_the_default_branch_since_it_was_announced_stays(re
         "refs/heads/a", "refs/heads/b", announce=lambda _: repository.loose("HEAD", value="ref: refs/heads/b")
     )
 
-    assert outcomes == {Doomed("refs/heads/a"): DELETED, Doomed("refs/heads/b"): CHANGED}
+    assert outcomes == {RefToDelete("refs/heads/a"): REF_DELETED, RefToDelete("refs/heads/b"): REF_CHANGED}
     assert "refs/heads/b" in repository.refs()
 
 
@@ -337,11 +353,15 @@ def test_what_is_found_lost_while_git_holds_the_locks_stays_and_keeps_no_other(r
 
     def find_lost():
         locks.append({path.name for path in repository.locks()})
-        return [Doomed("refs/b")]
+        return [RefToDelete("refs/b")]
 
     outcomes = repository.delete("refs/a", "refs/b", "refs/c", find_lost=find_lost)
 
-    assert outcomes == {Doomed("refs/a"): DELETED, Doomed("refs/b"): LOST, Doomed("refs/c"): DELETED}
+    assert outcomes == {
+        RefToDelete("refs/a"): REF_DELETED,
+        RefToDelete("refs/b"): ROW_CLOSED,
+        RefToDelete("refs/c"): REF_DELETED,
+    }
     assert {"a.lock", "b.lock", "c.lock"} <= locks[0]
     assert (set(repository.refs()), repository.locks()) == ({"refs/heads/main", "refs/b"}, [])
 
@@ -363,7 +383,7 @@ def test_each_hop_to_the_default_branch_is_protected(repository):
     for name, target in zip(["HEAD", *hops], hops, strict=False):
         repository.loose(name, value=f"ref: {target}")
 
-    assert repository.delete(*hops) == dict.fromkeys(map(Doomed, hops), DEFAULT_BRANCH)
+    assert repository.delete(*hops) == dict.fromkeys(map(RefToDelete, hops), DEFAULT_BRANCH)
     assert repository.refs().keys() == {"refs/heads/main", *hops}
 
 
@@ -376,7 +396,7 @@ DAMAGES = {
 @pytest.mark.parametrize("at_once", [1, 200])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_ref_that_a_damaged_packed_refs_hides_from_git_is_not_gone(repository, damage, at_once, monkeypatch):
-    monkeypatch.setattr(git_repository, "PATTERNS", at_once)
+    monkeypatch.setattr(git_repository, "MAX_NAMES_PER_LISTING", at_once)
     names = [f"refs/a/{number}" for number in range(9)]
     repository.packed(*names)
     file = repository.path / "packed-refs"
@@ -409,12 +429,12 @@ def git_takes(name):
 @example("refs/x.lock/y")
 @example("refs/../HEAD")
 def test_git_takes_exactly_the_names_that_we_do(name):
-    assert (git_repository.refusal(name) is None) == git_takes(name)
+    assert (git_repository.why_ref_refused(name) is None) == git_takes(name)
 
 
 def test_a_name_may_be_as_long_as_the_column_and_no_longer():
-    assert git_repository.refusal("refs/".ljust(1_024, "ü")) is None
-    assert git_repository.refusal("refs/".ljust(1_025, "ü")) == "too_long"
+    assert git_repository.why_ref_refused("refs/".ljust(1_024, "ü")) is None
+    assert git_repository.why_ref_refused("refs/".ljust(1_025, "ü")) == "too_long"
 
 
 OUTSIDE = ["", "HEAD", "FETCH_HEAD", "main", "refs", "Refs/x", "/refs/x", " refs/x", "\ud800"]
@@ -422,10 +442,10 @@ OUTSIDE = ["", "HEAD", "FETCH_HEAD", "main", "refs", "Refs/x", "/refs/x", " refs
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_git_sees_no_name_outside_refs(name):
-    assert git_repository.refusal(name) == "not_under_refs"
+    assert git_repository.why_ref_refused(name) == "not_under_refs"
 
 
 @pytest.mark.parametrize("name", ["refs/heads/x\0refs/heads/main", "refs/heads/\udcff"])
 def test_git_sees_no_name_that_is_no_text_for_it(repository, name):
-    assert repository.delete(name) == {Doomed(name): Outcome("rejected", "invalid_name")}
+    assert repository.delete(name) == {RefToDelete(name): RefOutcome("rejected", "invalid_name")}
     assert repository.refs() == {"refs/heads/main": repository.one}

@@ -13,18 +13,18 @@ import pytest
 
 from forgekeeper.targets import git_command, git_repository
 from forgekeeper.targets.git_command import Git, GitError, GitTimedOut
-from forgekeeper.targets.git_refs import Doomed, delete
+from forgekeeper.targets.git_refs import RefToDelete, delete_refs
 from forgekeeper.targets.git_repository import RepositoryFailed, RepositoryMissing, open_repository
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, hurry, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, BareRepository, replace_git, shorten_lock_timeouts
 from tests.harness.thorough import whole_only
-from tests.harness.waiting import patient, wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 TWO_HOURS = 7_200
 
 
 @pytest.fixture
 def repository(root):
-    repository = Bare(root)
+    repository = BareRepository(root)
     repository.packed("refs/a", "refs/b")
     repository.loose("refs/c")
     return repository
@@ -53,7 +53,7 @@ def prepared(repository, *names):
 
 @pytest.mark.parametrize("lock", ["packed-refs.lock", "packed-refs.new"])
 def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock, monkeypatch):
-    hurry(monkeypatch)
+    shorten_lock_timeouts(monkeypatch)
     before = repository.refs()
     two_hours_ago(repository.path / lock)
 
@@ -67,11 +67,11 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock, 
 
 @whole_only
 def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
-    repository = Bare(root)
+    repository = BareRepository(root)
     names = [f"refs/mr/{number}" for number in range(300)]
     pushed = [f"refs/pushed/{number}" for number in range(20)]
     repository.packed(*names)
-    rows = [Doomed(name, repository.one) for name in names]
+    rows = [RefToDelete(name, repository.one) for name in names]
 
     def push():
         for name in [name for pair in zip(pushed, names, strict=False) for name in pair]:
@@ -104,7 +104,7 @@ CLEAN_UP = "rm packed-refs.lock refs/c.lock; exit 143"
 
 
 def hang(repository, folder, monkeypatch, *, at_term):
-    stand_in(folder / "bin", monkeypatch, HANGING.format(path=repository.path, at_term=at_term))
+    replace_git(folder / "bin", monkeypatch, HANGING.format(path=repository.path, at_term=at_term))
 
 
 @whole_only
@@ -112,7 +112,7 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term="")
 
     with pytest.raises(GitTimedOut) as caught:
-        repository.delete("refs/a", "refs/c", within=patient(2), grace=0.5)
+        repository.delete("refs/a", "refs/c", within=scale_timeout(2), grace=0.5)
 
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
@@ -120,10 +120,10 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
 
 
 def test_a_killed_git_that_does_not_go_is_left_and_is_no_mere_lack_of_time(repository, tmp_path, monkeypatch):
-    stand_in(tmp_path / "bin", monkeypatch, "exec sleep 30")
+    replace_git(tmp_path / "bin", monkeypatch, "exec sleep 30")
     # What waits for a disk that does not answer hears no signal.
     monkeypatch.setattr(os, "killpg", lambda *_: None)
-    monkeypatch.setattr(git_command, "KILLED", 0.01)
+    monkeypatch.setattr(git_command, "KILL_TIMEOUT_SECONDS", 0.01)
 
     with pytest.raises(GitError, match="has not gone") as caught:
         Git(repository.path, time.monotonic() + 1, grace=0.01).run("update-ref")
@@ -137,16 +137,16 @@ def test_a_killed_git_that_does_not_go_is_left_and_is_no_mere_lack_of_time(repos
 def test_to_find_no_lock_nothing_is_written(repository, monkeypatch):
     monkeypatch.setattr(git_repository, "TemporaryFile", lambda **_: pytest.fail("a file was made"))
 
-    assert open_repository(repository.root, repository.disk_path).age("packed-refs.lock") is None
+    assert open_repository(repository.root, repository.disk_path).read_file_age("packed-refs.lock") is None
 
 
 INTERRUPTED = """
 import signal, sys, time
 from pathlib import Path
-from forgekeeper.targets.git_refs import Doomed, delete
+from forgekeeper.targets.git_refs import RefToDelete, delete_refs
 # A shell lets what runs in the background ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic() + 60, grace=60)
+delete_refs(Path(sys.argv[1]), sys.argv[2], [RefToDelete("refs/c")], until=time.monotonic() + 60, grace=60)
 """
 
 
@@ -174,7 +174,7 @@ def test_ctrl_c_reaches_git_through_us_alone(repository, tmp_path, monkeypatch):
 
 def test_real_git_that_is_ended_while_it_waits_leaves_no_locks(repository, tmp_path, monkeypatch):
     # It waits for the lock of all refs, with one of its own in hand, for as long as it is let.
-    stand_in(
+    replace_git(
         tmp_path / "bin",
         monkeypatch,
         """
@@ -206,7 +206,7 @@ def test_real_git_that_is_ended_while_it_waits_leaves_no_locks(repository, tmp_p
     ],
 )
 def test_what_concerns_all_refs_fails_the_repository_at_once(repository, tmp_path, monkeypatch, end, message):
-    stand_in(
+    replace_git(
         tmp_path / "bin",
         monkeypatch,
         f'case "$*" in *update-ref*) echo x >> {tmp_path}/asked; {end}; esac\nexec $GIT "$@"',
@@ -219,14 +219,14 @@ def test_what_concerns_all_refs_fails_the_repository_at_once(repository, tmp_pat
 
 
 def test_a_git_that_does_not_say_it_committed_has_not(repository, tmp_path, monkeypatch):
-    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 0; esac\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 0; esac\nexec $GIT "$@"')
 
     assert repository.states("refs/a") == {"refs/a": "locked"}
 
 
 @pytest.fixture
 def outside(tmp_path):
-    outside = Bare(tmp_path / "outside")
+    outside = BareRepository(tmp_path / "outside")
     outside.loose("refs/c")
     yield outside
     assert "refs/c" in outside.refs()
@@ -260,30 +260,30 @@ def test_a_path_that_leads_elsewhere_is_not_followed(repository, outside, disk_p
     (repository.root / "file").write_text(f"gitdir: {outside.path}\n")
 
     with pytest.raises(RepositoryFailed, match="the path of the repository"):
-        delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+        delete_refs(repository.root, disk_path, [RefToDelete("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
     assert "refs/c" in repository.refs()
 
 
 def test_a_path_that_cannot_be_followed_says_why(repository):
     with pytest.raises(RepositoryFailed, match="File name too long"):
-        delete(repository.root, "x" * 5_000, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+        delete_refs(repository.root, "x" * 5_000, [RefToDelete("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
 
 @pytest.mark.parametrize("disk_path", ["never/there.git", "group/project.git/description/x", "group/none.git"])
 def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
     (repository.path / "description").touch()
     # Git would find this one, were it to look around.
-    Bare(repository.root, "group/.git").loose("refs/c")
+    BareRepository(repository.root, "group/.git").loose("refs/c")
 
     with pytest.raises(RepositoryMissing):
-        delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+        delete_refs(repository.root, disk_path, [RefToDelete("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
 
 def test_refs_are_not_gone_because_another_repository_took_the_place(repository, tmp_path, monkeypatch):
-    other = Bare(tmp_path / "other")
+    other = BareRepository(tmp_path / "other")
     deed = f"mv {repository.path} {tmp_path}/away && mv {other.path} {repository.path}"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *for-each-ref*) {deed};; esac\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *for-each-ref*) {deed};; esac\nexec $GIT "$@"')
 
     with pytest.raises(RepositoryFailed, match="place"):
         repository.delete("refs/a")

@@ -6,14 +6,14 @@ import pytest
 
 from forgekeeper.targets import git_restore
 from forgekeeper.targets.git_repository import RepositoryFailed
-from tests.harness.git_samples import ALWAYS_IN_TIME, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, replace_git
 
 NOBODY = "1" * 40
 
 
 def restore(repository, wanted, **options):
     until = time.monotonic() + ALWAYS_IN_TIME
-    return git_restore.restore(repository.root, repository.disk_path, wanted, until=until, **options)
+    return git_restore.restore_missing_refs(repository.root, repository.disk_path, wanted, until=until, **options)
 
 
 def states(repository, wanted, **options):
@@ -51,7 +51,7 @@ def test_a_ref_pushed_just_before_git_is_asked_is_left(repository, tmp_path, mon
     repository.loose("refs/a", "refs/b")
     was = deleted(repository, "refs/a", "refs/b")
     push = f"mkdir -p {repository.path}/refs; echo {repository.two} > {repository.path}/refs/a"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push};; esac; exec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push};; esac; exec $GIT "$@"')
 
     assert states(repository, was) == {"refs/a": "exists", "refs/b": "restored"}
     assert repository.refs()["refs/a"] == repository.two

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.targets import sentinel
-from forgekeeper.targets.objects import MAX_CONCURRENT_LOOKS, ObjectStore, is_normal
-from forgekeeper.targets.opening import reason
-from forgekeeper.targets.outcomes import DELETED, MISSING, ObjectOutcome, StoreUnavailable
+from forgekeeper.targets.objects import MAX_CONCURRENT_LOOKUPS, ObjectStore, is_normal
+from forgekeeper.targets.outcomes import OBJECT_DELETED, OBJECT_MISSING, ObjectOutcome, StoreUnavailable
+from forgekeeper.targets.store_urls import describe_error
 from tests.harness.clocks import JUMP_SECONDS
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import examples, whole_only
@@ -40,7 +40,7 @@ def test_thousands_of_objects_take_one_request_per_thousand(s3, objects):
     outcomes = objects(s3).delete(paths)
 
     assert s3.keys() == {"bystander"}
-    assert outcomes == dict.fromkeys(paths, DELETED)
+    assert outcomes == dict.fromkeys(paths, OBJECT_DELETED)
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (3, 0)
 
 
@@ -51,7 +51,7 @@ def test_a_failed_bulk_deletion_is_repeated_object_by_object(s3, objects):
     outcomes = objects(s3).delete(["a", "b"])
 
     assert s3.keys() == set()
-    assert outcomes == {"a": DELETED, "b": DELETED}
+    assert outcomes == {"a": OBJECT_DELETED, "b": OBJECT_DELETED}
 
 
 @pytest.mark.parametrize("kinds", [["head"], ["bulk"], ["bulk", "single"]])
@@ -62,12 +62,12 @@ def test_a_store_that_is_busy_for_a_moment_is_asked_again(s3, objects, kinds):
     outcomes = objects(s3).delete(["a", "b"])
 
     assert s3.keys() == set()
-    assert outcomes == {"a": DELETED, "b": DELETED}
+    assert outcomes == {"a": OBJECT_DELETED, "b": OBJECT_DELETED}
 
 
 @pytest.mark.parametrize(
     "content",
-    [sentinel.text("d15c0"), sentinel.TEXT, b"", b"installation:\n"],
+    [sentinel.build_content("d15c0"), sentinel.SENTINEL_TEXT, b"", b"installation:\n"],
     ids=["another's", "old", "empty", "no id"],
 )
 def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, content):
@@ -77,11 +77,11 @@ def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, c
     with pytest.raises(StoreUnavailable, match="installation") as caught:
         objects(store).delete(["a", "b"])
 
-    assert (caught.value.known, store.keys()) == ({}, {"a", "b"})
+    assert (caught.value.confirmed, store.keys()) == ({}, {"a", "b"})
 
 
 @whole_only
-@pytest.mark.parametrize("content", [None, sentinel.text("d15c0")], ids=["no sentinel", "another's"])
+@pytest.mark.parametrize("content", [None, sentinel.build_content("d15c0")], ids=["no sentinel", "another's"])
 def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objects, content):
     paths = numbered(2_500)
     s3.put(*paths[::50])
@@ -90,7 +90,7 @@ def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objec
     error = unavailable(objects(s3), paths)
 
     # What the second request said is not believed, and there was no third.
-    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
+    assert error.confirmed == dict.fromkeys(paths[:1_000], OBJECT_DELETED)
     assert s3.keys() == set(paths[2_000::50])
 
 
@@ -100,7 +100,7 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects, jump):
 
     outcomes = objects(s3).delete(paths, until=time.monotonic() + JUMP_SECONDS / 2)
 
-    assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
+    assert outcomes == dict.fromkeys(paths[:1_000], OBJECT_DELETED)
 
 
 @pytest.mark.parametrize("in_bulk", [False, True])
@@ -161,7 +161,7 @@ def test_whatever_is_normal_means_one_object_alone(store, objects, path):
 
     outcomes = objects(store).delete([path])
 
-    assert outcomes == {path: DELETED}
+    assert outcomes == {path: OBJECT_DELETED}
     assert store.keys() == {twin}
     objects(store).delete([twin])
     store.remove_folders()
@@ -218,7 +218,9 @@ def test_a_prefix_keeps_to_itself(s3):
 
 
 def test_a_reason_leaves_out_what_an_address_carries_behind_its_question_mark():
-    said = reason(ValueError("Error performing DELETE https://host/c/b?sv=1&sig=hush in 3.1ms - denied\nDebug source"))
+    said = describe_error(
+        ValueError("Error performing DELETE https://host/c/b?sv=1&sig=hush in 3.1ms - denied\nDebug source")
+    )
 
     assert said == "Error performing DELETE https://host/c/b - denied"
 
@@ -253,7 +255,7 @@ from forgekeeper.targets.sentinel import Store
 store = Store("artifacts", sys.argv[1])
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 1_500_000, resource.RLIM_INFINITY))
-store.sentinel()
+store.read_owner()
 """
 
 
@@ -270,7 +272,7 @@ def test_missing_objects_keep_no_other(folder, objects):
     outcomes = objects(folder).delete(paths)
 
     assert folder.keys() == {"bystander"}
-    assert outcomes == dict.fromkeys(paths[::2], MISSING) | dict.fromkeys(paths[1::2], DELETED)
+    assert outcomes == dict.fromkeys(paths[::2], OBJECT_MISSING) | dict.fromkeys(paths[1::2], OBJECT_DELETED)
 
 
 @whole_only
@@ -290,8 +292,8 @@ def test_nothing_is_missing_after_the_root_goes_in_the_middle(folder, objects, m
         objects(folder).delete(paths)
     folder.root = elsewhere
 
-    assert caught.value.known.items() <= dict.fromkeys(set(paths) - folder.keys(), DELETED).items()
-    assert len(caught.value.known) >= 1_000
+    assert caught.value.confirmed.items() <= dict.fromkeys(set(paths) - folder.keys(), OBJECT_DELETED).items()
+    assert len(caught.value.confirmed) >= 1_000
 
 
 @pytest.mark.parametrize("name", ["outside", "the root-old"])
@@ -331,7 +333,7 @@ def test_an_object_that_is_a_link_goes_without_what_it_leads_to(folder, objects,
 @pytest.fixture
 def silent(folder):
     """Return a folder that does not answer who wants to read its sentinel."""
-    fifo = folder.root / sentinel.NAME
+    fifo = folder.root / sentinel.SENTINEL_NAME
     fifo.unlink()
     os.mkfifo(fifo)
     yield folder
@@ -346,10 +348,10 @@ def test_a_folder_that_does_not_answer_has_failed_once_the_time_for_a_request_is
 
 
 def test_whose_a_folder_is_that_does_not_answer_cannot_be_read(silent, monkeypatch):
-    monkeypatch.setattr(sentinel, "TIMEOUT", timedelta(seconds=0.1))
+    monkeypatch.setattr(sentinel, "PLACE_TIMEOUT", timedelta(seconds=0.1))
 
-    with pytest.raises(sentinel.Unreadable, match="TimeoutError"):
-        sentinel.Store("artifacts", silent.url).sentinel()
+    with pytest.raises(sentinel.PlaceUnreadable, match="TimeoutError"):
+        sentinel.Store("artifacts", silent.url).read_owner()
 
 
 def test_a_process_that_has_no_thread_as_it_first_asks_a_store_ends_itself(folder):
@@ -368,15 +370,15 @@ def test_a_forked_child_is_told_instead_of_left_hanging(folder):
 
 @whole_only
 def test_objects_that_are_there_are_told_from_those_that_are_not(store, objects):
-    paths = [f"a/{number}" for number in range(2 * MAX_CONCURRENT_LOOKS + 1)]
+    paths = [f"a/{number}" for number in range(2 * MAX_CONCURRENT_LOOKUPS + 1)]
     store.put(*paths[::2])
 
-    assert objects(store).present(paths) == {path: number % 2 == 0 for number, path in enumerate(paths)}
+    assert objects(store).check_present(paths) == {path: number % 2 == 0 for number, path in enumerate(paths)}
 
 
-@pytest.mark.parametrize("content", [None, sentinel.text("d15c0")], ids=["no sentinel", "another's"])
+@pytest.mark.parametrize("content", [None, sentinel.build_content("d15c0")], ids=["no sentinel", "another's"])
 def test_without_our_sentinel_nothing_is_believed_to_be_gone(store, objects, content):
     store.remove_sentinel() if content is None else store.write_sentinel(content)
 
     with pytest.raises(StoreUnavailable):
-        objects(store).present(["a"])
+        objects(store).check_present(["a"])

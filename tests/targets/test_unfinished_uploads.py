@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.targets import sentinel, unfinished_uploads
-from forgekeeper.targets.outcomes import DELETED, StoreUnavailable
+from forgekeeper.targets.outcomes import OBJECT_DELETED, StoreUnavailable
 from tests.harness.installation import INSTALLATION
 from tests.harness.thorough import whole_only
 
@@ -24,7 +24,9 @@ def store(s3, request):
 
 
 def delete(opened, *paths, before=NOW):
-    assert opened.delete(paths, uploads_begun_before=dict.fromkeys(paths, before)) == dict.fromkeys(paths, DELETED)
+    assert opened.delete(paths, uploads_begun_before=dict.fromkeys(paths, before)) == dict.fromkeys(
+        paths, OBJECT_DELETED
+    )
 
 
 @whole_only
@@ -68,7 +70,7 @@ def test_of_more_uploads_than_are_listed_those_of_each_path_are_asked_for(s3, ob
     others = {(path, s3.begin_upload(path)) for path in ("a", "b", "z")}
     s3.begin_upload("c")
     s3.proxy.uploads_per_page = 1
-    monkeypatch.setattr(unfinished_uploads, "MAX_PAGES", 2)
+    monkeypatch.setattr(unfinished_uploads, "MAX_LISTING_PAGES", 2)
 
     delete(objects(s3), "c")
 

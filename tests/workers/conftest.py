@@ -6,7 +6,7 @@ from tests.harness.clocks import jump  # noqa: F401
 from tests.harness.installation import INSTALLATION
 from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small  # noqa: F401
 from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store  # noqa: F401
-from tests.harness.thorough import WHOLE
+from tests.harness.thorough import RUNS_WHOLE_SUITE
 
 FIVE = {
     *("user_status_cleanup", "expired_job_artifacts", "git_ref_children", "git_ref_fan_out", "stale_imports"),
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc):
     """Let tests of the five documents run on the example forge's tables, and on views of GitLab's."""
     if metafunc.module.__name__.rpartition(".test_")[2] in FIVE:
         name = metafunc.function.__name__
-        views = ["views"] if name in ALWAYS or (WHOLE and name not in OF_TABLES) else []
+        views = ["views"] if name in ALWAYS or (RUNS_WHOLE_SUITE and name not in OF_TABLES) else []
         metafunc.parametrize("forge", ["tables", *views], indirect=True)
 
 
@@ -60,6 +60,6 @@ def elsewhere(tmp_path):
 @pytest.fixture(autouse=True)
 def restarted():
     """Every test is a process that has just started: it has opened no store."""
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     yield
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.delivery.queues import depth
-from forgekeeper.engine.previewing import preview
+from forgekeeper.delivery.queues import count_messages
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.guards import preconditions
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
@@ -26,13 +26,13 @@ from tests.harness.artifacts import (
     rows,
     run,
     turn_on,
-    without,
+    without_table,
 )
 from tests.harness.clocks import Crash, clock, crash
-from tests.harness.performing import as_child, recorded
+from tests.harness.performing import run_as_worker, run_child_as_worker
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples, whole_only
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import BATCH_SIZE, MAX_RUNTIME, delete_artifact_bucket
 
@@ -52,13 +52,13 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def all_free(number=BUCKETS):
-    return buckets.available(client) == list(range(number)) and buckets.held(client) == []
+    return buckets.list_available(client) == list(range(number)) and buckets.list_occupied(client) == []
 
 
 @pytest.fixture
 def parent(settings):
     """Run the parent as a worker does; return the row of its run."""
-    return lambda: recorded(expired_job_artifacts.expired_job_artifacts, settings)
+    return lambda: run_as_worker(expired_job_artifacts.expired_job_artifacts, settings)
 
 
 # How a child ends, and what becomes of its bucket
@@ -104,8 +104,8 @@ def test_a_child_whose_bucket_was_scaled_away_ends_at_its_next_safe_point():
     outcome = run(safe_point=turn_on)
 
     assert (outcome.bucket, outcome.destroyed, outcome.stopped) == (5, BATCH_SIZE, "scale_down")
-    assert buckets.available(client) == []
-    assert {held.token for held in buckets.held(client)} == {bucket.token for bucket in others}
+    assert buckets.list_available(client) == []
+    assert {held.token for held in buckets.list_occupied(client)} == {bucket.token for bucket in others}
 
 
 def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
@@ -120,7 +120,7 @@ def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
     outcome = run(safe_point=inherit)
 
     assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "bucket_lost")
-    assert {held.token for held in buckets.held(client)} == {heir.token for heir in heirs}
+    assert {held.token for held in buckets.list_occupied(client)} == {heir.token for heir in heirs}
 
 
 def test_the_children_after_a_crash_end_as_if_there_had_been_none():
@@ -144,7 +144,7 @@ def test_a_child_whose_worker_was_killed_destroys_what_is_in_its_bucket_though_n
     keys = [f"delete_artifact_bucket:{number}" for number in range(BUCKETS)]
     before = [buckets.claim(client, BUCKETS, child=key) for key in keys]
 
-    child = as_child(expired_job_artifacts.delete_artifact_bucket, settings, message_id=keys[0])
+    child = run_child_as_worker(expired_job_artifacts.delete_artifact_bucket, settings, message_id=keys[0])
 
     assert (child.outcome.bucket, child.outcome.destroyed, ids()) == (before[0].number, 3, set())
     assert [buckets.renew(client, bucket) for bucket in before] == ["bucket_lost", None, None, None, None]
@@ -156,7 +156,7 @@ def test_the_parent_starts_children_until_there_are_as_many_as_buckets(parent):
     row, later = parent(), parent()
 
     assert tuple(row.result[name] for name in COUNTS) == (10, 10, 0, 0, 0, 10)
-    assert (later.result["children_enqueued"], depth(client, "artifacts")["ready"]) == (0, 10)
+    assert (later.result["children_enqueued"], count_messages(client, "artifacts")["ready"]) == (0, 10)
 
 
 def test_the_parent_starts_children_that_died_with_their_buckets(parent):
@@ -174,13 +174,13 @@ def test_the_parent_does_nothing_while_the_flag_is_off(parent):
     row = parent()
 
     assert (row.state, row.result["skipped"], row.result["children_enqueued"]) == ("succeeded", "flag_off", 0)
-    assert (client.exists(buckets.available_key), depth(client, "artifacts")["ready"]) == (0, 0)
+    assert (client.exists(buckets.available_key), count_messages(client, "artifacts")["ready"]) == (0, 0)
 
 
 def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
     turn_on()
 
-    with without("feature_flags"), capture_logs() as lines:
+    with without_table("feature_flags"), capture_logs() as lines:
         row = parent()
 
     assert (row.state, row.reason, row.result["children_enqueued"]) == ("blocked", "flag_unreadable", 0)
@@ -211,7 +211,7 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips():
         children = [pool.submit(child) for _ in range(MANY_BUCKETS)]
         try:
             for each in children:
-                each.result(patient(PATIENCE))
+                each.result(scale_timeout(PATIENCE))
         finally:
             ended.set()
         flipping.result()
@@ -259,7 +259,7 @@ def test_an_outbox_of_the_forge_that_does_not_fit_blocks_the_batch_only_if_objec
         found = {}
         for whose in ("ours", "theirs"):
             monkeypatch.setattr(client, "settings", settings_with(objects=whose))
-            unfit = preconditions.unfit(expired_job_artifacts.expired_job_artifacts)
+            unfit = preconditions.find_relation_faults(expired_job_artifacts.expired_job_artifacts)
             found[whose] = [said.split(":")[0] for said in unfit]
         transaction.rollback()
 
@@ -313,7 +313,7 @@ def test_preview_and_backlog_count_what_goes_by_its_job(settings, monkeypatch):
     asked = settings_with(unknown_locks="resolve")
     monkeypatch.setattr(client, "settings", asked)
 
-    found = preview(expired_job_artifacts.expired_job_artifacts, asked, sample=10)
+    found = preview_batch(expired_job_artifacts.expired_job_artifacts, asked, sample=10)
 
     assert found.due == len(going)
     assert found.parts[0].kept == {"trace": 1, "locked": 1, "unknown": 3}
@@ -323,7 +323,7 @@ def test_preview_and_backlog_count_what_goes_by_its_job(settings, monkeypatch):
 def test_without_the_forges_rule_nothing_is_resolved_and_the_batch_is_blocked(settings):
     turn_on()
 
-    row = recorded(expired_job_artifacts.expired_job_artifacts, settings_with(unknown_locks="resolve"))
+    row = run_as_worker(expired_job_artifacts.expired_job_artifacts, settings_with(unknown_locks="resolve"))
 
     assert (row.state, row.result["skipped"]) == ("blocked", "schema")
     assert "the forge has no relation ci_job_locks" in row.result["blocked"]

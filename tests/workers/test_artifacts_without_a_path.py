@@ -3,7 +3,7 @@
 import pytest
 
 from forgekeeper.platform.database import now
-from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.sources.outbox import DeletedObject, split_path
 from models import JobArtifact
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -35,7 +35,7 @@ def view(database):
 def delete(folder, *paths):
     """Put objects at the paths into the store and into the outbox, and delete them."""
     folder.put(*paths)
-    due = [dict(zip(("store_dir", "file"), parted(path), strict=True)) | {"pick_up_at": now()} for path in paths]
+    due = [dict(zip(("store_dir", "file"), split_path(path), strict=True)) | {"pick_up_at": now()} for path in paths]
     DeletedObject.insert_many(due).execute()
     return perform(delete_objects, settings=settings_with(object_stores={"artifacts": folder.url}))
 

@@ -8,10 +8,10 @@ import pytest
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
-from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.sources.outbox import DeletedObject, split_path
 from forgekeeper.targets.git_repository import RepositoryFailed
-from tests.harness.audited import gone, interrupted_at, lines, unclosed
-from tests.harness.git_samples import stand_in
+from tests.harness.audited import count_open_intents, interrupted_at, list_audit_lines, list_audited_deletions
+from tests.harness.git_samples import replace_git
 from tests.harness.performing import perform
 from tests.harness.ref_deletions import row
 from tests.harness.settings import settings_with
@@ -43,7 +43,7 @@ def record(store, *paths, project=7):
     """Leave objects behind whose artifacts are gone; return the ids of their rows."""
     store.put(*paths)
     due = now() - HOUR
-    parts = [parted(path) for path in paths]
+    parts = [split_path(path) for path in paths]
     return [
         DeletedObject.create(project_id=project, store_dir=folder, file=file, pick_up_at=due, created_at=due).id
         for folder, file in parts
@@ -72,7 +72,7 @@ def test_each_deleted_object_has_its_line(run, store):
 
     run(delete_objects)
 
-    found = sorted(lines(OBJECT), key=lambda line: line["id"])
+    found = sorted(list_audit_lines(OBJECT), key=lambda line: line["id"])
     assert [(line["id"], line["path"], line["project_id"], line["state"]) for line in found] == [
         (numbers[0], "a/b/c", 7, "deleted"),
         (numbers[1], "d", 7, "deleted"),
@@ -85,8 +85,8 @@ def test_it_is_said_before_the_object_goes(run, store):
     with interrupted_at("delete_objects.deleted"):
         run(delete_objects)
 
-    assert [line["path"] for line in lines(OBJECT, "intent")] == ["a"]
-    assert lines(OBJECT) == []
+    assert [line["path"] for line in list_audit_lines(OBJECT, "intent")] == ["a"]
+    assert list_audit_lines(OBJECT) == []
 
 
 def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
@@ -107,9 +107,9 @@ def test_each_stale_upload_has_its_line(run, store):
 
     run(stale_direct_uploads)
 
-    assert gone(UPLOAD, "path") == {"a/b", "c"}
-    assert {(line["location"], line["state"]) for line in lines(UPLOAD)} == {(HERE, "deleted")}
-    due = {datetime.fromisoformat(line["due"]).timestamp() for line in lines(UPLOAD)}
+    assert list_audited_deletions(UPLOAD, "path") == {"a/b", "c"}
+    assert {(line["location"], line["state"]) for line in list_audit_lines(UPLOAD)} == {(HERE, "deleted")}
+    due = {datetime.fromisoformat(line["due"]).timestamp() for line in list_audit_lines(UPLOAD)}
     assert due == {began + timedelta(hours=3).total_seconds()}
 
 
@@ -141,8 +141,8 @@ def test_what_a_crash_left_open_the_next_run_closes(run, store, kind, step):
     claims_run_out()
     run(batch)
 
-    said = [line["path"] for line in lines(kind) if line["state"] == "deleted"]
-    assert (sorted(said), unclosed()) == (["a", "b"], 0)
+    said = [line["path"] for line in list_audit_lines(kind) if line["state"] == "deleted"]
+    assert (sorted(said), count_open_intents()) == (["a", "b"], 0)
 
 
 # Refs
@@ -152,7 +152,7 @@ REF = "git_ref_deletion"
 
 def deleted():
     """The refs of which it is said that they were deleted."""
-    return [line["ref"] for line in lines(REF) if line["state"] == "deleted"]
+    return [line["ref"] for line in list_audit_lines(REF) if line["state"] == "deleted"]
 
 
 def test_each_deleted_ref_has_its_line(clean, repository):
@@ -163,7 +163,7 @@ def test_each_deleted_ref_has_its_line(clean, repository):
     clean()
 
     facts = {"project_id": 7, "due": since.isoformat(), "state": "deleted"}
-    assert lines(REF) == [
+    assert list_audit_lines(REF) == [
         facts | {"id": numbers[0], "ref": "refs/mr/1", "oid": repository.one},
         facts | {"id": numbers[1], "ref": "refs/mr/2", "oid": repository.two},
     ]
@@ -178,7 +178,7 @@ def test_what_a_crash_left_open_the_next_child_closes(clean, repository, step):
     clean()
 
     assert deleted() == ["refs/mr/1"]
-    assert unclosed() == 0
+    assert count_open_intents() == 0
 
 
 def test_of_refs_that_a_crash_left_it_is_said_that_they_were_kept_and_one_pushed_to_since_stays(
@@ -187,7 +187,7 @@ def test_of_refs_that_a_crash_left_it_is_said_that_they_were_kept_and_one_pushed
     row("refs/mr/1")
     row("refs/mr/2")
     with monkeypatch.context() as patched:
-        stand_in(tmp_path / "bin", patched, 'case "$*" in *update-ref*) kill -9 $$;; esac; exec $GIT "$@"')
+        replace_git(tmp_path / "bin", patched, 'case "$*" in *update-ref*) kill -9 $$;; esac; exec $GIT "$@"')
         with pytest.raises(RepositoryFailed):
             clean()
     (repository.path / "refs/mr").mkdir()
@@ -195,23 +195,25 @@ def test_of_refs_that_a_crash_left_it_is_said_that_they_were_kept_and_one_pushed
 
     clean()
 
-    states = [(line["ref"], line["oid"], line["state"]) for line in lines(REF)]
+    states = [(line["ref"], line["oid"], line["state"]) for line in list_audit_lines(REF)]
     assert states == [
         ("refs/mr/1", repository.one, "kept"),
         ("refs/mr/2", repository.one, "moved"),
         ("refs/mr/1", repository.one, "deleted"),
     ]
-    assert (unclosed(), repository.refs()["refs/mr/2"]) == (0, repository.two)
+    assert (count_open_intents(), repository.refs()["refs/mr/2"]) == (0, repository.two)
 
 
 def test_a_ref_pushed_to_after_it_was_told_stays_and_its_line_says_so(clean, repository, tmp_path, monkeypatch):
     row("refs/mr/1")
     push = f"mkdir -p {repository.path}/refs/mr; [ -e $0.done ] || echo {repository.two} > {repository.path}/refs/mr/1"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push}; touch $0.done;; esac; exec $GIT "$@"')
+    replace_git(
+        tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push}; touch $0.done;; esac; exec $GIT "$@"'
+    )
 
     clean()
 
-    assert [(line["oid"], line["state"]) for line in lines(REF)] == [(repository.one, "locked")]
+    assert [(line["oid"], line["state"]) for line in list_audit_lines(REF)] == [(repository.one, "locked")]
     assert repository.refs()["refs/mr/1"] == repository.two
 
 
@@ -223,4 +225,4 @@ def test_a_row_that_cannot_be_closed_keeps_its_ref_s_line(clean, repository):
         clean()
 
     assert sorted(deleted()) == ["refs/mr/1", "refs/mr/2"]
-    assert unclosed() == 0
+    assert count_open_intents() == 0

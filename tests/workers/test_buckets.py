@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forgekeeper.sources.buckets import Bucket
 from tests.harness.artifacts import buckets
-from tests.harness.thorough import sequences, whole_only
+from tests.harness.thorough import machine_settings, whole_only
 
 MINUTE = timedelta(minutes=1)
 AVAILABLE, OCCUPIED, OWNERS = buckets.keys[:3]
@@ -56,7 +56,7 @@ def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stal
     counts = buckets.tidy(client, 5)
 
     assert counts["stale_count"] == stale_count
-    assert (bucket.number in buckets.available(client)) == bool(stale_count)
+    assert (bucket.number in buckets.list_available(client)) == bool(stale_count)
 
 
 def test_a_connection_that_is_lost_once_ends_no_owner_and_keeps_no_bucket(client):
@@ -77,18 +77,18 @@ def test_an_owner_who_died_before_the_clock_was_set_back_is_not_waited_for_longe
 
     buckets.tidy(client, 5)
 
-    assert bucket.number in buckets.available(client)
+    assert bucket.number in buckets.list_available(client)
 
 
 def test_a_bucket_occupied_without_a_token_has_its_ten_minutes_too(client):
     client.zadd(OCCUPIED, {3: time.time()})
 
     buckets.tidy(client, 5)
-    during = buckets.available(client)
+    during = buckets.list_available(client)
     pass_time(client, 11 * MINUTE)
     buckets.tidy(client, 5)
 
-    assert (during, buckets.available(client)) == ([0, 1, 2, 4], [0, 1, 2, 3, 4])
+    assert (during, buckets.list_available(client)) == ([0, 1, 2, 4], [0, 1, 2, 3, 4])
 
 
 def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
@@ -132,9 +132,9 @@ class Buckets(RuleBasedStateMachine):
 
     @rule(child=st.sampled_from([None, "child:1", "child:1 0"]))
     def claim(self, child):
-        held = {one.number: one.token for one in buckets.held(self.client) if one.number < self.limit}
+        held = {one.number: one.token for one in buckets.list_occupied(self.client) if one.number < self.limit}
         mine = [number for number, token in held.items() if child and token[:-32] == f"{child} "]
-        free = [number for number in buckets.available(self.client) if number < self.limit]
+        free = [number for number in buckets.list_available(self.client) if number < self.limit]
         bucket = buckets.claim(self.client, self.limit, child=child)
         assert (bucket is None) == (not mine and not free)
         if bucket:
@@ -169,7 +169,7 @@ class Buckets(RuleBasedStateMachine):
     def tidy(self):
         buckets.tidy(self.client, self.limit)
         self.tidied = self.limit
-        numbers = {*buckets.available(self.client)} | {one.number for one in buckets.held(self.client)}
+        numbers = {*buckets.list_available(self.client)} | {one.number for one in buckets.list_occupied(self.client)}
         assert {number for number in numbers if number < self.limit} == set(range(self.limit))
 
     @rule()
@@ -202,7 +202,10 @@ class Buckets(RuleBasedStateMachine):
             self.silent = {}
             self.wait(12)
             self.tidy()
-            assert (buckets.available(self.client), buckets.held(self.client)) == ([*range(self.limit)], [])
+            assert (buckets.list_available(self.client), buckets.list_occupied(self.client)) == (
+                [*range(self.limit)],
+                [],
+            )
 
 
 @whole_only
@@ -210,4 +213,4 @@ def test_no_sequence_of_events_loses_a_bucket_or_gives_it_two_owners(client, mon
     # One that has a connection of its own asks no pool for each command.
     monkeypatch.setattr(Buckets, "client", client.client())
 
-    run_state_machine_as_test(Buckets, settings=sequences(2000, steps=25))
+    run_state_machine_as_test(Buckets, settings=machine_settings(2000, steps=25))

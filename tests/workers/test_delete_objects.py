@@ -7,21 +7,21 @@ from threading import Barrier
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.api.answers import answers_of
+from forgekeeper.api.answers import ask_for_answers
 from forgekeeper.guards.brakes import Deadline
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.database.queries import Page
+from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.queue import QueueTable
 from forgekeeper.targets import sentinel
-from forgekeeper.targets.outcomes import OUTSIDE, StoreUnavailable
+from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON, StoreUnavailable
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import numbered
+from tests.harness.stale_uploads import number_paths
 from tests.harness.stores import Folder
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
@@ -76,7 +76,7 @@ def test_outside_the_folders_an_object_of_the_outbox_stays_and_its_row_waits(sto
         outcome = run(store.url, object_prefixes={DeletedObject.location: ("@final",)})
 
     assert (outcome.deleted, outcome.failed, store.keys()) == (1, 2, {"@final2/a", "b"})
-    assert [(line["objects"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
+    assert [(line["objects"], line["reason"]) for line in logs] == [(2, OUTSIDE_PREFIXES_REASON)]
 
 
 def outbox():
@@ -183,12 +183,12 @@ def test_an_object_that_a_live_artifact_names_by_way_of_the_other_location_stays
 @pytest.fixture
 def queue():
     """The outbox as the batch claims from it."""
-    (answer,) = answers_of("delete_objects", delete_objects.delete_objects.work.args[0], now())
+    (answer,) = ask_for_answers("delete_objects", delete_objects.delete_objects.work.args[0], now())
     return QueueTable(answer, "delete_objects")
 
 
 def claim(queue, limit):
-    return queue.claim(now(), Page(limit), locations=["artifacts"], visibility=VISIBILITY)
+    return queue.claim(now(), KeyPage(limit), locations=["artifacts"], visibility=VISIBILITY)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_after_ten_attempts_an_object_is_dead(s3, queue):
     with capture_logs() as logs:
         outcome = run(s3.url)
 
-    assert (outcome.failed, [row.path for row in queue.given_up()]) == (1, ["bad"])
+    assert (outcome.failed, [row.path for row in queue.select_given_up()]) == (1, ["bad"])
     assert [line["objects"] for line in logs if line["event"] == "objects given up"] == [1]
 
 
@@ -233,7 +233,7 @@ def test_a_store_without_its_sentinel_loses_nothing(store):
 
 
 def test_a_disk_that_vanishes_in_the_middle_takes_no_row_with_it(folder):
-    deleted_artifact(folder, *numbered(CHUNK + 1))
+    deleted_artifact(folder, *number_paths(CHUNK + 1))
     gone = folder.root.with_name("unmounted")
 
     outcome = stop(
@@ -261,7 +261,7 @@ def test_without_a_store_nothing_is_claimed():
 
 
 def test_two_at_once_delete_every_object_once(folder):
-    deleted_artifact(folder, *numbered(3 * CHUNK))
+    deleted_artifact(folder, *number_paths(3 * CHUNK))
     together = Barrier(2)
 
     def run_with_the_other():
@@ -279,14 +279,14 @@ def test_two_at_once_delete_every_object_once(folder):
 
 
 def test_objects_that_another_session_locks_for_a_moment_stay_in_the_claim(other, queue):
-    record(*numbered(3))
+    record(*number_paths(3))
     claimed = claim(queue, 3)
     other.execute("select from deleted_objects where id = 2 for update")
 
     def lock_claimed():
         with database.connection_context():
             wait_for_locks()
-            return queue.lock_ours(claimed)
+            return queue.lock_still_claimed(claimed)
 
     with ThreadPoolExecutor(1) as pool:
         locking = pool.submit(lock_claimed)
@@ -298,7 +298,7 @@ def test_objects_that_another_session_locks_for_a_moment_stay_in_the_claim(other
 
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
-    record(*numbered(CHUNK + 1))
+    record(*number_paths(CHUNK + 1))
     clock = StandingClock(MAX_RUNTIME)
 
     outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.go_on))

@@ -4,14 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.engine.previewing import preview
+from forgekeeper.engine.previewing import preview_batch
 from forgekeeper.platform.database import now
 from forgekeeper.sources.outbox import DeletedObject
 from models import JobArtifact
 from tests.harness.artifacts import artifact, ids, run, turn_on
 from tests.harness.excluding import exclude, relation
 from tests.harness.performing import perform
-from tests.harness.ref_deletions import on_their_way, projects
+from tests.harness.ref_deletions import list_enqueued_projects, projects
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, complete, register
 from tests.harness.stale_uploads import run as run_uploads
@@ -30,7 +30,7 @@ def test_an_excluded_project_gets_no_child(parent):
 
     result = parent().result
 
-    assert (result["total_projects"], on_their_way()) == (3, [1, 3, 4])
+    assert (result["total_projects"], list_enqueued_projects()) == (3, [1, 3, 4])
 
 
 def test_objects_of_an_excluded_project_wait_in_the_outbox_as_they_are(folder):
@@ -44,7 +44,7 @@ def test_objects_of_an_excluded_project_wait_in_the_outbox_as_they_are(folder):
 
     (waiting,) = DeletedObject.select()
     assert (outcome.deleted, outcome.remaining, waiting.pick_up_at) == (1, 0, instant)
-    assert delete_objects.due(now()).records == 0
+    assert delete_objects.sum_backlogs(now()).records == 0
     exclusion.delete_instance()
     assert perform(delete_objects, settings=settings).deleted == 1
 
@@ -68,7 +68,7 @@ def test_artifacts_of_a_project_stay_while_its_statistics_are_recounted(state):
     )
 
     with refreshes:
-        shown = preview(expired_job_artifacts, settings_with())
+        shown = preview_batch(expired_job_artifacts, settings_with())
         for _ in range(5):
             run()
         (part,), backlog = shown.parts, delete_artifact_bucket.backlogs["expired_artifact"](now())

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.engine.total_locks import TURNS
+from forgekeeper.engine.total_locks import TOTALS_LOCK_CLASS
 from forgekeeper.platform.database import database, now
-from forgekeeper.platform.database.queries import IN_ORDER, START
-from models import CLASSES, ProjectStatistics
+from forgekeeper.platform.database.queries import START_POSITION, WALK_IN_ORDER
+from models import CLASS_COUNT, ProjectStatistics
 from tests.harness.artifacts import (
     NO_GRACE,
     NOON,
@@ -16,7 +16,7 @@ from tests.harness.artifacts import (
     destroy_chunk,
     due_artifacts,
     ids,
-    nodes,
+    list_plan_nodes,
     outbox,
     run,
     statistics,
@@ -36,7 +36,7 @@ KEEPING = ["expire_at = null", "locked = 1", "expire_at = now() + interval '1 da
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def destroy(number=0, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE):
+def destroy(number=0, *, after=START_POSITION, limit=BATCH_SIZE, grace=NO_GRACE):
     return destroy_chunk(number, NOON, after=after, limit=limit, grace=grace)
 
 
@@ -44,10 +44,10 @@ def rows_read(after):
     """Destroy a batch and undo it; return how many artifacts each of its scans came across, dead ones aside."""
     statement, values = chunk_statement(0, now())
     with database.atomic() as transaction:
-        explained = f"{IN_ORDER} explain (analyze, format json) {statement}"
+        explained = f"{WALK_IN_ORDER} explain (analyze, format json) {statement}"
         ((plans,),) = database.execute_sql(explained, values | after._asdict()).fetchall()
         transaction.rollback()
-    scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
+    scans = [node for node in list_plan_nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
     kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
     return [sum(int(scan.get(kind, 0)) for kind in kinds) for scan in scans if "Scan" in scan["Node Type"]]
 
@@ -74,7 +74,7 @@ def test_a_locked_an_unknown_a_trace_and_an_unexpired_artifact_are_never_destroy
 @pytest.mark.parametrize("modulus", [BUCKETS, MANY_BUCKETS])
 def test_the_buckets_are_disjoint_and_leave_nothing_out(modulus):
     turn_on(high_concurrency=modulus == MANY_BUCKETS)
-    class_of = {artifact(number=number, project=4, path=f"a/{number}"): number for number in range(CLASSES)}
+    class_of = {artifact(number=number, project=4, path=f"a/{number}"): number for number in range(CLASS_COUNT)}
     destroyed = {}
     for _ in range(modulus):
         before = ids()
@@ -82,7 +82,7 @@ def test_the_buckets_are_disjoint_and_leave_nothing_out(modulus):
         destroyed[outcome.bucket] = {class_of[gone] for gone in before - ids()}
 
     assert destroyed == {
-        bucket: {number for number in range(CLASSES) if number % modulus == bucket} for bucket in range(modulus)
+        bucket: {number for number in range(CLASS_COUNT) if number % modulus == bucket} for bucket in range(modulus)
     }
 
 
@@ -113,7 +113,7 @@ def test_statistics_that_change_meanwhile_lose_nothing_else(other):
     ProjectStatistics.create(project_id=1, build_artifacts_size=100)
     artifact(size=10)
     # As another child does: ours waits for its turn, with what it has seen of the statistics until then.
-    other.execute("select pg_advisory_xact_lock(%s, hashint8(1))", (TURNS,))
+    other.execute("select pg_advisory_xact_lock(%s, hashint8(1))", (TOTALS_LOCK_CLASS,))
     other.execute("update project_statistics set build_artifacts_size = build_artifacts_size + 1000")
 
     def destroy_in_a_thread():
@@ -191,7 +191,7 @@ def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known)
         database.execute_sql("analyze ci_job_artifacts")
     due_artifacts(DUE, first=DUE + 1, step=1)
 
-    first = rows_read(START)
+    first = rows_read(START_POSITION)
     reached = destroy_chunk(0, now()).reached
 
     assert (first, rows_read(reached)) == ([BATCH_SIZE, BATCH_SIZE], [BATCH_SIZE, BATCH_SIZE])

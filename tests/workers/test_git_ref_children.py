@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import LeaseLost, break_lease, lease, leases
+from forgekeeper.platform.coordination.leases import LeaseLost, break_lease, hold_lease, list_leases
 from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Crash, clock, crash
-from tests.harness.git_samples import Bare, stand_in
-from tests.harness.ref_deletions import PROJECT, ProjectOutcome, counted, lock, pending, row, rows, statuses
+from tests.harness.git_samples import BareRepository, replace_git
+from tests.harness.ref_deletions import PROJECT, ProjectOutcome, count_git_commands, lock, pending, row, rows, statuses
 from tests.harness.tables import before_each
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -30,7 +30,7 @@ def test_a_child_deletes_the_refs_and_marks_the_rows_processed(child, repository
 
     done = child()
 
-    assert (done.outcome, done.more) == (ProjectOutcome(2, 0, "drained"), False)
+    assert (done.outcome, done.has_more_work) == (ProjectOutcome(2, 0, "drained"), False)
     assert {name for name in repository.refs() if name.startswith("refs/mr/")} == {
         "refs/mr/2",
         "refs/mr/4",
@@ -42,7 +42,7 @@ def test_a_child_deletes_the_refs_and_marks_the_rows_processed(child, repository
 
 
 def test_a_child_touches_no_other_project(child, root, repository):
-    other = Bare(root, "group/other.git")
+    other = BareRepository(root, "group/other.git")
     other.packed("refs/mr/1")
     Project.create(id=8, disk_path=other.disk_path)
     row("refs/mr/1", project=8)
@@ -89,12 +89,12 @@ def test_bad_rows_are_rejected_with_their_reasons_and_the_others_go_in_one_trans
 ):
     rows("refs/mr/1", *BAD, "refs/mr/2")
     row("refs/mr/3", expected_oid=ELSEWHERE)
-    calls = counted(tmp_path, monkeypatch)
+    calls = count_git_commands(tmp_path, monkeypatch)
 
     outcome = child().outcome
 
     assert outcome == ProjectOutcome(2, len(BAD) + 1, "drained")
-    rejected = {one.ref: one.reason for one in GitRefDeletion.rejected()}
+    rejected = {one.ref: one.reason for one in GitRefDeletion.select_rejected()}
     assert rejected == BAD | {"refs/mr/3": "moved"}
     assert (calls("update-ref"), pending()) == (1, set())
     left = repository.refs()
@@ -122,8 +122,8 @@ def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child
 
     first, second = child(), child()
 
-    assert (first.outcome, first.more) == (ProjectOutcome(3, 0, "max_deletes"), True)
-    assert (second.outcome, second.more) == (ProjectOutcome(2, 0, "drained"), False)
+    assert (first.outcome, first.has_more_work) == (ProjectOutcome(3, 0, "max_deletes"), True)
+    assert (second.outcome, second.has_more_work) == (ProjectOutcome(2, 0, "drained"), False)
     assert pending() == set()
 
 
@@ -139,12 +139,12 @@ def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
     row("refs/mr/1")
 
     with (
-        lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"),
+        hold_lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"),
         capture_logs() as lines,
     ):
         done = child()
 
-    assert (done.outcome, done.more) == (ProjectOutcome(0, 0, "lease_held"), False)
+    assert (done.outcome, done.has_more_work) == (ProjectOutcome(0, 0, "lease_held"), False)
     assert {line["log_level"] for line in lines} == {"info"}
     assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
 
@@ -206,7 +206,7 @@ def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_n
     mine, theirs = rows("refs/mr/1", "refs/mr/2")
     (tmp_path / "close.py").write_text(CLOSE)
     close = f"{sys.executable} {tmp_path}/close.py '{urls.database}'"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {close};; esac\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {close};; esac\nexec $GIT "$@"')
 
     assert clean() == ProjectOutcome(1, 0, "drained")
     assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
@@ -220,4 +220,4 @@ def test_the_lease_is_free_after_every_way_out(clean, repository, way):
     with suppress(Crash):
         clean(**way)
 
-    assert leases(client) == []
+    assert list_leases(client) == []

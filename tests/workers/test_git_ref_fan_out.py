@@ -12,7 +12,7 @@ from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.ref_deletions import NAME, QUEUE, Outcome, on_their_way, pending, projects, row
+from tests.harness.ref_deletions import NAME, QUEUE, Outcome, list_enqueued_projects, pending, projects, row
 from tests.harness.thorough import whole_only
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 def let_children_finish():
     """Take the children from the queue and close their rows, as if they had run; return whose they were."""
-    done = on_their_way()
+    done = list_enqueued_projects()
     client.delete(QUEUE, f"{QUEUE}.msgs")
     changes = {"status": PROCESSED, "processed_at": now()}
     GitRefDeletion.update(changes).where(GitRefDeletion.project_id.in_(done)).execute()
@@ -54,7 +54,7 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
     with taken() as message:
         facts = (message.actor_name, message.message_id, *message.args)
     assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
-    assert on_their_way() == [5, 6]
+    assert list_enqueued_projects() == [5, 6]
 
 
 @whole_only
@@ -69,7 +69,7 @@ def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whos
         total | {"enqueued": 50, "deduplicated": MAX_PROJECTS - 50},
         total | {"enqueued": 0, "deduplicated": MAX_PROJECTS},
     ]
-    assert sorted(on_their_way()) == list(range(1, MAX_PROJECTS + 51))
+    assert sorted(list_enqueued_projects()) == list(range(1, MAX_PROJECTS + 51))
 
 
 def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(parent, monkeypatch):
@@ -91,12 +91,12 @@ def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(p
 
 def test_a_run_goes_round_once_and_no_further(parent):
     projects(5)
-    Batch.move_to(NAME, 3)
+    Batch.store_position(NAME, 3)
 
     run = parent()
 
     assert (run.result["enqueued"], run.result["deduplicated"], run.result["stopped"]) == (5, 0, "drained")
-    assert on_their_way() == [4, 5, 1, 2, 3]
+    assert list_enqueued_projects() == [4, 5, 1, 2, 3]
 
 
 def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_was_left_out(parent):
@@ -111,7 +111,7 @@ def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_
 
     assert first == asdict(Outcome(full, full, 0, "queue_full"))
     assert second == first
-    assert on_their_way() == everyone[:full]
+    assert list_enqueued_projects() == everyone[:full]
 
 
 def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
@@ -123,7 +123,7 @@ def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
         "blocked",
         asdict(Outcome()) | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
     )
-    assert (on_their_way(), len(pending())) == ([], 1)
+    assert (list_enqueued_projects(), len(pending())) == ([], 1)
 
 
 @pytest.mark.parametrize("sign", [".gitaly-metadata", "+gitaly"])
@@ -135,7 +135,7 @@ def test_repositories_that_a_git_server_keeps_are_refused_unless_somebody_says_o
 
     assert (refused.state, refused.result["skipped"]) == ("blocked", "git_server")
     assert f"keeps the repositories below {root}, which has {sign}" in refused.result["blocked"]
-    assert (bypassed.state, on_their_way()) == ("succeeded", [1])
+    assert (bypassed.state, list_enqueued_projects()) == ("succeeded", [1])
 
 
 def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):

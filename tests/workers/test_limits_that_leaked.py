@@ -8,21 +8,21 @@ import peewee as pw
 import pytest
 
 from demo.sample_data import add_statuses as statuses
-from demo.sample_data import create_repository, refs_of
+from demo.sample_data import create_repository, list_refs
 from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.guards import breaker
 from forgekeeper.ledger.holds import Hold
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import database as db
-from forgekeeper.platform.database import release
+from forgekeeper.platform.database import release_connection
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.queue import QueueTable
 from forgekeeper.targets import stores
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.bulk_imports import entity
 from tests.harness.git_samples import put_root
-from tests.harness.performing import as_child, recorded
+from tests.harness.performing import run_as_worker, run_child_as_worker
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import HERE, begin
 from tests.harness.tables import before_each
@@ -52,7 +52,7 @@ def tried(work):
         with suppress(Exception):
             work()
     finally:
-        release()
+        release_connection()
 
 
 def used(batch):
@@ -65,7 +65,7 @@ def released():
 
     def release_some(batch, count):
         Hold.add(batch.name, "breaker", by="a run", reason="too much")
-        breaker.release(batch.name, reason="I looked", by="ann", expect=count)
+        breaker.release_batch(batch.name, reason="I looked", by="ann", expect=count)
 
     return release_some
 
@@ -74,7 +74,7 @@ def test_of_a_release_that_is_smaller_than_a_chunk_just_as_many_uploads_go(folde
     begin(folder, "a/1", "a/2", "a/3")
     released(UPLOADS, 2)
 
-    row = recorded(UPLOADS, settings_with(object_stores={HERE: folder.url}))
+    row = run_as_worker(UPLOADS, settings_with(object_stores={HERE: folder.url}))
 
     assert (row.state, row.result["total_deleted_stale_entries"]) == ("succeeded", 2)
 
@@ -86,9 +86,9 @@ def objects(folder):
     folder.put(*paths)
     rows = [{"project_id": 1, "store_dir": "sample", "file": path.partition("/")[2]} for path in paths]
     DeletedObject.insert_many(rows).execute()
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     yield settings_with(object_stores={DeletedObject.location: folder.url}, max_per_day_delete_objects=300)
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
 
 
 @whole_only
@@ -99,7 +99,7 @@ def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_a
         db.execute_sql("select pg_terminate_backend(pg_backend_pid())")
 
     monkeypatch.setattr(QueueTable, "remove", lost)
-    attempt(lambda: recorded(OBJECTS, objects))
+    attempt(lambda: run_as_worker(OBJECTS, objects))
 
     assert (len(folder.keys()), used(OBJECTS)) == (600, 300)
 
@@ -113,14 +113,14 @@ def refs(tmp_path):
     Project.create(id=7, disk_path="7.git")
     GitRefDeletion.insert_many([{"project_id": 7, "ref": name} for name in names]).execute()
     settings = settings_with(repositories_root=root, max_per_day_git_ref_cleanup=5)
-    return settings, lambda: len(refs_of(root / "7.git") & set(names))
+    return settings, lambda: len(list_refs(root / "7.git") & set(names))
 
 
 def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):
     settings, left = refs
 
     with before_each("update", "batched_git_ref_updates_deletions", "raise exception 'refused'"):
-        attempt(lambda: as_child(REFS, settings, 7))
+        attempt(lambda: run_child_as_worker(REFS, settings, 7))
 
     assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
 
@@ -137,7 +137,7 @@ def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):
         return answer
 
     monkeypatch.setattr(db.obj, "execute_sql", lose)
-    attempt(lambda: recorded(STATUSES, settings), times=4)
+    attempt(lambda: run_as_worker(STATUSES, settings), times=4)
 
     assert (UserStatus.select().count(), used(STATUSES), len(lost)) == (2_200, 300, 2)
 
@@ -164,9 +164,9 @@ def limited_to_five(request, folder, tmp_path):
         batch, options = UPLOADS, {"object_stores": {HERE: folder.url}}
     else:
         settings, _left = request.getfixturevalue("refs")
-        return lambda: as_child(REFS, settings, 7), BATCHES["git_ref_cleanup"]
+        return lambda: run_child_as_worker(REFS, settings, 7), BATCHES["git_ref_cleanup"]
     settings = settings_with(**options, **{f"max_per_day_{batch.name}": 5})
-    return lambda: recorded(batch, settings), batch
+    return lambda: run_as_worker(batch, settings), batch
 
 
 def test_what_a_full_disk_keeps_uses_up_nothing_of_a_limit(limited_to_five):

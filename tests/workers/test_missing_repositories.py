@@ -10,14 +10,14 @@ from forgekeeper.targets import sentinel
 from forgekeeper.targets.git_repository import RootUnavailable
 from forgekeeper.targets.missing_repositories import RepositoriesMissing
 from models import Project
-from tests.harness.git_samples import stand_in
+from tests.harness.git_samples import replace_git
 from tests.harness.ref_deletions import (
     NAME,
     PROJECT,
     QUEUE,
     ProjectOutcome,
-    counted,
-    on_their_way,
+    count_git_commands,
+    list_enqueued_projects,
     pending,
     projects,
     row,
@@ -34,10 +34,10 @@ def take_away(root, what):
         root.rename(root.with_name("away"))
         root.mkdir()
     else:
-        (root / sentinel.NAME).unlink()
+        (root / sentinel.SENTINEL_NAME).unlink()
     if what == "the reading of its sentinel":
         # A file that is there, and whose first byte the kernel refuses with an error of input and output.
-        (root / sentinel.NAME).symlink_to("/proc/self/mem")
+        (root / sentinel.SENTINEL_NAME).symlink_to("/proc/self/mem")
 
 
 GONE = ["the root", "the root, in whose place an empty one is", "its sentinel", "the reading of its sentinel"]
@@ -51,7 +51,7 @@ def test_without_its_disk_a_run_fails_and_nothing_is_enqueued(parent, root, gone
     with pytest.raises(RootUnavailable):
         parent()
 
-    assert (JobRun.get().failures, on_their_way(), len(pending()), Batch.position(NAME)) == (1, [], 1, 0)
+    assert (JobRun.get().failures, list_enqueued_projects(), len(pending()), Batch.read_position(NAME)) == (1, [], 1, 0)
 
 
 @pytest.mark.parametrize("gone", ["the repository", "the project"])
@@ -59,7 +59,7 @@ def test_of_what_is_gone_the_rows_are_processed_without_git(child, root, tmp_pat
     if gone == "the repository":
         Project.create(id=PROJECT, disk_path="gone.git")
     rows("refs/mr/1", "HEAD")
-    calls = counted(tmp_path, monkeypatch)
+    calls = count_git_commands(tmp_path, monkeypatch)
 
     outcome = child(missing=gone == "the repository").outcome
 
@@ -107,7 +107,7 @@ def test_more_than_a_share_of_missing_repositories_is_not_believed(parent, root,
     with pytest.raises(RepositoriesMissing, match=f"{missing} of {count} projects"):
         parent()
 
-    assert (believed_missing(), len(on_their_way())) == (set(), count - missing)
+    assert (believed_missing(), len(list_enqueued_projects())) == (set(), count - missing)
 
 
 def test_whoever_knows_that_they_are_gone_can_say_so(parent, root):
@@ -129,7 +129,7 @@ def test_a_path_that_is_spelt_otherwise_than_its_folder_is_not_believed_to_be_mi
     with pytest.raises(RepositoriesMissing, match=f"project 2 has no repository at {named}, but .* at {there}:"):
         parent()
 
-    assert on_their_way() == [1, 3]
+    assert list_enqueued_projects() == [1, 3]
 
 
 @pytest.mark.parametrize("project", ["there", "gone"])
@@ -150,7 +150,7 @@ def test_without_the_disk_no_row_is_consumed(child, repository, root, gone, proj
 def test_a_disk_that_vanishes_while_git_is_at_work_costs_no_row(child, repository, tmp_path, monkeypatch, command):
     rows("refs/mr/1", "refs/gone")
     vanish = f'case "$*" in *{command}*) mv {repository.root} {tmp_path}/away;; esac'
-    stand_in(tmp_path / "bin", monkeypatch, f'{vanish}\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'{vanish}\nexec $GIT "$@"')
 
     with pytest.raises(RootUnavailable):
         child()

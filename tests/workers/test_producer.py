@@ -87,7 +87,7 @@ def test_what_has_completed_where_no_table_names_it_is_remembered_with_the_row(d
             if not kept:
                 transaction.rollback()
 
-    assert SettledUpload.named("lfs", ["kept", "rolled back"], reaped=False) == {"kept"}
+    assert SettledUpload.find_settled("lfs", ["kept", "rolled back"], reaped=False) == {"kept"}
 
 
 def test_while_a_producer_completes_no_sweep_settles_its_upload(transaction, urls):

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 from forgekeeper import Rows, batch
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.guards.brakes import Deadline
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.limits import KEPT_RUNS_PER_BATCH, RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import LAST, RunTotal
 from forgekeeper.platform.database import Base, database, now
 from forgekeeper.platform.database.exclusions import Exclusion
 from models import GitRefDeletion
@@ -119,7 +119,9 @@ def test_rows_that_a_batch_declares_go_when_they_are_old_and_one_that_cannot_sto
 
 def process(pid, *, silent_for):
     """A worker that has not been heard of since it counts as silent for that long."""
-    Process.beat(None, kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
+    Process.record_heartbeat(
+        None, kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={}
+    )
     return pid
 
 
@@ -129,7 +131,7 @@ def test_a_process_goes_a_day_after_it_fell_silent():
 
     outcome = run()
 
-    assert (outcome, {one.pid for one in Process.known()}) == (Outcome(processes=1), {young, alive})
+    assert (outcome, {one.pid for one in Process.list_all()}) == (Outcome(processes=1), {young, alive})
 
 
 def test_a_run_ends_at_its_deadline_after_a_chunk():
@@ -144,10 +146,13 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
 
 def test_totals_go_after_sixty_days_but_the_last_hundred_runs():
     Batch.register(["prune"])
-    days = dict.fromkeys(range(1, LAST + 11), 61) | {LAST + 11: 1}
+    days = dict.fromkeys(range(1, KEPT_RUNS_PER_BATCH + 11), 61) | {KEPT_RUNS_PER_BATCH + 11: 1}
     rows = [{"batch": "prune", "run": run, "day": now() - age * DAY, "records": 5} for run, age in days.items()]
     RunTotal.insert_many(rows).execute()
 
     outcome = run()
 
-    assert (outcome.run_totals, {row.run for row in RunTotal.select()}) == (11, set(range(12, LAST + 12)))
+    assert (outcome.run_totals, {row.run for row in RunTotal.select()}) == (
+        11,
+        set(range(12, KEPT_RUNS_PER_BATCH + 12)),
+    )

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.sources.register.entries import BeingDeleted, Census, UploadEntry
-from forgekeeper.sources.register.failed import FailedUploads
-from forgekeeper.sources.register.redis_register import ADOPTION, RedisRegister
-from workers.stale_direct_uploads import UPLOADS
+from forgekeeper.sources.register.entries import BeingDeleted, EntryCounts, UploadEntry
+from forgekeeper.sources.register.failed_uploads import FailedUploads
+from forgekeeper.sources.register.redis_register import ADOPTION_DELAY, RedisRegister
+from workers.stale_direct_uploads import UPLOADS_REGISTER
 
 ROOT = Path(__file__).parents[2]
 BACKOFF, FIVE_MINUTES = timedelta(minutes=1), timedelta(minutes=5)
 STALE = 3 * 3600 + 60
-uploads = RedisRegister(replace(UPLOADS, retry=UPLOADS.retry._replace(first=BACKOFF)))
+uploads = RedisRegister(replace(UPLOADS_REGISTER, retry=UPLOADS_REGISTER.retry._replace(first=BACKOFF)))
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +94,14 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
         assert mine.entries == [UploadEntry("artifacts:a", attempt - 1)]
 
         second = now(client)
-        assert not uploads.fail(client, mine, mine.entries[0])
+        assert not uploads.record_failure(client, mine, mine.entries[0])
         wait = client.zscore(uploads.keys.deleting, "artifacts:a") - second
         waits.append(wait)
         assert claimed(client) == []
         let_pass(client, timedelta(seconds=wait))
 
     mine = claim(client)
-    assert uploads.fail(client, mine, mine.entries[0]) is True
+    assert uploads.record_failure(client, mine, mine.entries[0]) is True
 
     assert waits == pytest.approx([60, 120, 240, 480], abs=10)
     assert contents(client) == {"failed": ["artifacts:a"]}
@@ -114,7 +114,7 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
         uploads.forget,
         uploads.put_back,
         uploads.reject,
-        lambda client, claim, entries: uploads.fail(client, claim, entries[0]),
+        lambda client, claim, entries: uploads.record_failure(client, claim, entries[0]),
     ],
 )
 def test_a_late_owner_disturbs_nothing(client, act):
@@ -165,8 +165,8 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     adopt(client, "a", "b", ago=ago)
     uploads.prepare(client, "artifacts", "upload")
 
-    assert uploads.count(client) == 1
-    assert uploads.census(client) == Census(1, 0, None, 0)
+    assert uploads.count_pending(client) == 1
+    assert uploads.count_entries(client) == EntryCounts(1, 0, None, 0)
 
 
 def prepare_with_three_keys(client):
@@ -191,17 +191,17 @@ def test_an_adopted_path_that_a_producer_with_three_keys_prepares_is_its_own_upl
     adopt(client, "a")
     assert prepare_with_three_keys(client) == 1
 
-    assert (uploads.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
+    assert (uploads.withdraw(client, ["artifacts:a"]), uploads.count_pending(client)) == (([], []), 1)
     client.zincrby(uploads.keys.pending, -STALE, "artifacts:a")
     assert claim(client).entries == [UploadEntry("artifacts:a", 0)]
 
 
 @pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
 def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
-    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * ADOPTION)
+    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * ADOPTION_DELAY)
     if lies_in != "pending":
         mine = claim(client)
-        uploads.fail(client, mine, mine.entries[0])
+        uploads.record_failure(client, mine, mine.entries[0])
     if lies_in == "failed":
         let_pass(client, BACKOFF)
         mine = claim(client)
@@ -213,7 +213,7 @@ def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
 
 
 def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
-    adopt(client, "a", ago=2 * ADOPTION)
+    adopt(client, "a", ago=2 * ADOPTION_DELAY)
     claim(client)
     held = uploads.withdraw(client, ["artifacts:a"])
     let_pass(client, FIVE_MINUTES)
@@ -237,7 +237,7 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
 def test_what_a_run_is_at_is_not_retried(client):
     register(client, "artifacts:a")
     mine = claim(client)
-    uploads.fail(client, mine, mine.entries[0])
+    uploads.record_failure(client, mine, mine.entries[0])
     let_pass(client, BACKOFF)
     claim(client)
 

@@ -10,12 +10,12 @@ from forgekeeper.guards.brakes import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database import now as database_now
-from forgekeeper.platform.failpoints import Failpoints, Fault, arm
+from forgekeeper.platform.failpoints import Failpoints, Fault, arm_failpoints
 from forgekeeper.sources import settled
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel, stores
-from forgekeeper.targets.outcomes import OUTSIDE
+from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON
 from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.installation import INSTALLATION
@@ -29,22 +29,28 @@ from tests.harness.stale_uploads import (
     STALE,
     adopt,
     attempts,
-    away,
     begin,
     complete,
-    fail,
     members,
     now,
-    numbered,
+    number_paths,
     register,
     register_members,
     registered,
     run,
+    run_until_unavailable,
     time_passes,
+    unreachable_url,
     uploads,
 )
 from tests.harness.thorough import whole_only
-from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, producer
+from workers.stale_direct_uploads import (
+    ENTRIES_PER_CHUNK,
+    MAX_EXEC_DURATION,
+    MAX_UPLOAD_DURATION,
+    StaleUploadsResult,
+    producer,
+)
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -57,7 +63,7 @@ def test_a_stale_upload_is_deleted_with_its_entry(store):
 
     outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys(), registered(), attempts()) == (Outcome(1, 1, False, 0), set(), set(), {})
+    assert (outcome, store.keys(), registered(), attempts()) == (StaleUploadsResult(1, 1, False, 0), set(), set(), {})
 
 
 def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
@@ -69,7 +75,7 @@ def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
         if now() == second:
             break
 
-    assert (outcome, folder.keys()) == (Outcome(1, 0, False, 0), {"a"})
+    assert (outcome, folder.keys()) == (StaleUploadsResult(1, 0, False, 0), {"a"})
 
 
 def test_a_path_is_not_cut_at_its_second_colon(store):
@@ -107,8 +113,8 @@ def test_each_location_deletes_in_its_own_store(store, elsewhere):
         "artifacts:a//b",
         "artifacts:/a",
         "artifacts:a/",
-        f"artifacts:{sentinel.NAME}",
-        f"artifacts:a/{sentinel.NAME}",
+        f"artifacts:{sentinel.SENTINEL_NAME}",
+        f"artifacts:a/{sentinel.SENTINEL_NAME}",
         "artifacts:a\x00b",
         "artifacts:a#1",
         f"artifacts:{'a' * 2000}",
@@ -122,7 +128,7 @@ def test_an_entry_that_no_object_can_bear_is_failed_at_once_and_the_rest_goes_on
     outcome = run(artifacts=store.url)
 
     text = member.decode(errors="surrogateescape") if isinstance(member, bytes) else member
-    assert (outcome, store.keys()) == (Outcome(2, 1, False, 1), set())
+    assert (outcome, store.keys()) == (StaleUploadsResult(2, 1, False, 1), set())
     assert (members(uploads.keys.pending), members(uploads.keys.deleting), members(uploads.keys.failed)) == (
         set(),
         set(),
@@ -136,18 +142,18 @@ def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others
 
     outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), set())
+    assert (outcome, store.keys()) == (StaleUploadsResult(3, 1, False, 2), set())
     assert attempts() == {"unknown:a": 1, "unknown:b": 1}
 
 
 def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
-    paths = numbered(20)
+    paths = number_paths(20)
     begin(s3, *paths)
     s3.proxy.refuse_key(paths[3], "AccessDenied")
 
     outcome = run(artifacts=s3.url)
 
-    assert (outcome, s3.keys()) == (Outcome(20, 19, False, 1), {paths[3]})
+    assert (outcome, s3.keys()) == (StaleUploadsResult(20, 19, False, 1), {paths[3]})
     assert attempts() == {f"artifacts:{paths[3]}": 1}
 
 
@@ -158,19 +164,19 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, elsewhe
     begin(store, "a", "b", age=STALE + 60)
     begin(elsewhere, "c", location=ELSEWHERE)
 
-    outcome, sentence = fail(artifacts=away(store), lfs=elsewhere.url)
+    outcome, sentence = run_until_unavailable(artifacts=unreachable_url(store), lfs=elsewhere.url)
 
     assert sentence.startswith("artifacts: ")
-    assert (outcome, elsewhere.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
+    assert (outcome, elsewhere.keys(), attempts()) == (StaleUploadsResult(3, 1, False, 0), set(), {})
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
 
 
 def test_the_entries_of_a_store_that_is_away_use_up_nothing_of_the_pace(folder, elsewhere):
-    begin(folder, *numbered(100), age=STALE + 60)
+    begin(folder, *number_paths(100), age=STALE + 60)
     begin(elsewhere, "c", location=ELSEWHERE)
     deadline = Deadline(MAX_EXEC_DURATION, pace=100)
 
-    fail(deadline, artifacts=away(folder), lfs=elsewhere.url)
+    run_until_unavailable(deadline, artifacts=unreachable_url(folder), lfs=elsewhere.url)
 
     assert deadline.done == 1
 
@@ -180,13 +186,13 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
     store.remove_sentinel()
 
     with capture_logs() as logs:
-        outcome, _ = fail(artifacts=store.url)
+        outcome, _ = run_until_unavailable(artifacts=store.url)
 
-    assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
+    assert (outcome, store.keys(), attempts()) == (StaleUploadsResult(2, 0, False, 0), {"a", "b"}, {})
     assert registered() == {"artifacts:a", "artifacts:b"}
     assert [line["event"] for line in logs] == ["object store unavailable"]
     # What is to go is remembered before it goes.
-    assert SettledUpload.named(HERE, ["a", "b"], reaped=True) == {"a", "b"}
+    assert SettledUpload.find_settled(HERE, ["a", "b"], reaped=True) == {"a", "b"}
 
 
 # Claims and deadlines
@@ -197,22 +203,22 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
     clock = StandingClock(MAX_EXEC_DURATION)
     deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
     settings = settings_with(object_stores={HERE: store.url}, upload_visibility=5 * SECOND)
-    arm(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
+    arm_failpoints(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
     try:
         outcome = perform(BATCH, deadline=deadline, settings=settings)
     finally:
-        arm(Failpoints())
+        arm_failpoints(Failpoints())
 
-    assert (outcome, store.keys(), attempts()) == (Outcome(1, execution_timeout=True), {"a"}, {})
+    assert (outcome, store.keys(), attempts()) == (StaleUploadsResult(1, execution_timeout=True), {"a"}, {})
 
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
-    register(*numbered(CHUNK + 1))
+    register(*number_paths(ENTRIES_PER_CHUNK + 1))
     clock = StandingClock(MAX_EXEC_DURATION)
     deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
 
-    assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
-    assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
+    assert run(deadline, artifacts=s3.url) == StaleUploadsResult(ENTRIES_PER_CHUNK + 1, ENTRIES_PER_CHUNK, True, 0)
+    assert run(artifacts=s3.url) == StaleUploadsResult(1, 1, False, 0)
 
 
 INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
@@ -228,9 +234,9 @@ def test_an_upload_that_a_live_artifact_names_is_kept_and_forgotten(store):
     with capture_logs() as logs:
         outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"kept"}, set())
+    assert (outcome, store.keys(), registered()) == (StaleUploadsResult(2, 1, False, 0), {"kept"}, set())
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["kept"]
-    assert SettledUpload.named("artifacts", ["kept", "stale"]) == {"stale"}
+    assert SettledUpload.find_settled("artifacts", ["kept", "stale"]) == {"stale"}
 
 
 def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
@@ -239,7 +245,7 @@ def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
 
     outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"a/kept"}, set())
+    assert (outcome, store.keys(), registered()) == (StaleUploadsResult(2, 1, False, 0), {"a/kept"}, set())
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,11 @@ def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store,
 
     go_back()
 
-    assert (producer.exists(client, HERE, "a/b"), complete(HERE, "a/b"), uploads.count(client)) == (False, False, 1)
+    assert (producer.exists(client, HERE, "a/b"), complete(HERE, "a/b"), uploads.count_pending(client)) == (
+        False,
+        False,
+        1,
+    )
 
 
 @pytest.mark.parametrize("location", [HERE, ELSEWHERE])
@@ -296,20 +306,26 @@ def test_what_has_completed_stays_though_redis_goes_back(folder, elsewhere, back
 
     outcome = run(artifacts=folder.url, lfs=elsewhere.url)
 
-    assert (outcome, folder.keys() | elsewhere.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
+    assert (outcome, folder.keys() | elsewhere.keys(), registered()) == (
+        StaleUploadsResult(1, 0, False, 0),
+        {"kept"},
+        set(),
+    )
 
 
 def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
     begin(folder, "late", "stale")
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.LOCKS))
+        cursor.execute(
+            "select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.UPLOAD_LOCK_SEED)
+        )
         outcome = run(artifacts=folder.url)
         # To close a connection is not to wait until the server has let go of its locks.
         connection.rollback()
 
     time_passes(settings_with().upload_visibility + SECOND)
     later = run(artifacts=folder.url)
-    assert (outcome, attempts(), later) == (Outcome(2, 1, False, 0), {}, Outcome(1, 1, False, 0))
+    assert (outcome, attempts(), later) == (StaleUploadsResult(2, 1, False, 0), {}, StaleUploadsResult(1, 1, False, 0))
 
 
 def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isolation(urls):
@@ -319,7 +335,7 @@ def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isola
         free = SettledUpload.lock_free(HERE, ["live"])
         with closing(psycopg2.connect(urls.database)) as other, other, other.cursor() as cursor:
             cursor.execute(INSERT_ARTIFACT, ("live",))
-        kept = stores.answered_for(JobArtifact, HERE, free, settings_with())
+        kept = stores.find_kept_paths(JobArtifact, HERE, free, settings_with())
 
     database.execute_sql("set session characteristics as transaction isolation level read committed")
     assert kept == {"live": "an artifact names it"}
@@ -334,9 +350,9 @@ def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store
     with capture_logs() as logs:
         outcome = run(prefixes={HERE: ("up",)}, artifacts=store.url)
 
-    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), {"up2/a", "backup/db"})
+    assert (outcome, store.keys()) == (StaleUploadsResult(3, 1, False, 2), {"up2/a", "backup/db"})
     assert members(uploads.keys.failed) == {"artifacts:up2/a", "artifacts:backup/db"}
-    assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
+    assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE_PREFIXES_REASON)]
 
 
 # Objects that were adopted

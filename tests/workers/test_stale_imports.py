@@ -19,15 +19,15 @@ from tests.harness.bulk_imports import (
     by_status,
     cleanup_stale,
     entity,
+    failing_changes,
     run,
-    spoilt,
     status_of,
     tracker_statuses,
 )
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.tables import somebody_waits_for_a_lock, wait_for_locks
 from tests.harness.waiting import wait_until
-from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
+from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, StaleImportsResult
 
 UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
@@ -103,7 +103,7 @@ def test_a_run_ends_at_its_deadline_after_a_full_page():
 
     outcome = run(clock=clock(MAX_RUNTIME.total_seconds()))
 
-    assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
+    assert outcome == StaleImportsResult(imports=PAGE_SIZE, stopped="deadline")
 
 
 # Must not happen: one record that raises blocks every later one
@@ -113,7 +113,7 @@ def test_a_run_ends_at_its_deadline_after_a_full_page():
 def test_a_record_that_raises_keeps_no_other(kind, table, seed):
     add_stale(seed, PAGE_SIZE + 1)
 
-    with spoilt(table, 3):
+    with failing_changes(table, 3):
         outcome = run()
 
     assert (outcome.imports + outcome.entities, outcome.failed, outcome.skipped) == (PAGE_SIZE, 1, 0)
@@ -126,10 +126,10 @@ def test_a_record_that_raises_keeps_no_other(kind, table, seed):
 def test_an_entity_with_a_tracker_that_raises_stays_whole_and_keeps_no_other():
     bad, good = (entity(trackers=[TrackerStatus.ENQUEUED] * 3) for _ in range(2))
 
-    with spoilt("bulk_import_trackers", 2):
+    with failing_changes("bulk_import_trackers", 2):
         outcome = run()
 
-    assert outcome == Outcome(entities=1, trackers=3, failed=1)
+    assert outcome == StaleImportsResult(entities=1, trackers=3, failed=1)
     assert (status_of(BulkImportEntity, bad), tracker_statuses(bad)) == (ImportStatus.STARTED, [3, 3, 3])
     assert (status_of(BulkImportEntity, good), tracker_statuses(good)) == (ImportStatus.TIMEOUT, [4, 4, 4])
 
@@ -230,7 +230,7 @@ def test_an_entity_with_a_locked_tracker_stays_whole_and_keeps_no_other(other):
 
     outcome = run()
 
-    assert outcome == Outcome(entities=1, trackers=3, failed=1)
+    assert outcome == StaleImportsResult(entities=1, trackers=3, failed=1)
     assert (status_of(BulkImportEntity, locked), tracker_statuses(locked)) == (ImportStatus.STARTED, [1, 1, 1])
     assert (status_of(BulkImportEntity, free), tracker_statuses(free)) == (ImportStatus.TIMEOUT, [4, 4, 4])
 
@@ -245,5 +245,5 @@ def test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished(o
         other.connection.commit()
         outcome = running.result()
 
-    assert (waited, outcome) == (True, Outcome(entities=1, trackers=1))
+    assert (waited, outcome) == (True, StaleImportsResult(entities=1, trackers=1))
     assert tracker_statuses(record) == [TrackerStatus.FINISHED, TrackerStatus.TIMEOUT]

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import pytest
 
-from forgekeeper.api.batches import Declared
+from forgekeeper.api.batches import Declaration
 from forgekeeper.engine.run import Run
 from forgekeeper.guards.brakes import Deadline
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
-from forgekeeper.sources.outbox import DeletedObject, parted
+from forgekeeper.sources.outbox import DeletedObject, split_path
 from forgekeeper.targets import deletion
 from models import JobArtifact
-from tests.harness.audited import lines, unclosed
+from tests.harness.audited import count_open_intents, list_audit_lines
 from tests.harness.settings import settings_with
-from tests.harness.stale_uploads import HERE, begin, numbered, run, time_passes, uploads
+from tests.harness.stale_uploads import HERE, begin, number_paths, run, time_passes, uploads
 from tests.harness.thorough import whole_only
 from workers.delete_objects import delete_objects
 from workers.stale_direct_uploads import stale_direct_uploads
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("database")
 class Kind(NamedTuple):
     """A batch that deletes objects."""
 
-    batch: Declared
+    batch: Declaration
     record: str
     field: str
 
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
             begin(store, *paths)
             return
         store.put(*paths)
-        for folder, file in map(parted, paths):
+        for folder, file in map(split_path, paths):
             DeletedObject.create(project_id=7, store_dir=folder, file=file, pick_up_at=now() - timedelta(hours=1))
 
     def run(self, store, number=1, **options):
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
         deadline = Deadline(timedelta(minutes=4), clock=lambda: time.monotonic())  # noqa: PLW0108, it may be replaced
         run = Run(self.batch, settings, deadline=deadline, number=number, **options)
         self.batch.work(run)
-        run.brakes.end()
+        run.brakes.count_unreserved()
         return getattr(run.outcome, self.field)
 
     def left(self):
@@ -74,18 +74,18 @@ def totals():
 
 def audited(kind):
     """How often the audit says of each path that its object was deleted."""
-    return Counter(line["path"] for line in lines(kind.record) if line["state"] == "deleted")
+    return Counter(line["path"] for line in list_audit_lines(kind.record) if line["state"] == "deleted")
 
 
 def test_without_bulk_deletion_everything_is_deleted(kind, s3):
-    kind.fill(s3, *numbered(FEW))
+    kind.fill(s3, *number_paths(FEW))
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
 
     assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)
 
 
 def test_what_a_bulk_answer_does_not_name_is_not_forgotten(kind, s3):
-    kind.fill(s3, *numbered(FEW))
+    kind.fill(s3, *number_paths(FEW))
     s3.proxy.name_in_bulk(5, delete=5)
 
     assert (kind.run(s3), s3.keys(), kind.left()) == (FEW, set(), 0)
@@ -95,7 +95,7 @@ def test_a_run_that_ends_in_the_middle_of_a_chunk_says_what_is_known_and_the_nex
     kind, s3, jump, monkeypatch
 ):
     monkeypatch.setattr(deletion, "MAX_CONCURRENT_DELETIONS", 10)
-    kind.fill(s3, *numbered(SIZE))
+    kind.fill(s3, *number_paths(SIZE))
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
     s3.proxy.before("single", 31, jump)
 
@@ -103,32 +103,32 @@ def test_a_run_that_ends_in_the_middle_of_a_chunk_says_what_is_known_and_the_nex
     second = kind.run(s3, number=2)
 
     assert 30 <= first < SIZE
-    assert (first + second, s3.keys(), kind.left(), unclosed()) == (SIZE, set(), 0, 0)
-    assert audited(kind) == dict.fromkeys(numbered(SIZE), 1)
+    assert (first + second, s3.keys(), kind.left(), count_open_intents()) == (SIZE, set(), 0, 0)
+    assert audited(kind) == dict.fromkeys(number_paths(SIZE), 1)
     assert totals() == (SIZE, 0)
 
 
 def test_a_bulk_deletion_without_an_answer_is_counted_once_by_the_next_run(kind, s3, jump):
-    kind.fill(s3, *numbered(FEW))
+    kind.fill(s3, *number_paths(FEW))
     s3.proxy.lose_answer("bulk", jump)
 
     assert (kind.run(s3), s3.keys(), kind.left()) == (0, set(), FEW)
     assert totals() == (0, FEW)
 
-    assert (kind.run(s3, number=2), kind.left(), unclosed()) == (FEW, 0, 0)
-    assert audited(kind) == dict.fromkeys(numbered(FEW), 1)
+    assert (kind.run(s3, number=2), kind.left(), count_open_intents()) == (FEW, 0, 0)
+    assert audited(kind) == dict.fromkeys(number_paths(FEW), 1)
     assert totals() == (FEW, 0)
 
 
 def test_what_a_later_attempt_has_deleted_is_not_counted_for_the_earlier_one(kind, s3, jump):
-    kind.fill(s3, *numbered(FEW))
+    kind.fill(s3, *number_paths(FEW))
     s3.proxy.lose_answer("bulk", jump)
     kind.run(s3)
     DeletedObject.delete().execute()
     client.delete(uploads.keys.deleting)
 
-    assert (kind.run(s3, number=2), unclosed()) == (0, 0)
-    assert {line["state"] for line in lines(kind.record)} == {"repeated"}
+    assert (kind.run(s3, number=2), count_open_intents()) == (0, 0)
+    assert {line["state"] for line in list_audit_lines(kind.record)} == {"repeated"}
 
 
 def test_an_emptied_folder_stays(kind, folder):
@@ -146,23 +146,23 @@ def take_over(kind, store):
         DeletedObject.update(pick_up_at=now() - timedelta(hours=1)).execute()
         time_passes(timedelta(hours=1))
         kind.run(store, number=2)
-        store.put(*numbered(FEW))
+        store.put(*number_paths(FEW))
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["in bulk", "singly"])
 def test_it_deletes_no_object_that_another_run_has_deleted_and_the_forge_has_written_again(kind, s3, bulk):
-    kind.fill(s3, *numbered(FEW))
+    kind.fill(s3, *number_paths(FEW))
     if not bulk:
         s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
     # The last request before the first that deletes is for the sentinel.
     s3.proxy.before("head", 1, lambda: take_over(kind, s3))
 
-    assert (kind.run(s3), s3.keys()) == (0, set(numbered(FEW)))
-    assert (kind.left(), unclosed(), audited(kind)) == (0, 0, dict.fromkeys(numbered(FEW), 1))
+    assert (kind.run(s3), s3.keys()) == (0, set(number_paths(FEW)))
+    assert (kind.left(), count_open_intents(), audited(kind)) == (0, 0, dict.fromkeys(number_paths(FEW), 1))
 
 
 def test_a_file_that_was_written_again_since_it_was_ours_stays(kind, folder, monkeypatch):
-    again, *others = numbered(FEW)
+    again, *others = number_paths(FEW)
     kind.fill(folder, again, *others)
     leave_lost = deletion.ObjectDeletion._leave_lost
 

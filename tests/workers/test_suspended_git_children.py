@@ -58,7 +58,7 @@ def test_a_push_wins_though_no_value_was_expected_and_the_next_child_rejects_the
 
     assert (it.result(), pending()) == (ProjectOutcome(1, 0, "drained"), {"refs/mr/1"})
     assert child().outcome == ProjectOutcome(0, 1, "drained")
-    assert (repository.refs()["refs/mr/1"], GitRefDeletion.rejected().get().reason) == (repository.two, "moved")
+    assert (repository.refs()["refs/mr/1"], GitRefDeletion.select_rejected().get().reason) == (repository.two, "moved")
 
 
 def test_the_value_of_the_first_look_is_the_expected_one_unless_the_row_has_one_or_the_ref_is_symbolic(

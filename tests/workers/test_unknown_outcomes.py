@@ -2,13 +2,13 @@
 
 import pytest
 
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets.git_repository import RepositoryFailed
 from forgekeeper.targets.objects import StoreUnavailable
-from tests.harness.audited import lines, unclosed
-from tests.harness.git_samples import stand_in
+from tests.harness.audited import count_open_intents, list_audit_lines
+from tests.harness.git_samples import replace_git
 from tests.harness.performing import perform
 from tests.harness.ref_deletions import rows
 from tests.harness.settings import settings_with
@@ -27,13 +27,17 @@ def test_a_ref_whose_outcome_git_did_not_say_stays_open_in_the_audit_and_used_up
 
     for number, script in enumerate((DIES, SAYS_NOTHING)):
         with monkeypatch.context() as patched:
-            stand_in(tmp_path / str(number), patched, script)
+            replace_git(tmp_path / str(number), patched, script)
             with pytest.raises(RepositoryFailed):
                 child(**limit)
 
-    assert (unclosed(), lines("git_ref_deletion"), [total.reserved for total in RunTotal.select()]) == (1, [], [2])
+    assert (
+        count_open_intents(),
+        list_audit_lines("git_ref_deletion"),
+        [total.reserved for total in RunTotal.select()],
+    ) == (1, [], [2])
     child(**limit)
-    assert (unclosed(), [(total.records, total.reserved) for total in RunTotal.select()]) == (0, [(2, 2)])
+    assert (count_open_intents(), [(total.records, total.reserved) for total in RunTotal.select()]) == (0, [(2, 2)])
 
 
 def test_an_object_whose_outcome_the_store_did_not_say_stays_open_in_the_audit_and_used_up_of_the_limit(s3):
@@ -49,4 +53,8 @@ def test_an_object_whose_outcome_the_store_did_not_say_stays_open_in_the_audit_a
             number=17,
         )
 
-    assert (unclosed(), lines("deleted_object"), [total.reserved for total in RunTotal.select()]) == (1, [], [2])
+    assert (
+        count_open_intents(),
+        list_audit_lines("deleted_object"),
+        [total.reserved for total in RunTotal.select()],
+    ) == (1, [], [2])

@@ -5,12 +5,12 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.engine.register_source import MAX_LOCKS
+from forgekeeper.engine.register_source import MAX_UPLOAD_LOCKS
 from forgekeeper.guards.brakes import Deadline
-from forgekeeper.platform.connections import Client, call, client
+from forgekeeper.platform.connections import RedisClient, client, run_script
 from forgekeeper.platform.database import now as database_now
 from forgekeeper.sources.register import bridge
-from forgekeeper.sources.register.entries import Census
+from forgekeeper.sources.register.entries import EntryCounts
 from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND
 from models import JobArtifact
 from tests.harness.excluding import exclude
@@ -21,14 +21,14 @@ from tests.harness.stale_uploads import (
     STALE,
     members,
     now,
-    numbered,
+    number_paths,
     register_members,
     registered,
     run,
     uploads,
 )
 from tests.system.soak import rights
-from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, producer
+from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, StaleUploadsResult, producer
 
 MINUTE = 60
 
@@ -72,7 +72,7 @@ def test_exactly_the_stale_uploads_go(folder):
 
     outcome = run(artifacts=folder.url)
 
-    assert outcome == Outcome(6, 2, False, 0)
+    assert outcome == StaleUploadsResult(6, 2, False, 0)
     assert folder.keys() == {"completed", "again", "live", "fresh", "nearly"}
     assert (in_hash(), registered()) == ({f"{HERE}:{path}" for path in ("again", "fresh", "nearly")}, set())
 
@@ -90,7 +90,7 @@ def test_an_upload_of_exactly_three_hours_is_not_stale():
     while True:
         put("artifacts:a", age=MAX_UPLOAD_DURATION.total_seconds())
         second = now()
-        moved = uploads.bridge.move(client, limit=1)
+        moved = uploads.bridge.move_stale(client, limit=1)
         if now() == second:
             break
 
@@ -104,7 +104,7 @@ def test_what_no_object_can_bear_is_put_aside_and_the_rest_goes_on(folder):
 
     outcome = run(artifacts=folder.url)
 
-    assert (outcome, folder.keys()) == (Outcome(7, 1, False, 6), set())
+    assert (outcome, folder.keys()) == (StaleUploadsResult(7, 1, False, 6), set())
     assert (members(uploads.keys.failed), client.hlen(uploads.keys.hash)) == (malformed, 0)
 
 
@@ -116,7 +116,11 @@ def test_what_has_no_time_stays_and_is_counted_and_named(folder):
     with capture_logs() as logs:
         outcome = run(artifacts=folder.url)
 
-    assert (outcome, len(folder.keys()), client.hlen(uploads.keys.hash)) == (Outcome(11, 1, False, 10), 10, 10)
+    assert (outcome, len(folder.keys()), client.hlen(uploads.keys.hash)) == (
+        StaleUploadsResult(11, 1, False, 10),
+        10,
+        10,
+    )
     (line,) = [line for line in logs if line["log_level"] == "error"]
     assert (line["entries"], line["first"].startswith(f"{HERE}:odd/")) == (10, True)
 
@@ -127,10 +131,12 @@ def test_what_has_no_time_stays_and_is_counted_and_named(folder):
 def test_an_upload_that_is_prepared_again_between_the_look_and_the_move_stays():
     put("artifacts:a")
     put("artifacts:fresh", age=MINUTE)
-    ((field, seconds),) = next(uploads.bridge.stale(client))
+    ((field, seconds),) = next(uploads.bridge.read_stale_pages(client))
     put("artifacts:a", age=0)
 
-    moved = call(client, "upload_move", keys=[uploads.keys.hash, uploads.keys.pending], args=[field, int(seconds)])
+    moved = run_script(
+        client, "upload_move", keys=[uploads.keys.hash, uploads.keys.pending], args=[field, int(seconds)]
+    )
 
     assert (moved, in_hash(), registered()) == (0, {"artifacts:a", "artifacts:fresh"}, set())
 
@@ -139,7 +145,7 @@ def test_what_is_pending_in_our_register_already_keeps_its_time():
     register_members("artifacts:a", age=0)
     put("artifacts:a")
 
-    assert (uploads.bridge.move(client, limit=1), uploads.census(client).due) == (1, 0)
+    assert (uploads.bridge.move_stale(client, limit=1), uploads.count_entries(client).due) == (1, 0)
 
 
 def test_a_move_after_which_nothing_is_due_does_not_end_the_run():
@@ -153,41 +159,41 @@ def test_a_move_after_which_nothing_is_due_does_not_end_the_run():
 
 def test_a_crash_after_the_move_leaves_an_entry_that_the_next_run_claims(folder):
     begin(folder, "a")
-    uploads.bridge.move(client, limit=1)
+    uploads.bridge.move_stale(client, limit=1)
 
-    assert run(artifacts=folder.url) == Outcome(1, 1, False, 0)
+    assert run(artifacts=folder.url) == StaleUploadsResult(1, 1, False, 0)
 
 
 def test_an_upload_that_completes_after_the_move_is_kept_where_a_live_row_names_it(folder):
     begin(folder, "a")
-    uploads.bridge.move(client, limit=1)
+    uploads.bridge.move_stale(client, limit=1)
     live("a")
 
     with capture_logs() as logs:
         outcome = run(artifacts=folder.url)
 
-    assert (outcome, folder.keys(), registered()) == (Outcome(1, 0, False, 0), {"a"}, set())
+    assert (outcome, folder.keys(), registered()) == (StaleUploadsResult(1, 0, False, 0), {"a"}, set())
     assert [(line["path"], line["reason"]) for line in logs] == [("a", "an artifact names it")]
 
 
 def test_live_rows_are_looked_at_right_before_each_few_objects_go(folder):
-    begin(folder, *numbered(MAX_LOCKS + 5))
+    begin(folder, *number_paths(MAX_UPLOAD_LOCKS + 5))
     # It is called after the first of them, and once more at the end.
     deadline = Deadline(MAX_EXEC_DURATION, safe_point=lambda: live(*folder.keys()))
 
     outcome = run(deadline, artifacts=folder.url)
 
-    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_LOCKS, 5)
+    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_UPLOAD_LOCKS, 5)
 
 
 def test_what_the_forge_registers_once_more_while_it_is_being_deleted_stays_with_the_forge(folder):
     begin(folder, "a")
-    uploads.bridge.move(client, limit=1)
+    uploads.bridge.move_stale(client, limit=1)
     begin(folder, "a", age=0)
 
     outcome = run(artifacts=folder.url)
 
-    assert (outcome, folder.keys(), in_hash(), registered()) == (Outcome(2), {"a"}, {f"{HERE}:a"}, set())
+    assert (outcome, folder.keys(), in_hash(), registered()) == (StaleUploadsResult(2), {"a"}, {f"{HERE}:a"}, set())
 
 
 # A large hash
@@ -198,7 +204,7 @@ def test_what_one_move_does_not_come_to_the_next_one_does(monkeypatch):
     put(*(f"{HERE}:fresh/{n}" for n in range(4 * ENTRIES_PER_COMMAND)), age=0)
     put(*(f"{HERE}:stale/{n}" for n in range(40)))
 
-    moved = [uploads.bridge.move(client, limit=100) for _ in range(6)]
+    moved = [uploads.bridge.move_stale(client, limit=100) for _ in range(6)]
 
     assert (sum(moved), max(moved) < 40, client.hlen(uploads.keys.hash)) == (40, True, 4 * ENTRIES_PER_COMMAND)
 
@@ -206,7 +212,7 @@ def test_what_one_move_does_not_come_to_the_next_one_does(monkeypatch):
 def test_a_limit_within_a_page_leaves_the_rest_of_it_to_later_moves():
     put(*(f"{HERE}:{n}" for n in range(3 * ENTRIES_PER_COMMAND)))
 
-    moved = [uploads.bridge.move(client, limit=700) for _ in range(8)]
+    moved = [uploads.bridge.move_stale(client, limit=700) for _ in range(8)]
 
     assert (max(moved), sum(moved), moved[-1]) == (700, 3 * ENTRIES_PER_COMMAND, 0)
 
@@ -217,7 +223,7 @@ def test_a_move_that_finds_nothing_up_to_the_end_goes_on_at_the_start():
     put(*fields)
     client.set(uploads.keys.cursor, cursor)
 
-    assert uploads.bridge.move(client, limit=2 * ENTRIES_PER_COMMAND) == len(fields)
+    assert uploads.bridge.move_stale(client, limit=2 * ENTRIES_PER_COMMAND) == len(fields)
 
 
 def test_of_a_large_hash_some_pages_say_how_much_of_it_is_due(monkeypatch):
@@ -225,7 +231,7 @@ def test_of_a_large_hash_some_pages_say_how_much_of_it_is_due(monkeypatch):
     put(*(f"{HERE}:{n}" for n in range(5 * ENTRIES_PER_COMMAND)))
     client.hset(uploads.keys.hash, "artifacts:odd", "x")
 
-    found = uploads.census(client)
+    found = uploads.count_entries(client)
 
     assert (found.pending, found.due) == (5 * ENTRIES_PER_COMMAND + 1, pytest.approx(5 * ENTRIES_PER_COMMAND, rel=0.01))
 
@@ -239,9 +245,9 @@ def test_what_the_forge_has_registered_is_counted_and_found():
     put("artifacts:fresh", "lfs:fresh", age=0)
     register_members("artifacts:ours", age=STALE)
 
-    found, stake = uploads.census(client), BATCH.stake(database_now())
+    found, stake = uploads.count_entries(client), BATCH.stake(database_now())
 
-    assert (found.pending, found.due, found.failed, stake.of(1), stake.due(1)) == (5, 3, 0, 5, 3)
+    assert (found.pending, found.due, found.failed, stake.total(1), stake.due(1)) == (5, 3, 0, 5, 3)
     assert abs(found.due_since.timestamp() - (now() - 2 * MINUTE)) < 10
     assert producer.count(client) == 5
     assert producer.exists(client, HERE, "fresh")
@@ -252,18 +258,18 @@ def test_what_the_forge_has_registered_is_counted_and_found():
 def test_what_the_forge_has_registered_is_not_adopted(folder):
     put("artifacts:a")
 
-    assert (uploads.known(client, HERE, ["a", "b"]), uploads.adopt(client, HERE, ["a"])) == ({"a"}, 0)
+    assert (uploads.find_registered(client, HERE, ["a", "b"]), uploads.adopt(client, HERE, ["a"])) == ({"a"}, 0)
 
 
 @pytest.mark.parametrize("user", ["forgekeeper-exporter", "forgekeeper-console"])
 def test_those_who_only_look_may_count_it(urls, user):
     put("artifacts:a")
     rights.make_users(client, "secret")
-    looking = Client.from_url(urls.redis, username=user, password="secret", driver_info=None)
+    looking = RedisClient.from_url(urls.redis, username=user, password="secret", driver_info=None)
     looking.settings = client.settings
 
     with looking:
-        found = uploads.census(looking)
+        found = uploads.count_entries(looking)
     client.execute_command("ACL", "DELUSER", *rights.users())
 
     assert (found.pending, found.due) == (1, 1)
@@ -282,16 +288,16 @@ def test_by_default_nothing_reads_it(monkeypatch):
     put("artifacts:a")
 
     assert (
-        uploads.bridge.move(client, limit=1),
-        [*uploads.bridge.stale(client)],
-        uploads.bridge.named(client, ["artifacts:a"]),
+        uploads.bridge.move_stale(client, limit=1),
+        [*uploads.bridge.read_stale_pages(client)],
+        uploads.bridge.find_registered(client, ["artifacts:a"]),
     ) == (
         0,
         [],
         set(),
     )
-    assert (uploads.census(client), uploads.count(client), uploads.sampled(client, HERE, 9)) == (
-        Census(0, 0, None, 0),
+    assert (uploads.count_entries(client), uploads.count_pending(client), uploads.sample_paths(client, HERE, 9)) == (
+        EntryCounts(0, 0, None, 0),
         0,
         [],
     )

@@ -36,14 +36,14 @@ KEYS = (
 @pytest.fixture
 def places(database, tmp_path):
     """Two folders, for a location that a table names and one that none does, and the settings that lead there."""
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
     places = {location: tmp_path / location for location in ("artifacts", "lfs")}
     urls = {location: f"file://{folder}" for location, folder in places.items()}
     for location, folder in places.items():
         folder.mkdir()
         sentinel.Store(location, urls[location]).create_sentinel(INSTALLATION)
     yield places, settings_with(object_stores=urls)
-    stores.opened.cache_clear()
+    stores.open_object_store.cache_clear()
 
 
 def sweep(settings):

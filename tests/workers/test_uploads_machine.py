@@ -10,17 +10,17 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from forgekeeper.platform.connections import Client
+from forgekeeper.platform.connections import RedisClient
 from forgekeeper.sources.register.entries import BeingDeleted, UploadClaim, UploadEntry
 from forgekeeper.sources.register.redis_register import RedisRegister
 from tests.harness.settings import settings_with
-from workers.stale_direct_uploads import UPLOADS
+from workers.stale_direct_uploads import UPLOADS_REGISTER
 
 LOCATION, PATH, DONE = "artifacts", "a/b", "done"
 MEMBER = f"{LOCATION}:{PATH}"
 ENTRY = UploadEntry(MEMBER, 0)
 VISIBILITY = timedelta(hours=2)
-uploads = RedisRegister(replace(UPLOADS, retry=UPLOADS.retry._replace(first=VISIBILITY)))
+uploads = RedisRegister(replace(UPLOADS_REGISTER, retry=UPLOADS_REGISTER.retry._replace(first=VISIBILITY)))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def client(urls):
 @pytest.fixture
 def bridging(client):
     """A client of a process whose settings say that the forge registers uploads in its hash."""
-    bridging = Client(connection_pool=client.connection_pool)
+    bridging = RedisClient(connection_pool=client.connection_pool)
     bridging.settings = settings_with(uploads_register="hash")
     return bridging
 
@@ -114,7 +114,7 @@ def forget(client, world, me):
 
 
 def fail(client, world, me):
-    uploads.fail(client, UploadClaim(me, [ENTRY]), ENTRY)
+    uploads.record_failure(client, UploadClaim(me, [ENTRY]), ENTRY)
     return {"then": DONE}
 
 
@@ -146,7 +146,7 @@ def commit(world, me):
 
 
 def move(client, world, me):
-    uploads.bridge.move(client, limit=10)
+    uploads.bridge.move_stale(client, limit=10)
     return {"then": DONE}
 
 

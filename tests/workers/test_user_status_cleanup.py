@@ -139,8 +139,8 @@ each_key = pytest.mark.parametrize(
     ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
 )
 def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most, plan, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST", most)
-    monkeypatch.setattr(statement, "row_of", lambda _rows: key)
+    monkeypatch.setattr(sessions, "MAX_PREPARED_STATEMENTS", most)
+    monkeypatch.setattr(statement, "write_row_locator", lambda _rows: key)
     with session(f"set plan_cache_mode = {plan}"):
         database.execute_sql(ADD_LATER, (20_000,))
         database.execute_sql("vacuum analyze user_statuses")
@@ -194,7 +194,7 @@ def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
 
 @each_key
 def test_a_status_that_is_extended_while_a_chunk_is_deleted_stays(key, other, monkeypatch):
-    monkeypatch.setattr(statement, "row_of", lambda _rows: key)
+    monkeypatch.setattr(statement, "write_row_locator", lambda _rows: key)
     due_statuses(3)
     other.execute("update user_statuses set clear_status_at = now() + interval '1 day' where user_id = 2")
 

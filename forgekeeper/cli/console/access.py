@@ -27,13 +27,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forgekeeper.cli.console.pages import SAID, shown
+from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page
 from forgekeeper.cli.console.probes import answer_probe
-from forgekeeper.cli.console.users import HERE, LONGEST, Role, User, Users, fits, is_password
+from forgekeeper.cli.console.users import (
+    LOCAL_HOST_NAMES,
+    MAX_NAME_LENGTH,
+    Role,
+    User,
+    UserFile,
+    is_correct_password,
+    is_valid_name,
+)
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.settings import Settings
 
-HEADERS = {
+RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -43,20 +51,20 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Headers of every response."""
-SESSION = "forgekeeper_session"
+SESSION_COOKIE = "forgekeeper_session"
 """Cookie of a login session."""
-KNOWN = "forgekeeper_known"
+KNOWN_BROWSER_COOKIE = "forgekeeper_known"
 """Cookie of a browser with an earlier login, which strangers' failures cannot lock out."""
-HOURS_12, DAYS_30 = 12 * 3600, 30 * 86_400
-LARGEST = 64 * 1024
+SESSION_SECONDS, KNOWN_BROWSER_SECONDS = 12 * 3600, 30 * 86_400
+MAX_FORM_BYTES = 64 * 1024
 """Maximum size of a form, in bytes."""
-FIELDS = 2_000
-LOGINS, MINUTE = 5, 60.0
+MAX_FORM_FIELDS = 2_000
+MAX_FAILED_LOGINS, FAILED_LOGINS_WINDOW_SECONDS = 5, 60.0
 """Maximum failed logins per minute, for an address and for a name."""
 
 log = structlog.get_logger(__name__)
 # The key exists in this process only: a restart ends all sessions.
-_signed = URLSafeTimedSerializer(secrets.token_hex(32))
+_cookie_signer = URLSafeTimedSerializer(secrets.token_hex(32))
 
 
 class Person(NamedTuple):
@@ -67,24 +75,31 @@ class Person(NamedTuple):
 
     name: str
     role: Role
-    session: bool = False
+    has_session: bool = False
 
 
-def may_act(request: Request) -> bool:
+def can_act(request: Request) -> bool:
     """Check whether the person is an operator and the settings allow actions."""
     person: Person | None = request.state.person
     return person is not None and person.role == "operator"
 
 
-def say_next(response: Response, sentence: str) -> None:
+def set_flash_message(response: Response, sentence: str) -> None:
     """Show *sentence* once at the top of the next page in this browser.
 
-    For the redirect after a POST: `base.html` shows the sentence as `said`, escaped, also to persons without a session.
+    For the redirect after a POST: `base.html` shows the sentence as `flash_message`, escaped, also to persons
+    without a session.
     """
-    response.set_cookie(SAID, _signed.dumps(sentence[:1000], salt=SAID), max_age=60, httponly=True, samesite="lax")
+    response.set_cookie(
+        FLASH_COOKIE,
+        _cookie_signer.dumps(sentence[:1000], salt=FLASH_COOKIE),
+        max_age=60,
+        httponly=True,
+        samesite="lax",
+    )
 
 
-def local(path: str) -> str:
+def ensure_local_path(path: str) -> str:
     """Return *path*, or the first page if *path* could lead to another host."""
     fine = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
     return path if fine and " " not in path else "/"
@@ -95,32 +110,32 @@ class EndedSessions:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
-        self._until: dict[str, float] = {}
+        self._expires_at: dict[str, float] = {}
 
     def add(self, session: str) -> None:
         """Remember that the session was ended."""
         now = self._clock()
-        self._until = {ended: until for ended, until in self._until.items() if until > now}
-        self._until[session] = now + self._seconds
+        self._expires_at = {ended: until for ended, until in self._expires_at.items() if until > now}
+        self._expires_at[session] = now + self._seconds
 
     def __contains__(self, session: str) -> bool:
         """Check whether the session was ended."""
-        return session in self._until
+        return session in self._expires_at
 
 
-class Gate:
+class AccessMiddleware:
     """Middleware that authenticates requests.
 
-    It sets `person`, `said` and, for a POST, `form` in the request's state.
+    It sets `person`, `flash_message` and, for a POST, `form` in the request's state.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._users = Users(settings.console_users) if settings.console_users else None
-        self._ended = EndedSessions(HOURS_12)
+        self._users = UserFile(settings.console_users) if settings.console_users else None
+        self._ended = EndedSessions(SESSION_SECONDS)
         self._failures: Counter[str] = Counter()
-        self._until = 0.0
-        self._hashing = CapacityLimiter(2)
+        self._failures_reset_at = 0.0
+        self._hashing_limiter = CapacityLimiter(2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -128,65 +143,71 @@ class Gate:
         if (probed := answer_probe(request)) is not None:
             await probed(scope, receive, send)
             return
-        request.state.person, request.state.said = None, None
+        request.state.person, request.state.flash_message = None, None
         if request.method == "GET" and "hx-request" not in request.headers:
-            request.state.said = _loaded(request, SAID, 60)
+            request.state.flash_message = _read_signed_cookie(request, FLASH_COOKIE, 60)
         try:
-            answer = await self._answer(request)
+            answer = await self._intercept_request(request)
         except HTTPException as refused:
-            answer = shown(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
+            answer = render_page(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
             answer.headers.update(refused.headers or {})
         except Problem as problem:
             log.warning("console's users cannot be read", error=str(problem))
             sentence = "the console cannot read the file of its users; its log says why"
-            answer = shown(request, "problem.html", "Refused", 503, sentence=sentence)
+            answer = render_page(request, "problem.html", "Refused", 503, sentence=sentence)
         await (answer or self._app)(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response | None:
+    async def _intercept_request(self, request: Request) -> Response | None:
         """Return the answer to a request that is not passed on, or None.
 
         Raises `HTTPException` to refuse the request.
         """
         path: str = request.scope["path"]  # not `request.url.path`, which depends on the header Host
-        self._insist_on_host(request)
+        self._refuse_other_hosts(request)
         if request.method not in {"GET", "HEAD"}:
-            _insist_on_same_site(request)
-            request.state.form = await _form(request)
+            _refuse_cross_site(request)
+            request.state.form = await _read_form(request)
         if path.startswith("/static/"):
             return None
-        request.state.person = self._person(request)
+        request.state.person = self._identify_person(request)
         if self._users and path == "/login":
-            return await self._login(request)
+            return await self._answer_login(request)
         if request.state.person is None:
-            return _to_login(request)
-        return self._logout(request) if (request.method, path) == ("POST", "/logout") else None
+            return _redirect_to_login(request)
+        return self._log_out(request) if (request.method, path) == ("POST", "/logout") else None
 
-    def _insist_on_host(self, request: Request) -> None:
+    def _refuse_other_hosts(self, request: Request) -> None:
         """Refuse other host names (DNS rebinding) if no password or proxy protects the console."""
         name = re.sub(r":\d+\Z", "", request.headers.get("host", "").lower()).strip("[]")
-        if not (self._users or self._settings.console_proxy or name in {*HERE, self._settings.console_host}):
+        if not (
+            self._users or self._settings.console_proxy or name in {*LOCAL_HOST_NAMES, self._settings.console_host}
+        ):
             raise HTTPException(421, "this console is called localhost: open it by that name")
 
-    def _person(self, request: Request) -> Person | None:
+    def _identify_person(self, request: Request) -> Person | None:
         """Return the person, or None if a login is needed."""
-        users = self._users.known() if self._users else {}
-        name = self._named(request) if self._settings.console_proxy else None
+        users = self._users.read_users() if self._users else {}
+        name = self._read_proxy_user(request) if self._settings.console_proxy else None
         if name is not None:
-            return self._as(name, users[name].role if name in users else "viewer")
+            return self._grant_role(name, users[name].role if name in users else "viewer")
         if not self._users:
-            return self._as("anybody", "viewer")
-        session = _loaded(request, SESSION, HOURS_12)
+            return self._grant_role("anybody", "viewer")
+        session = _read_signed_cookie(request, SESSION_COOKIE, SESSION_SECONDS)
         if not isinstance(session, dict) or session["once"] in self._ended:
             return None
         user = users.get(session["name"])
-        return self._as(user.name, user.role, session=True) if user and session["of"] == _fingerprint(user) else None
+        return (
+            self._grant_role(user.name, user.role, session=True)
+            if user and session["of"] == _password_fingerprint(user)
+            else None
+        )
 
-    def _as(self, name: str, role: Role, *, session: bool = False) -> Person:
+    def _grant_role(self, name: str, role: Role, *, session: bool = False) -> Person:
         return Person(name, role if self._settings.console_actions == "on" else "viewer", session)
 
-    def _named(self, request: Request) -> str | None:
+    def _read_proxy_user(self, request: Request) -> str | None:
         """Return the user whom the proxy names; None if it names nobody and people can log in."""
-        if not any(_peer(request) in network for network in self._settings.console_proxy):
+        if not any(_peer_address(request) in network for network in self._settings.console_proxy):
             raise HTTPException(403, "come by the proxy that asks who you are")
         names = request.headers.getlist(self._settings.console_proxy_header)
         if not names and self._users:
@@ -195,66 +216,69 @@ class Gate:
             raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
         with suppress(UnicodeDecodeError):
             # The name stays unchanged: a trimmed or cleaned name could be another person's.
-            if fits(name := names[0].encode("latin-1").decode()):
+            if is_valid_name(name := names[0].encode("latin-1").decode()):
                 return name
         raise HTTPException(403, "the proxy names you in a way in which no user can be called")
 
-    async def _login(self, request: Request) -> Response:
+    async def _answer_login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params
-        to, wrong = local(asked.get("next", "/")), request.method == "POST"
-        if wrong and (user := await self._proven(request, asked.get("name", ""), asked.get("password", ""))):
-            return _session(RedirectResponse(to, 303), user, request)
-        return shown(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
+        to, wrong = ensure_local_path(asked.get("next", "/")), request.method == "POST"
+        if wrong and (user := await self._authenticate_user(request, asked.get("name", ""), asked.get("password", ""))):
+            return _begin_session(RedirectResponse(to, 303), user, request)
+        return render_page(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
 
-    async def _proven(self, request: Request, name: str, password: str) -> User | None:
+    async def _authenticate_user(self, request: Request, name: str, password: str) -> User | None:
         """Return the user if name and password match.
 
         Raises `HTTPException` after too many failures.
         """
-        user = self._users.known().get(name) if self._users else None
-        client = self._client(request)
+        user = self._users.read_users().get(name) if self._users else None
+        client = self._client_address(request)
         # An IPv6 client has 2^64 addresses, so the first half of the address is the key.
-        keys = {f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}", f"for {name[:LONGEST]}"}
-        known = _loaded(request, KNOWN, DAYS_30)
-        if isinstance(known, dict) and known["name"] == name:
+        keys = {
+            f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}",
+            f"for {name[:MAX_NAME_LENGTH]}",
+        }
+        known_browser = _read_signed_cookie(request, KNOWN_BROWSER_COOKIE, KNOWN_BROWSER_SECONDS)
+        if isinstance(known_browser, dict) and known_browser["name"] == name:
             # Failures of strangers do not lock out a browser in which this person has logged in before.
-            keys = {f"by {known['once']}"}
+            keys = {f"by {known_browser['once']}"}
         who = {"user": user and user.name, "client": str(client)}
-        if time.monotonic() > self._until:
-            self._failures, self._until = Counter(), time.monotonic() + MINUTE
-        if max(self._failures[key] for key in keys) >= LOGINS:
+        if time.monotonic() > self._failures_reset_at:
+            self._failures, self._failures_reset_at = Counter(), time.monotonic() + FAILED_LOGINS_WINDOW_SECONDS
+        if max(self._failures[key] for key in keys) >= MAX_FAILED_LOGINS:
             log.warning("console login refused", **who, reason="too many")
-            seconds = str(int(self._until - time.monotonic()) + 1)
+            seconds = str(int(self._failures_reset_at - time.monotonic()) + 1)
             sentence = f"too many logins have failed: try again in {seconds} seconds"
             raise HTTPException(429, sentence, {"Retry-After": seconds})
         # Failures are counted before the check, so that parallel requests get no additional guesses.
         (failures := self._failures).update(keys)
-        if not await to_thread.run_sync(partial(is_password, user, password), limiter=self._hashing):
+        if not await to_thread.run_sync(partial(is_correct_password, user, password), limiter=self._hashing_limiter):
             log.warning("console login failed", **who)
             return None
         failures.subtract(keys)
         log.info("console login", **who)
         return user
 
-    def _client(self, request: Request) -> IPv4Address | IPv6Address:
+    def _client_address(self, request: Request) -> IPv4Address | IPv6Address:
         """Return the client's address: behind known proxies, the last foreign X-Forwarded-For."""
-        client, proxies = _peer(request), self._settings.console_proxy
-        said = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+        client, proxies = _peer_address(request), self._settings.console_proxy
+        forwarded_for = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         with suppress(ValueError):
-            while said and any(client in network for network in proxies):
-                client = ip_address(said.pop().strip())
+            while forwarded_for and any(client in network for network in proxies):
+                client = ip_address(forwarded_for.pop().strip())
         return client
 
-    def _logout(self, request: Request) -> Response:
-        session = _loaded(request, SESSION, HOURS_12)
+    def _log_out(self, request: Request) -> Response:
+        session = _read_signed_cookie(request, SESSION_COOKIE, SESSION_SECONDS)
         if isinstance(session, dict):
             self._ended.add(session["once"])
         answer = RedirectResponse("/login", 303)
-        answer.delete_cookie(SESSION, httponly=True, samesite="lax")
+        answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="lax")
         return answer
 
 
-def _insist_on_same_site(request: Request) -> None:
+def _refuse_cross_site(request: Request) -> None:
     """Refuse requests that a page of another site makes a browser send (CSRF)."""
     headers = request.headers
     if (site := headers.get("sec-fetch-site")) is not None:
@@ -267,52 +291,57 @@ def _insist_on_same_site(request: Request) -> None:
         raise HTTPException(403, "this form was not sent from a page of the console: open the page and send it again")
 
 
-async def _form(request: Request) -> ImmutableMultiDict[str, str]:
+async def _read_form(request: Request) -> ImmutableMultiDict[str, str]:
     """Read the fields of a form; its Content-Length is required and limited."""
-    length = request.headers.get("content-length", str(LARGEST + 1))
-    if "transfer-encoding" in request.headers or int(length) > LARGEST:
-        raise HTTPException(413, f"the form is larger than {LARGEST:,} bytes: select less at once")
+    length = request.headers.get("content-length", str(MAX_FORM_BYTES + 1))
+    if "transfer-encoding" in request.headers or int(length) > MAX_FORM_BYTES:
+        raise HTTPException(413, f"the form is larger than {MAX_FORM_BYTES:,} bytes: select less at once")
     try:
         body = (await request.body()).decode(errors="replace")
-        return ImmutableMultiDict(parse_qsl(body, keep_blank_values=True, max_num_fields=FIELDS))
+        return ImmutableMultiDict(parse_qsl(body, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS))
     except (ValueError, ClientDisconnect):
-        raise HTTPException(400, f"the form has more than {FIELDS:,} fields: select less") from None
+        raise HTTPException(400, f"the form has more than {MAX_FORM_FIELDS:,} fields: select less") from None
 
 
-def _to_login(request: Request) -> Response:
+def _redirect_to_login(request: Request) -> Response:
     asked = request.scope["path"] + (f"?{request.query_params}" if request.query_params else "")
-    to = f"/login?next={quote(local(asked) if request.method == 'GET' else '/', safe='')}"
+    to = f"/login?next={quote(ensure_local_path(asked) if request.method == 'GET' else '/', safe='')}"
     # htmx would insert a redirect's page into the current page, so the header makes the browser leave it.
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"HX-Redirect": to})
     return RedirectResponse(to, 303)
 
 
-def _session(answer: Response, user: User, request: Request) -> Response:
+def _begin_session(answer: Response, user: User, request: Request) -> Response:
     """Begin a new session with this answer."""
-    value = _signed.dumps({"name": user.name, "of": _fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION)
+    value = _cookie_signer.dumps(
+        {"name": user.name, "of": _password_fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION_COOKIE
+    )
     # If a proxy terminates TLS, only the browser's Origin shows it.
     secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
-    known = _signed.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN)
-    for cookie, content, seconds in ((SESSION, value, HOURS_12), (KNOWN, known, DAYS_30)):
+    known = _cookie_signer.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN_BROWSER_COOKIE)
+    for cookie, content, seconds in (
+        (SESSION_COOKIE, value, SESSION_SECONDS),
+        (KNOWN_BROWSER_COOKIE, known, KNOWN_BROWSER_SECONDS),
+    ):
         answer.set_cookie(cookie, content, max_age=seconds, httponly=True, samesite="lax", secure=secure)
     return answer
 
 
-def _fingerprint(user: User) -> str:
+def _password_fingerprint(user: User) -> str:
     """Return a fingerprint that changes with the user's password."""
     return sha256(user.hash.encode()).hexdigest()
 
 
-def _loaded(request: Request, cookie: str, seconds: int) -> object:
+def _read_signed_cookie(request: Request, cookie: str, seconds: int) -> object:
     """Return the value of a signed cookie; None if it is missing, expired or not ours."""
     try:
-        return _signed.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
+        return _cookie_signer.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
     except BadData:
         return None
 
 
-def _peer(request: Request) -> IPv4Address | IPv6Address:
+def _peer_address(request: Request) -> IPv4Address | IPv6Address:
     """Return the address of the TCP peer, which no header of the request can change."""
     peer = ip_address(request.client.host if request.client else "::")
     return (peer.ipv4_mapped or peer) if isinstance(peer, IPv6Address) else peer

@@ -22,25 +22,25 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
 from forgekeeper.cli import declared, holding, process_list, running
 from forgekeeper.cli.connection import batch_named, require_redis, require_schema
-from forgekeeper.cli.console.access import local, may_act, say_next
-from forgekeeper.cli.console.pages import shown
-from forgekeeper.cli.console.reading import AWAY, trouble
-from forgekeeper.cli.quarantine import Act, Chosen
-from forgekeeper.cli.terminal import WRONG_USE, Outcome, Problem, read_number, wrong_use
-from forgekeeper.ledger.holds import BY_PEOPLE, Hold, Kind
-from forgekeeper.platform.database import database, release
+from forgekeeper.cli.console.access import can_act, ensure_local_path, set_flash_message
+from forgekeeper.cli.console.pages import render_page
+from forgekeeper.cli.console.reading import SERVER_ERRORS, describe_trouble
+from forgekeeper.cli.quarantine import EntryChoice, QuarantineAct
+from forgekeeper.cli.terminal import WRONG_USE_STATUS, ActResult, Problem, read_number, wrong_use
+from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Hold, Kind
+from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.settings import Settings
 
-Fields = ImmutableMultiDict[str, str]
-WITHIN, PATIENCE = timedelta(seconds=3), 4.0
+FormFields = ImmutableMultiDict[str, str]
+FORM_PREVIEW_TIME_LIMIT, FORM_TIMEOUT_SECONDS = timedelta(seconds=3), 4.0
 """Time that a preview may count for a form, and seconds that a form waits for its preview."""
-SHOWN = 30  # sentences per form
+MAX_FORM_SENTENCES = 30  # sentences per form
 
 
 class FormContent(NamedTuple):
     """Sentences of a preview, and *fields* of the form that limit the act to the preview."""
 
-    said: Iterable[str]
+    sentences: Iterable[str]
     fields: Sequence[tuple[str, str]] = ()
 
 
@@ -52,185 +52,198 @@ class Action(NamedTuple):
     person can change it if it is also *typed*.
     """
 
-    look: Callable[[Fields, Settings], FormContent]
-    do: Callable[[Fields, Settings], Outcome]
-    of: tuple[str, ...] = ("batch",)
-    typed: tuple[str, ...] = ()
-    seen: str | None = None
-    migrated: bool = True
+    preview: Callable[[FormFields, Settings], FormContent]
+    perform: Callable[[FormFields, Settings], ActResult]
+    object_fields: tuple[str, ...] = ("batch",)
+    input_fields: tuple[str, ...] = ()
+    preview_field: str | None = None
+    needs_migrations: bool = True
 
 
-def _names(fields: Fields) -> list[str] | None:
+def _read_batch_names(fields: FormFields) -> list[str] | None:
     """Return the name of the batch, or None for all batches."""
     return None if (name := fields.get("batch", "")) == "*" else [batch_named(name).name]
 
 
-def _say_work(names: list[str] | None) -> list[str]:
-    found = [*process_list.at_work(names)]
+def _describe_work(names: list[str] | None) -> list[str]:
+    found = [*process_list.describe_work(names)]
     return [f"at work now: {len(found):,} runs and children", *found]
 
 
-def _at_work(fields: Fields, _settings: Settings) -> FormContent:
-    names = _names(fields)
-    return FormContent([*_say_work(names), *holding.standing(names)])
+def _preview_hold(fields: FormFields, _settings: Settings) -> FormContent:
+    names = _read_batch_names(fields)
+    return FormContent([*_describe_work(names), *holding.describe_holds(names)])
 
 
-def _hold(kind: Kind, fields: Fields) -> holding.Held:
-    return holding.hold_now(kind, _names(fields), until=fields.get("until") or None, reason=fields["reason"])
+def _hold_batches(kind: Kind, fields: FormFields) -> holding.HoldResult:
+    return holding.hold_batches(
+        kind, _read_batch_names(fields), until=fields.get("until") or None, reason=fields["reason"]
+    )
 
 
-def _find_holds(fields: Fields, _settings: Settings) -> FormContent:
+def _preview_resume(fields: FormFields, _settings: Settings) -> FormContent:
     """Find the current holds and their ids: later pauses and stops stay."""
-    names = _names(fields)
-    ids = [str(hold.id) for hold in Hold.standing(*BY_PEOPLE) if names is None or hold.batch in names]
-    return FormContent([*holding.standing(names), *_say_work(names)], [("hold", one) for one in ids])
+    names = _read_batch_names(fields)
+    ids = [str(hold.id) for hold in Hold.list_active(*KINDS_BY_PEOPLE) if names is None or hold.batch in names]
+    return FormContent([*holding.describe_holds(names), *_describe_work(names)], [("hold", one) for one in ids])
 
 
-def _resume(fields: Fields, _settings: Settings) -> holding.Lifted:
+def _resume_batches(fields: FormFields, _settings: Settings) -> holding.ResumeResult:
     seen = [read_number(one, "a pause or stop") for one in fields.getlist("hold")]
-    return holding.resume_now(_names(fields), by=fields.get("by") or None, reason=fields["reason"], seen=seen)
+    return holding.resume_batches(
+        _read_batch_names(fields), by=fields.get("by") or None, reason=fields["reason"], seen=seen
+    )
 
 
-def _preview(fields: Fields, settings: Settings) -> Iterable[str]:
+def _preview_run(fields: FormFields, settings: Settings) -> Iterable[str]:
     """Return a preview of the next run, which is an estimate if the time limit ends it."""
-    return _find_due(fields, settings).said
+    return _preview_due(fields, settings).sentences
 
 
-def _find_due(fields: Fields, settings: Settings) -> FormContent:
+def _preview_due(fields: FormFields, settings: Settings) -> FormContent:
     """Find the due records and their number, which limits a release even if more become due."""
-    found = running.preview_of(batch_named(fields.get("batch", "")), settings, sample=0, within=WITHIN)
+    found = running.require_preview(
+        batch_named(fields.get("batch", "")), settings, sample=0, within=FORM_PREVIEW_TIME_LIMIT
+    )
     expect = [] if found.due is None else [("expect", str(found.due))]
-    return FormContent(map(str.strip, running.lines(found)), expect)
+    return FormContent(map(str.strip, running.list_preview_lines(found)), expect)
 
 
-def _find_released(fields: Fields, settings: Settings) -> FormContent:
+def _preview_release(fields: FormFields, settings: Settings) -> FormContent:
     """Find the due records, and the batches that are released with this batch."""
-    found = _find_due(fields, settings)
+    found = _preview_due(fields, settings)
     names = [batch.name for batch in holding.find_followers([fields.get("batch", "")])]
     with_it = [f"{name} is released with it, if nothing is due in it yet" for name in names]
-    return FormContent([*found.said, *with_it], found.fields)
+    return FormContent([*found.sentences, *with_it], found.fields)
 
 
-def _release(fields: Fields, _settings: Settings) -> holding.Released:
+def _release_batch(fields: FormFields, _settings: Settings) -> holding.ReleaseResult:
     batch = batch_named(fields.get("batch", "")).name
     expect = read_number(fields.get("expect", ""), "records", least=0)
-    return holding.release_now([batch], expect=expect, reason=fields["reason"])
+    return holding.release_batches([batch], expect=expect, reason=fields["reason"])
 
 
-def _run(fields: Fields) -> int:
+def _read_run_number(fields: FormFields) -> int:
     return read_number(fields.get("run", ""), "a run")
 
 
-def _of_run(fields: Fields, _settings: Settings) -> FormContent:
-    run = running.numbered(_run(fields))
-    return FormContent([f"run {run.id} of {run.batch} is {run.state} now", *process_list.at_work(run=run.id)])
+def _preview_cancel(fields: FormFields, _settings: Settings) -> FormContent:
+    run = running.require_run(_read_run_number(fields))
+    return FormContent([f"run {run.id} of {run.batch} is {run.state} now", *process_list.describe_work(run=run.id)])
 
 
-def _cancel(fields: Fields, _settings: Settings) -> Outcome:
-    _before, _state, done = running.cancel_now(_run(fields), reason=fields["reason"])
+def _cancel_run(fields: FormFields, _settings: Settings) -> ActResult:
+    _before, _state, done = running.cancel_run(_read_run_number(fields), reason=fields["reason"])
     return done
 
 
-def _flag(fields: Fields) -> declared.Turn:
-    return declared.Turn.named(fields.get("name", ""), fields.get("to", ""))
+def _read_flag_change(fields: FormFields) -> declared.FlagChange:
+    return declared.FlagChange.parse(fields.get("name", ""), fields.get("to", ""))
 
 
-def _of_flag(fields: Fields, settings: Settings) -> FormContent:
-    turn = _flag(fields)
-    said = [turn.look()]
+def _preview_flag_change(fields: FormFields, settings: Settings) -> FormContent:
+    turn = _read_flag_change(fields)
+    said = [turn.describe_state()]
     for batch in (batch.name for batch in BATCHES.values() if batch.flag == turn.name):
         said.append(f"{batch} goes by it" + ("" if turn.on else ": no run of it does anything while it is off"))
-        said += _preview(Fields({"batch": batch}), settings) if turn.on else ()
+        said += _preview_run(FormFields({"batch": batch}), settings) if turn.on else ()
     return FormContent(said)
 
 
-def _chosen(fields: Fields) -> Chosen:
+def _read_selection(fields: FormFields) -> EntryChoice:
     batch, kind = fields.get("batch") or None, fields.get("kind") or None
-    return Chosen(fields.getlist("id"), bool(fields.get("all")), batch, kind)
+    return EntryChoice(fields.getlist("id"), bool(fields.get("all")), batch, kind)
 
 
-def _find_chosen(act: Act, fields: Fields, settings: Settings) -> FormContent:
-    chosen = _chosen(fields)
-    number = chosen.total(act, settings)
+def _preview_decision(act: QuarantineAct, fields: FormFields, settings: Settings) -> FormContent:
+    chosen = _read_selection(fields)
+    number = chosen.count_entries(act, settings)
     count = [] if chosen.ids else [("count", str(number))]
-    return FormContent([f"so many are meant: {number:,}", *chosen.look(settings)], count)
+    return FormContent([f"so many are meant: {number:,}", *chosen.describe_entries(settings)], count)
 
 
-def _decide_chosen(act: Act, fields: Fields, settings: Settings) -> Outcome:
+def _decide_selection(act: QuarantineAct, fields: FormFields, settings: Settings) -> ActResult:
     expect = None if fields.get("id") else read_number(fields.get("count", ""), "those that are there", least=0)
-    return _chosen(fields).decide(act, settings, expect=expect)
+    return _read_selection(fields).decide(act, settings, expect=expect)
 
 
-def _of_lease(fields: Fields, _settings: Settings) -> FormContent:
+def _preview_lease_break(fields: FormFields, _settings: Settings) -> FormContent:
     require_redis()
-    holder = process_list.holder_of(fields.get("lease", ""))
+    holder = process_list.describe_holder(fields.get("lease", ""))
     return FormContent([holder], [("holder", holder)])
 
 
-LIE = ("id", "all", "batch", "kind")
-ACTIONS = {
+SELECTION_FIELDS = ("id", "all", "batch", "kind")
+CONSOLE_ACTIONS = {
     "run": Action(
-        lambda fields, settings: FormContent(_preview(fields, settings)),
-        lambda fields, _: running.send_now(batch_named(fields.get("batch", ""))),
+        lambda fields, settings: FormContent(_preview_run(fields, settings)),
+        lambda fields, _: running.send_batch(batch_named(fields.get("batch", ""))),
     ),
-    "pause": Action(_at_work, lambda fields, _: _hold("pause", fields), typed=("until",)),
+    "pause": Action(_preview_hold, lambda fields, _: _hold_batches("pause", fields), input_fields=("until",)),
     # Stop is an emergency brake: it must work with pending migrations.
-    "stop": Action(_at_work, lambda fields, _: _hold("stop", fields), typed=("until",), migrated=False),
-    "resume": Action(_find_holds, _resume, typed=("by",), seen="hold"),
-    "release": Action(_find_released, _release, typed=("expect",), seen="expect"),
-    "cancel": Action(_of_run, _cancel, ("run",)),
-    "flag": Action(_of_flag, lambda fields, _: _flag(fields).do(), ("name", "to")),
-    "retry": Action(partial(_find_chosen, "retry"), partial(_decide_chosen, "retry"), LIE, seen="count"),
+    "stop": Action(
+        _preview_hold, lambda fields, _: _hold_batches("stop", fields), input_fields=("until",), needs_migrations=False
+    ),
+    "resume": Action(_preview_resume, _resume_batches, input_fields=("by",), preview_field="hold"),
+    "release": Action(_preview_release, _release_batch, input_fields=("expect",), preview_field="expect"),
+    "cancel": Action(_preview_cancel, _cancel_run, ("run",)),
+    "flag": Action(_preview_flag_change, lambda fields, _: _read_flag_change(fields).apply(), ("name", "to")),
+    "retry": Action(
+        partial(_preview_decision, "retry"),
+        partial(_decide_selection, "retry"),
+        SELECTION_FIELDS,
+        preview_field="count",
+    ),
     # The person has to type this number.
     "discard": Action(
-        lambda fields, settings: FormContent(_find_chosen("discard", fields, settings).said),
-        partial(_decide_chosen, "discard"),
-        LIE,
+        lambda fields, settings: FormContent(_preview_decision("discard", fields, settings).sentences),
+        partial(_decide_selection, "discard"),
+        SELECTION_FIELDS,
         ("count",),
     ),
     "break": Action(
-        _of_lease,
-        lambda fields, _: process_list.free(fields.get("lease", ""), seen=fields.get("holder", "")),
+        _preview_lease_break,
+        lambda fields, _: process_list.free_lease(fields.get("lease", ""), seen=fields.get("holder", "")),
         ("lease",),
-        seen="holder",
+        preview_field="holder",
     ),
 }
 
 
-async def act(request: Request) -> Response:
+async def handle_action(request: Request) -> Response:
     """Show the form of an act, or perform the act and redirect.
 
     Acts have threads of their own, so pages cannot use them up.
     """
-    return await to_thread.run_sync(_act, request, limiter=request.app.state.acts)
+    return await to_thread.run_sync(_answer_action, request, limiter=request.app.state.acts)
 
 
-def _act(request: Request) -> Response:
-    action, post = ACTIONS.get(request.path_params["name"]), request.method == "POST"
-    if not may_act(request):
+def _answer_action(request: Request) -> Response:
+    action, post = CONSOLE_ACTIONS.get(request.path_params["name"]), request.method == "POST"
+    if not can_act(request):
         raise HTTPException(403, "only operators may do this, and only where the settings let them act")
     if action is None:
         raise HTTPException(404, "there is no such act")
-    fields: Fields = request.state.form if post else request.query_params
+    fields: FormFields = request.state.form if post else request.query_params
     try:
         for name, text in fields.multi_items():
-            if name not in {*action.of, *action.typed, action.seen, "reason", "back"}:
+            if name not in {*action.object_fields, *action.input_fields, action.preview_field, "reason", "back"}:
                 wrong_use(f"this act has no field {name}")
-            if len(text) > acts.LONGEST:
-                wrong_use(f"{name}: write no more than {acts.LONGEST:,} characters")
+            if len(text) > acts.MAX_TEXT_LENGTH:
+                wrong_use(f"{name}: write no more than {acts.MAX_TEXT_LENGTH:,} characters")
         if not post:
-            return _form(request, action, fields)
-        said = _do(action, fields, request)
+            return _render_form(request, action, fields)
+        said = _perform_action(action, fields, request)
     except Problem as problem:
-        return _form(request, action, fields, str(problem), 422 if problem.status == WRONG_USE else 409)
-    except AWAY as error:
-        return _form(request, action, fields, trouble(error), 503)
-    answer = RedirectResponse(local(fields.get("back", "/")), 303)
-    say_next(answer, said)
+        return _render_form(request, action, fields, str(problem), 422 if problem.status == WRONG_USE_STATUS else 409)
+    except SERVER_ERRORS as error:
+        return _render_form(request, action, fields, describe_trouble(error), 503)
+    answer = RedirectResponse(ensure_local_path(fields.get("back", "/")), 303)
+    set_flash_message(answer, said)
     return answer
 
 
-def _do(action: Action, fields: Fields, request: Request) -> str:
+def _perform_action(action: Action, fields: FormFields, request: Request) -> str:
     """Perform the act as this person, on a connection of this thread.
 
     Raises `Problem` if a part was not done.
@@ -238,39 +251,46 @@ def _do(action: Action, fields: Fields, request: Request) -> str:
     settings: Settings = request.app.state.settings
     if not (reason := fields.get("reason", "").strip()):
         wrong_use("say why: the audit keeps the reason, for anyone who looks at it")
-    with acts.begin(actor=request.state.person.name, on=settings.audit != "off", reason=reason):
+    with acts.recording_acts(actor=request.state.person.name, on=settings.audit != "off", reason=reason):
         try:
             database.connect()
-            if action.migrated:
+            if action.needs_migrations:
                 require_schema()
-            done = action.do(fields, settings)
+            done = action.perform(fields, settings)
         finally:
-            release()
-            request.app.state.reader.acted()
-    said = "; ".join([*done.said(), *(left := done.not_done())])
+            release_connection()
+            request.app.state.reader.discard_answers()
+    said = "; ".join([*done.describe_changes(), *(left := done.describe_refusals())])
     if left:
         raise Problem(said)
     return said
 
 
-def _form(request: Request, action: Action, fields: Fields, wrong: str = "", status: int = 200) -> Response:
+def _render_form(request: Request, action: Action, fields: FormFields, wrong: str = "", status: int = 200) -> Response:
     """Show the form with the typed values; its preview is shared by everybody."""
 
-    def look() -> dict[str, Any]:
-        found = action.look(fields, request.app.state.settings)
-        return {"will": [*islice(found.said, SHOWN)], "seen": found.fields}
+    def read_preview() -> dict[str, Any]:
+        found = action.preview(fields, request.app.state.settings)
+        return {"will": [*islice(found.sentences, MAX_FORM_SENTENCES)], "seen": found.fields}
 
-    of = [(name, text) for name, text in fields.multi_items() if name in action.of and text]
-    known = request.app.state.reader.ask((request.url.path, *of), look, patience=PATIENCE)
-    if known.problem is not None and (not wrong or known.problem.status == WRONG_USE):
+    object_fields = [(name, text) for name, text in fields.multi_items() if name in action.object_fields and text]
+    known = request.app.state.reader.ask(
+        (request.url.path, *object_fields), read_preview, timeout_seconds=FORM_TIMEOUT_SECONDS
+    )
+    if known.problem is not None and (not wrong or known.problem.status == WRONG_USE_STATUS):
         raise HTTPException(404, str(known.problem))
-    back = local(fields.get("back") or _before(request))
-    facts = {"name": request.path_params["name"], "of": of, "typed": action.typed, "seen": action.seen}
+    back = ensure_local_path(fields.get("back") or _previous_page(request))
+    facts = {
+        "name": request.path_params["name"],
+        "object_fields": object_fields,
+        "typed": action.input_fields,
+        "seen": action.preview_field,
+    }
     facts |= {"fields": fields, "known": known}
-    return shown(request, "act.html", "Act", status, **facts, back=back, wrong=wrong)
+    return render_page(request, "act.html", "Act", status, **facts, back=back, wrong=wrong)
 
 
-def _before(request: Request) -> str:
+def _previous_page(request: Request) -> str:
     """Return the console's page that the person came from."""
     came = urlsplit(request.headers.get("referer", ""))
     ours = came.netloc == request.headers.get("host") and not came.path.startswith("/act/")

@@ -16,79 +16,85 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.cli.console.access import Gate
-from forgekeeper.cli.console.acting import act
-from forgekeeper.cli.console.backlogs import BACKLOGS
-from forgekeeper.cli.console.pages import PAGES, Asked, Page, load_pages, shown
-from forgekeeper.cli.console.reading import Busy, Reader
-from forgekeeper.cli.console.words import FILTERS
-from forgekeeper.ledger.processes import version
+from forgekeeper.cli.console.access import AccessMiddleware
+from forgekeeper.cli.console.acting import handle_action
+from forgekeeper.cli.console.backlogs import BACKLOG_HISTORY
+from forgekeeper.cli.console.pages import DECLARED_PAGES, ConsolePage, PageRequest, load_pages, render_page
+from forgekeeper.cli.console.reading import PageReader, ReaderBusy
+from forgekeeper.cli.console.template_filters import TEMPLATE_FILTERS
+from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.platform.settings import Settings
 
-HERE = Path(__file__).parent
-SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
+CONSOLE_FOLDER = Path(__file__).parent
+HTTP_ERROR_SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
 """Texts for people in place of Starlette's own errors."""
-MAX_ACTS = 3
+MAX_CONCURRENT_ACTS = 3
 """Maximum concurrent acts; pages leave a database connection free for each."""
-BUSY = "the console is busy: too many questions wait for the servers; try again in a moment"
+BUSY_SENTENCE = "the console is busy: too many questions wait for the servers; try again in a moment"
 
 
-def application(settings: Settings) -> Starlette:
+def create_application(settings: Settings) -> Starlette:
     """Create the web application; the process must be connected, with its batches loaded."""
     load_pages()
-    BACKLOGS.begin()
+    BACKLOG_HISTORY.start_reading()
     made = Starlette(
         routes=[
-            *(Route(page.address, _endpoint(page), name=page.address) for page in PAGES),
-            Route("/act/{name}", act, methods=["GET", "POST"]),
-            Mount("/static", StaticFiles(directory=HERE / "static")),
+            *(Route(page.address, _create_endpoint(page), name=page.address) for page in DECLARED_PAGES),
+            Route("/act/{name}", handle_action, methods=["GET", "POST"]),
+            Mount("/static", StaticFiles(directory=CONSOLE_FOLDER / "static")),
         ],
-        middleware=[Middleware(Gate, settings=settings)],
-        exception_handlers={HTTPException: _refused, Exception: _mistake},
+        middleware=[Middleware(AccessMiddleware, settings=settings)],
+        exception_handlers={HTTPException: _show_refusal, Exception: _show_internal_error},
     )
     # Every value is escaped, and a missing name is an error.
     made.state.templates = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
+        loader=FileSystemLoader(CONSOLE_FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.state.templates.filters.update(FILTERS)
-    made.state.templates.globals.update(batches=BATCHES, version=version(), trouble=None, live=False)
-    made.state.settings, made.state.reader, made.state.acts = settings, Reader(), CapacityLimiter(MAX_ACTS)
+    made.state.templates.filters.update(TEMPLATE_FILTERS)
+    made.state.templates.globals.update(batches=BATCHES, version=read_version(), trouble=None, live=False)
+    made.state.settings, made.state.reader, made.state.acts = (
+        settings,
+        PageReader(),
+        CapacityLimiter(MAX_CONCURRENT_ACTS),
+    )
     return made
 
 
-def _endpoint(page: Page) -> Callable[[Request], Response]:
-    def show(request: Request) -> Response:
+def _create_endpoint(page: ConsolePage) -> Callable[[Request], Response]:
+    def show_page(request: Request) -> Response:
         # A function that is not async: Starlette calls it in a thread, because it blocks.
         query = {name: value for name in page.query if (value := request.query_params.get(name))}
-        asked = Asked(request.path_params, query, request.app.state.settings)
+        page_request = PageRequest(request.path_params, query, request.app.state.settings)
         key = (page.address, *sorted(request.path_params.items()), *sorted(query.items()))
         try:
-            known = request.app.state.reader.ask(key, lambda: page.look(asked), patience=page.patience)
-        except Busy:
-            return shown(request, "problem.html", "Busy", 503, sentence=BUSY)
+            known = request.app.state.reader.ask(
+                key, lambda: page.collect_facts(page_request), timeout_seconds=page.timeout_seconds
+            )
+        except ReaderBusy:
+            return render_page(request, "problem.html", "Busy", 503, sentence=BUSY_SENTENCE)
         if known.problem is not None:
             raise HTTPException(404, str(known.problem))
         title = page.title.format(**request.path_params)
         facts = {"trouble": known.trouble, "age": known.age, "live": page.live}
         if known.value is None:
-            return shown(request, "away.html", title, 503, **facts | {"live": True})
-        return shown(request, page.template, title, **facts | known.value)
+            return render_page(request, "away.html", title, 503, **facts | {"live": True})
+        return render_page(request, page.template, title, **facts | known.value)
 
-    return show
+    return show_page
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _show_refusal(request: Request, error: Exception) -> Response:
     """Show the sentence of an error that was raised for a page or an act."""
     assert isinstance(error, HTTPException)
     title = "Refused" if error.status_code == 403 else "Nothing here"
-    sentence = SENTENCES.get(error.detail, error.detail)
-    return shown(request, "problem.html", title, error.status_code, sentence=sentence)
+    sentence = HTTP_ERROR_SENTENCES.get(error.detail, error.detail)
+    return render_page(request, "problem.html", title, error.status_code, sentence=sentence)
 
 
-def _mistake(request: Request, _error: Exception) -> Response:
+def _show_internal_error(request: Request, _error: Exception) -> Response:
     """Report a bug of ours; Starlette raises the error again and so logs its trace."""
-    return shown(request, "problem.html", "Something is wrong", 500, sentence="the log of the console says what")
+    return render_page(request, "problem.html", "Something is wrong", 500, sentence="the log of the console says what")

@@ -11,57 +11,57 @@ import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.platform.database import database, now, release
-from forgekeeper.platform.database.looking import WritesInLook
-from metrics.logs import describe
-from metrics.threads import Rounds
+from forgekeeper.platform.database import database, now, release_connection
+from forgekeeper.platform.database.read_only import ReadOnlyViolation
+from metrics.logs import describe_error
+from metrics.threads import PeriodicThread
 
-MINUTE, DAY = 60.0, 1_440
-MAX_POINTS = 48
+READ_INTERVAL_SECONDS, MAX_KEPT_MINUTES = 60.0, 1_440
+MAX_CHART_POINTS = 48
 """Maximum points of a chart."""
-Point = tuple[datetime | None, int | None]
+BacklogPoint = tuple[datetime | None, int | None]
 
 log = structlog.get_logger(__name__)
 
 
-class Backlogs:
+class BacklogHistory:
     """Due records of each batch by minute; None for a minute without an answer."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=DAY))
+        self._points: dict[str, deque[BacklogPoint]] = defaultdict(lambda: deque(maxlen=MAX_KEPT_MINUTES))
 
-    def begin(self) -> None:
+    def start_reading(self) -> None:
         """Start a thread that reads the backlogs once a minute."""
-        Rounds("backlogs", self.look, interval=MINUTE).start()
+        PeriodicThread("backlogs", self.read_backlogs, interval=READ_INTERVAL_SECONDS).start()
 
-    def look(self) -> None:
+    def read_backlogs(self) -> None:
         """Read the backlogs once; errors of servers do not end the thread."""
         try:
             database.connect(reuse_if_open=True)
             instant = now()
             for name, batch in BATCHES.items():
                 try:
-                    due = batch.due(instant)
-                except (redis.RedisError, pw.ProgrammingError, WritesInLook):
+                    due = batch.sum_backlogs(instant)
+                except (redis.RedisError, pw.ProgrammingError, ReadOnlyViolation):
                     # The backlog of a blocked batch is unknown, for example because the forge lacks a table.
                     due = None
-                self._known[name].append((instant, due and due.records))
+                self._points[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:
-            log.warning("backlogs not known", error=describe(error))
+            log.warning("backlogs not known", error=describe_error(error))
             for name in BATCHES:
-                self._known[name].append((None, None))
+                self._points[name].append((None, None))
         finally:
-            release()
+            release_connection()
 
-    def points(self, batch: str) -> list[Point]:
+    def chart_points(self, batch: str) -> list[BacklogPoint]:
         """Return at most `MAX_POINTS` points: the last time and highest count of each part.
 
         Both are None for a time without an answer.
         """
-        known = list(self._known[batch])
-        size = -(-len(known) // MAX_POINTS) or 1
+        known = list(self._points[batch])
+        size = -(-len(known) // MAX_CHART_POINTS) or 1
         parts = (known[at : at + size] for at in range(0, len(known), size))
         return [(part[-1][0], max((count for _, count in part if count is not None), default=None)) for part in parts]
 
 
-BACKLOGS = Backlogs()
+BACKLOG_HISTORY = BacklogHistory()

@@ -23,14 +23,14 @@ MAX_CONNECTIONS_PER_ADDRESS = 100
 """Maximum connections of an address that is not a known proxy. A browser opens six."""
 
 
-class Connections:
+class OpenConnections:
     """Open connections, counted by address."""
 
     def __init__(self, proxies: tuple[IPv4Network | IPv6Network, ...]) -> None:
         self._proxies = proxies
         self._open: Counter[str] = Counter()
 
-    def protocol(self) -> type[asyncio.Protocol]:
+    def protocol_class(self) -> type[asyncio.Protocol]:
         """Return uvicorn's protocol class for connections."""
         return partial(LimitedProtocol, connections=self)  # type: ignore[return-value]  # uvicorn only calls it
 
@@ -55,9 +55,9 @@ class Connections:
 class LimitedProtocol(H11Protocol):
     """A connection that is closed if its request is late or there are too many connections."""
 
-    def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
+    def __init__(self, *arguments: Any, connections: OpenConnections, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._all = connections
+        self._connections = connections
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -65,7 +65,7 @@ class LimitedProtocol(H11Protocol):
         """Start the timer, or close the connection at once if there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        if self._all.add(self._address):
+        if self._connections.add(self._address):
             self._begin_timer()
         else:
             transport.abort()
@@ -73,7 +73,7 @@ class LimitedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer and forget the connection."""
         self._stop_timer()
-        self._all.remove(self._address)
+        self._connections.remove(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -15,73 +15,73 @@ from markupsafe import Markup
 from forgekeeper.api.batches import BATCHES, FLAGS, FeatureFlag
 from forgekeeper.audit import lookup
 from forgekeeper.cli import check, declared
-from forgekeeper.cli.console.pages import Asked, choose_page, page
+from forgekeeper.cli.console.pages import PageRequest, choose_page, page
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.database import now
-from forgekeeper.platform.settings.reading import describe
+from forgekeeper.platform.settings.reading import list_settings
 
-RULES = files("metrics") / "alerts.yml"
-RUNBOOKS = files("metrics") / "runbooks"
+ALERT_RULES_FILE = files("metrics") / "alerts.yml"
+RUNBOOKS_FOLDER = files("metrics") / "runbooks"
 SETTINGS_PER_PAGE = 40
-PAGES = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
+PAGES_BY_LINK = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
 """Pages of the console by the link targets of a runbook; "" is the page itself."""
 
 
 @page("/flags", "flags.html", "Flags")
-def flags(_asked: Asked) -> dict[str, Any]:
+def show_flags(_asked: PageRequest) -> dict[str, Any]:
     """Show each flag with its batches, its state, and the person who last changed it."""
     return {
         "at": now(),
         "flags": declared.flag_states(),
         "sentences": FLAGS,
         "turned": {row.name: row.updated_at for row in FeatureFlag.select()},
-        "acts": lookup.latest("flags on", "flags off"),
+        "acts": lookup.find_latest_acts("flags on", "flags off"),
     }
 
 
 @page("/settings", "settings.html", "Settings", query=("find", "given", "page"), live=False)
-def settings(asked: Asked) -> dict[str, Any]:
+def show_settings(request: PageRequest) -> dict[str, Any]:
     """Show the settings of this process with their sources, secrets masked.
 
     ``find`` selects settings by a text in their name or description, ``given`` settings that are not the default.
     """
-    text = asked.query.get("find", "").casefold()
+    text = request.query.get("find", "").casefold()
     found = [
         one
-        for one in describe(asked.settings)
-        if text in f"{one.name} {one.sentence}".casefold() and (one.source != "default" or "given" not in asked.query)
+        for one in list_settings(request.settings)
+        if text in f"{one.name} {one.sentence}".casefold() and (one.source != "default" or "given" not in request.query)
     ]
-    return choose_page(found, asked, SETTINGS_PER_PAGE)
+    return choose_page(found, request, SETTINGS_PER_PAGE)
 
 
-@page("/check", "check.html", "Check", patience=15, live=False)
-def checked(asked: Asked) -> dict[str, Any]:
+@page("/check", "check.html", "Check", timeout_seconds=15, live=False)
+def show_check(request: PageRequest) -> dict[str, Any]:
     """Show the results of `check`, run on the console's machine."""
-    return {"at": now(), "findings": list(check.findings(asked.settings))}
+    return {"at": now(), "findings": list(check.collect_findings(request.settings))}
 
 
 @page("/alerts", "alerts.html", "Alerts", live=False)
-def alerts(_asked: Asked) -> dict[str, Any]:
+def show_alerts(_asked: PageRequest) -> dict[str, Any]:
     """Show every alert, by batch, and alerts that concern no single batch."""
-    of = {name: [rule for rule in rules() if name in rule["batches"]] for name in BATCHES}
-    of["every batch, and the installation"] = [rule for rule in rules() if not rule["batches"]]
-    return {"alerts": {name: some for name, some in of.items() if some}, "runbooks": runbooks()}
+    rules_by_owner = {name: [rule for rule in read_alert_rules() if name in rule["batches"]] for name in BATCHES}
+    rules_by_owner["every batch, and the installation"] = [rule for rule in read_alert_rules() if not rule["batches"]]
+    return {"alerts": {name: some for name, some in rules_by_owner.items() if some}, "runbooks": list_runbooks()}
 
 
 @page("/runbooks/{name}", "runbook.html", "Runbook: {name}", live=False)
-def runbook(asked: Asked) -> dict[str, Any]:
+def show_runbook(request: PageRequest) -> dict[str, Any]:
     """Show the runbook of an alert."""
-    if (name := asked.path["name"]) not in runbooks():
-        raise Problem(f"there is no runbook {name!r}; there are: {', '.join(runbooks())}")
+    if (name := request.path["name"]) not in list_runbooks():
+        raise Problem(f"there is no runbook {name!r}; there are: {', '.join(list_runbooks())}")
     # The file is part of the package, and HTML in it is escaped.
-    return {"text": Markup(rendered((RUNBOOKS / f"{name}.md").read_text("utf-8")))}  # noqa: S704
+    return {"text": Markup(render_markdown((RUNBOOKS_FOLDER / f"{name}.md").read_text("utf-8")))}  # noqa: S704
 
 
 @cache
-def rules() -> list[dict[str, Any]]:
+def read_alert_rules() -> list[dict[str, Any]]:
     """Read the declared alerts, each with its *runbook*'s address and the *batches* it names."""
     owners = {one.name: batch for batch in BATCHES for one in (BATCHES[batch], *BATCHES[batch].children)}
-    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    groups = yaml.safe_load(ALERT_RULES_FILE.read_text("utf-8"))["groups"]
     found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     for rule in found:
         rule["batches"] = {owners[word] for word in re.findall(r"\w+", rule["expr"]) if word in owners}
@@ -91,12 +91,14 @@ def rules() -> list[dict[str, Any]]:
 
 
 @cache
-def runbooks() -> tuple[str, ...]:
+def list_runbooks() -> tuple[str, ...]:
     """Return the names of the runbooks."""
-    return tuple(sorted(file.name.removesuffix(".md") for file in RUNBOOKS.iterdir() if file.name.endswith(".md")))
+    return tuple(
+        sorted(file.name.removesuffix(".md") for file in RUNBOOKS_FOLDER.iterdir() if file.name.endswith(".md"))
+    )
 
 
-def rendered(text: str) -> str:
+def render_markdown(text: str) -> str:
     """Render Markdown as HTML: lowered headings, no styles, and links to our own pages."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)
@@ -108,14 +110,14 @@ def rendered(text: str) -> str:
             token.attrSet("id", re.sub(r"[^\w\- ]", "", tokens[place + 1].content.lower()).replace(" ", "-"))
         for part in token.children or ():
             if part.type == "link_open":
-                _lead(part)
+                _rewrite_link(part)
     html: str = reader.renderer.render(tokens, reader.options, {})
     return html.replace("<pre>", '<pre tabindex="0">')
 
 
-def _lead(link: Token) -> None:
+def _rewrite_link(link: Token) -> None:
     """Point the link to the console's page; without such a page, remove its target."""
     file, hash_sign, anchor = str(link.attrs.pop("href")).partition("#")
-    pages = PAGES | {f"{name}.md": f"/runbooks/{name}" for name in runbooks()}
+    pages = PAGES_BY_LINK | {f"{name}.md": f"/runbooks/{name}" for name in list_runbooks()}
     if file in pages:
         link.attrSet("href", f"{pages[file]}{hash_sign}{anchor}")

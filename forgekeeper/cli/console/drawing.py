@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-WIDE = 640
+CHART_WIDTH = 640
 
 
-def line(points: Sequence[float | None], width: int, height: int) -> str:
+def draw_line(points: Sequence[float | None], width: int, height: int) -> str:
     """Return the SVG path of a series, with gaps for unknown values."""
     most = max((one for one in points if one is not None), default=0) or 1
     step = width / max(1, len(points) - 1)
@@ -20,7 +20,7 @@ def line(points: Sequence[float | None], width: int, height: int) -> str:
     return path or "M0 0"
 
 
-def spans(rows: Sequence[tuple[str, str, datetime, datetime | None]]) -> list[tuple[str, str, float, float]]:
+def place_spans(rows: Sequence[tuple[str, str, datetime, datetime | None]]) -> list[tuple[str, str, float, float]]:
     """Return name, state, left edge and width of each span; one without end is still open."""
     if not rows:
         return []
@@ -28,6 +28,6 @@ def spans(rows: Sequence[tuple[str, str, datetime, datetime | None]]) -> list[tu
     last = max(ended or began for _, _, began, ended in rows)
     whole, placed = max(last - first, timedelta(milliseconds=1)), []
     for name, state, began, ended in rows:
-        left, wide = WIDE * ((began - first) / whole), WIDE * (((ended or last) - began) / whole)
-        placed.append((name, state, min(left, WIDE - 2), max(2, wide)))
+        left, wide = CHART_WIDTH * ((began - first) / whole), CHART_WIDTH * (((ended or last) - began) / whole)
+        placed.append((name, state, min(left, CHART_WIDTH - 2), max(2, wide)))
     return placed

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from forgekeeper.cli.console.reading import PATIENCE
+from forgekeeper.cli.console.reading import ANSWER_TIMEOUT_SECONDS
 from forgekeeper.cli.terminal import read_number
 from forgekeeper.platform.settings import Settings
 
 
-class Asked(NamedTuple):
+class PageRequest(NamedTuple):
     """Request of a page: the address's *path* parts and *query*, and the settings."""
 
     path: Mapping[str, str]
@@ -26,10 +26,10 @@ class Asked(NamedTuple):
     settings: Settings
 
 
-Look = Callable[[Asked], dict[str, Any]]
+PageFunction = Callable[[PageRequest], dict[str, Any]]
 
 
-class Page(NamedTuple):
+class ConsolePage(NamedTuple):
     """A page: address, template, title, seconds to wait, and whether it renews itself.
 
     *query* are the parameters that change its answer. Other parameters are ignored.
@@ -38,14 +38,14 @@ class Page(NamedTuple):
     address: str
     template: str
     title: str
-    look: Look
-    patience: float
+    collect_facts: PageFunction
+    timeout_seconds: float
     live: bool
     query: tuple[str, ...]
 
 
-PAGES: list[Page] = []
-SAID = "forgekeeper_said"
+DECLARED_PAGES: list[ConsolePage] = []
+FLASH_COOKIE = "forgekeeper_said"
 """Cookie with a sentence for the top of the next page."""
 
 
@@ -55,25 +55,25 @@ def page(
     title: str,
     *,
     query: tuple[str, ...] = (),
-    patience: float = PATIENCE,
+    timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
     live: bool = True,
-) -> Callable[[Look], Look]:
+) -> Callable[[PageFunction], PageFunction]:
     """Declare a page; *title* may name parts of the path, as in ``{batch}``."""
 
-    def declare(look: Look) -> Look:
-        PAGES.append(Page(address, template, title, look, patience, live, query))
-        return look
+    def register_page(function: PageFunction) -> PageFunction:
+        DECLARED_PAGES.append(ConsolePage(address, template, title, function, timeout_seconds, live, query))
+        return function
 
-    return declare
+    return register_page
 
 
-def choose_page(rows: Sequence[Any], asked: Asked, size: int) -> dict[str, Any]:
+def choose_page(rows: Sequence[Any], request: PageRequest, size: int) -> dict[str, Any]:
     """Return *size* rows for the requested ``page``, and queries of ``first`` and ``next``.
 
     ``first`` is None on the first page, and ``next`` on the last.
     """
-    number = read_number(asked.query.get("page", "1"), "a page")
-    others = {name: value for name, value in asked.query.items() if name != "page"}
+    number = read_number(request.query.get("page", "1"), "a page")
+    others = {name: value for name, value in request.query.items() if name != "page"}
     return {
         "shown": rows[(number - 1) * size : number * size],
         "first": others if number > 1 else None,
@@ -83,21 +83,21 @@ def choose_page(rows: Sequence[Any], asked: Asked, size: int) -> dict[str, Any]:
 
 def load_pages() -> None:
     """Import all modules that declare pages."""
-    for module in ("overview", "undo", "batch", "story", "working", "quarantine", "recorded", "declared"):
+    for module in ("overview", "undo", "batch", "story", "processes", "quarantine", "audit", "declared"):
         import_module(f"forgekeeper.cli.console.{module}")
 
 
-def shown(request: Request, template: str, title: str, status: int = 200, /, **facts: Any) -> HTMLResponse:
+def render_page(request: Request, template: str, title: str, status: int = 200, /, **facts: Any) -> HTMLResponse:
     """Render a template for the requesting person; *facts* add to or replace common facts."""
-    of_all = {
+    common_facts = {
         "person": request.state.person,
-        "said": request.state.said,
+        "flash_message": request.state.flash_message,
         "path": request.scope["path"],
         "query": {name: value for name, value in request.query_params.items() if value},
         "title": title,
     }
-    text = request.app.state.templates.get_template(template).render(of_all | facts)
+    text = request.app.state.templates.get_template(template).render(common_facts | facts)
     answer = HTMLResponse(text, status, {"Cache-Control": "no-store"})
-    if request.state.said:
-        answer.delete_cookie(SAID, httponly=True, samesite="lax")
+    if request.state.flash_message:
+        answer.delete_cookie(FLASH_COOKIE, httponly=True, samesite="lax")
     return answer

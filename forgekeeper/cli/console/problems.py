@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from forgekeeper.cli.console.where import Fact
-from forgekeeper.cli.not_deleted import HELD_BACK
+from forgekeeper.cli.console.server_states import ServerState
+from forgekeeper.cli.not_deleted import HOLDING_STATES
 from forgekeeper.ledger.quarantine import Quarantined
 
-URGENCY = (
+STATES_BY_URGENCY = (
     *("error", "unserved", "unusual", "held", "blocked", "failing", "silent", "late", "missed"),
     *("stopped", "paused", "off"),
 )
 """States that need attention, the most urgent first."""
-STATE_OF_HOLD = {"pause": "paused", "stop": "stopped", "breaker": "held", "new": "held"}
+STATES_BY_HOLD = {"pause": "paused", "stop": "stopped", "breaker": "held", "new": "held"}
 
-Facts = Mapping[str, Any]
+StatusReport = Mapping[str, Any]
 
 
 class ProblemLine(NamedTuple):
@@ -32,26 +32,26 @@ class ProblemLine(NamedTuple):
     until: datetime | None = None
 
 
-def list_problems(found: Facts, places: Iterable[Fact]) -> list[ProblemLine]:
+def list_problems(found: StatusReport, places: Iterable[ServerState]) -> list[ProblemLine]:
     """Return the problems *found* by `status.gather` and in the places; needs a connection."""
     lines = [ProblemLine("error", sentence, (), "check") for sentence in found["general_warnings"]]
-    lines += [ProblemLine("error", f"{one.what}: {one.wrong}", (), "check") for one in places if one.wrong]
+    lines += [ProblemLine("error", f"{one.name}: {one.error}", (), "check") for one in places if one.error]
     for one in found["processes"]:
         if one["silent"]:
             sentence = f"{one['kind']} {one['host']}:{one['pid']} sends no heartbeat"
             lines.append(ProblemLine("silent", sentence, (), "unserved", one["alive_at"]))
     for one in found["not_deleted"]:
-        if one["word"] not in HELD_BACK:
+        if one["word"] not in HOLDING_STATES:
             lines.append(ProblemLine(one["word"], one["sentence"], one["batches"], one["word"], one["since"]))
     for name, batch in found["batches"].items():
-        lines += _of_batch(name, batch, found["amounts"].get(name))
-    return sorted(lines, key=lambda line: URGENCY.index(line.state))
+        lines += _list_batch_problems(name, batch, found["amounts"].get(name))
+    return sorted(lines, key=lambda line: STATES_BY_URGENCY.index(line.state))
 
 
-def _of_batch(name: str, one: Facts, amount: Facts | None) -> Iterator[ProblemLine]:
+def _list_batch_problems(name: str, one: StatusReport, amount: StatusReport | None) -> Iterator[ProblemLine]:
     """Yield the batch's holds, its failing children, and an unusual number of deletions."""
     for hold in one["holds"]:
-        state, reason = STATE_OF_HOLD[hold["kind"]], hold["reason"] or "no reason given"
+        state, reason = STATES_BY_HOLD[hold["kind"]], hold["reason"] or "no reason given"
         by = "the breaker" if hold["kind"] == "breaker" else hold["by"]
         yield ProblemLine(state, reason, [name], hold["kind"], hold["since"], by, hold["until"])
     if count := one["children_failing"]:

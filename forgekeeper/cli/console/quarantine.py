@@ -6,37 +6,37 @@ from typing import Any
 
 from forgekeeper.api.batches import all_declared
 from forgekeeper.cli import quarantine
-from forgekeeper.cli.console.pages import Asked, page
+from forgekeeper.cli.console.pages import PageRequest, page
 from forgekeeper.cli.terminal import read_number
-from forgekeeper.ledger.quarantine import KINDS
+from forgekeeper.ledger.quarantine import REASONS_BY_KIND
 from forgekeeper.platform.database import now
 
-SIZE = 100
+ENTRIES_PER_PAGE = 100
 """Rows per page, and entries per kind that batches keep themselves, on the first page."""
 
 
 @page("/quarantine", "quarantine.html", "Quarantine", query=("batch", "kind", "after"))
-def entries(asked: Asked) -> dict[str, Any]:
+def show_quarantine(request: PageRequest) -> dict[str, Any]:
     """Show the quarantine, oldest first; ``after`` is the last id of the page before."""
-    batch, kind = asked.query.get("batch"), asked.query.get("kind")
-    after = read_number(asked.query["after"], "one that lies there") if "after" in asked.query else 0
-    kept = quarantine.kept_by_documents(asked.settings, batch, kind, SIZE)
-    rows = quarantine.after(after, batch, kind, SIZE + 1)
-    ours = quarantine.count(batch, kind)
+    batch, kind = request.query.get("batch"), request.query.get("kind")
+    after = read_number(request.query["after"], "one that lies there") if "after" in request.query else 0
+    kept = quarantine.list_kept_entries(request.settings, batch, kind, ENTRIES_PER_PAGE)
+    rows = quarantine.list_rows_after(after, batch, kind, ENTRIES_PER_PAGE + 1)
+    ours = quarantine.count_rows(batch, kind)
     return {
         "at": now(),
         "ours": ours,
         "total": ours + kept.total,
-        "rows": rows[:SIZE],
-        "next": rows[SIZE - 1].id if len(rows) > SIZE else None,
+        "rows": rows[:ENTRIES_PER_PAGE],
+        "next": rows[ENTRIES_PER_PAGE - 1].id if len(rows) > ENTRIES_PER_PAGE else None,
         "kept": kept._replace(entries=[]) if after else kept,
-        "kinds": [*KINDS, *(refused.kind for one in all_declared() for refused in one.refused)],
-        "filter": {name: value for name, value in asked.query.items() if name in {"batch", "kind"}},
+        "kinds": [*REASONS_BY_KIND, *(refused.kind for one in all_declared() for refused in one.refused)],
+        "filter": {name: value for name, value in request.query.items() if name in {"batch", "kind"}},
     }
 
 
-@page("/quarantine/{id:path}", "quarantined.html", "In quarantine", patience=5, live=False)
-def entry(asked: Asked) -> dict[str, Any]:
+@page("/quarantine/{id:path}", "quarantined.html", "In quarantine", timeout_seconds=5, live=False)
+def show_entry(request: PageRequest) -> dict[str, Any]:
     """Show an entry by its id, as in the list."""
-    number = asked.path["id"]
-    return {"at": now(), "one": quarantine.named(number, asked.settings), "row": quarantine.row_of(number)}
+    number = request.path["id"]
+    return {"at": now(), "one": quarantine.require_entry(number, request.settings), "row": quarantine.find_row(number)}

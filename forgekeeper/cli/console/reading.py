@@ -20,33 +20,33 @@ import redis
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.cli.connection import sentence
+from forgekeeper.cli.connection import describe_with_remedy
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.platform.database import database, release
-from forgekeeper.platform.database.looking import looking
-from metrics.logs import clean, describe
+from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.database.read_only import read_only_snapshot
+from metrics.logs import clean_text, describe_error
 
-FRESH = 0.5  # seconds
-PATIENCE = 1.5  # seconds: a page has to report within two seconds that nothing answers
+ANSWER_VALID_SECONDS = 0.5  # seconds
+ANSWER_TIMEOUT_SECONDS = 1.5  # seconds: a page has to report within two seconds that nothing answers
 # Share of its patience that a page waits if it has a last answer. An open page asks half a second after an answer, may
 # get a `FRESH` answer, asks again, and waits: all this takes less than two seconds.
-RENEWING = 0.5
-KEPT = 200  # answers, the most recently requested
-THREADS = 4  # concurrent questions, each with its own connection
+RENEWAL_TIMEOUT_SHARE = 0.5
+MAX_KEPT_ANSWERS = 200  # answers, the most recently requested
+READER_THREADS = 4  # concurrent questions, each with its own connection
 MAX_QUESTIONS = 24
 """Maximum questions in flight or waiting for a thread, even if nobody waits for them."""
-SILENT = "the servers have not answered yet; PostgreSQL or Redis may be away"
-AWAY = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
+NO_ANSWER_SENTENCE = "the servers have not answered yet; PostgreSQL or Redis may be away"
+SERVER_ERRORS = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """Errors of a server that does not answer, or refuses."""
 
 
-def trouble(error: Exception) -> str:
+def describe_trouble(error: Exception) -> str:
     """Describe a server's error and its remedy."""
-    return clean(sentence(error) or describe(error))
+    return clean_text(describe_with_remedy(error) or describe_error(error))
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedAnswer:
     """Last *value* of a question, its time *at*, and the *trouble* of the attempt at *asked*.
 
     *problem* is set if the requested thing does not exist; *began* is the start of the latest attempt.
@@ -68,74 +68,80 @@ class Known:
 log = structlog.get_logger(__name__)
 
 
-class Busy(Exception):
+class ReaderBusy(Exception):
     """Too many questions are in flight."""
 
 
-class Reader:
+class PageReader:
     """Questions of pages to the servers, with the last answers."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, "reader")
+        self._pool = ThreadPoolExecutor(READER_THREADS, "reader")
         self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, Known] = OrderedDict()
-        self._asking: dict[Hashable, tuple[Future[Known], float]] = {}
-        self._acted = 0.0
+        self._answers: OrderedDict[Hashable, CachedAnswer] = OrderedDict()
+        self._in_flight: dict[Hashable, tuple[Future[CachedAnswer], float]] = {}
+        self._discarded_at = 0.0
 
-    def acted(self) -> None:
+    def discard_answers(self) -> None:
         """Discard earlier answers, so that a person who has acted sees the result."""
-        self._acted = time.monotonic()
+        self._discarded_at = time.monotonic()
 
-    def ask(self, key: Hashable, look: Callable[[], dict[str, Any]], *, patience: float = PATIENCE) -> Known:
+    def ask(
+        self,
+        key: Hashable,
+        read_facts: Callable[[], dict[str, Any]],
+        *,
+        timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
+    ) -> CachedAnswer:
         """Return the answer of *look*, or a fresh answer to another caller with the same *key*.
 
         Waits at most *patience* seconds. If the time is up or a server refuses, the answer has the last value and the
         trouble. Raises `Busy` if too many other questions are in flight.
         """
         with self._lock:
-            known = self._known.get(key, Known())
-            if known.began > self._acted and time.monotonic() - known.asked < FRESH:
+            known = self._answers.get(key, CachedAnswer())
+            if known.began > self._discarded_at and time.monotonic() - known.asked < ANSWER_VALID_SECONDS:
                 return known
-            asking, since = self._asking.get(key, (None, 0.0))
-            if asking is None or since <= self._acted:
-                if len(self._asking) >= MAX_QUESTIONS:
-                    raise Busy
+            asking, since = self._in_flight.get(key, (None, 0.0))
+            if asking is None or since <= self._discarded_at:
+                if len(self._in_flight) >= MAX_QUESTIONS:
+                    raise ReaderBusy
                 since = time.monotonic()
-                asking = self._pool.submit(self._look, key, look, since)
-                self._asking[key] = asking, since
-        patience *= RENEWING if known.value is not None else 1
+                asking = self._pool.submit(self._read_and_keep, key, read_facts, since)
+                self._in_flight[key] = asking, since
+        timeout_seconds *= RENEWAL_TIMEOUT_SHARE if known.value is not None else 1
         try:
-            return asking.result(max(0.0, since + patience - time.monotonic()))
+            return asking.result(max(0.0, since + timeout_seconds - time.monotonic()))
         except TimeoutError:
-            return replace(known, trouble=SILENT)
+            return replace(known, trouble=NO_ANSWER_SENTENCE)
 
-    def _look(self, key: Hashable, look: Callable[[], dict[str, Any]], began: float) -> Known:
-        known = replace(_asked(look, self._known.get(key, Known())), began=began)
+    def _read_and_keep(self, key: Hashable, read_facts: Callable[[], dict[str, Any]], began: float) -> CachedAnswer:
+        known = replace(_read_connected(read_facts, self._answers.get(key, CachedAnswer())), began=began)
         with self._lock:
             # Otherwise somebody acted meanwhile and the question was sent again.
-            if self._asking.get(key, (None, 0.0))[1] == began:
-                del self._asking[key]
-                self._known[key] = known
-                self._known.move_to_end(key)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
+            if self._in_flight.get(key, (None, 0.0))[1] == began:
+                del self._in_flight[key]
+                self._answers[key] = known
+                self._answers.move_to_end(key)
+                if len(self._answers) > MAX_KEPT_ANSWERS:
+                    self._answers.popitem(last=False)
         return known
 
 
-def _asked(look: Callable[[], dict[str, Any]], before: Known) -> Known:
+def _read_connected(read_facts: Callable[[], dict[str, Any]], before: CachedAnswer) -> CachedAnswer:
     """Call *look* on a connection of this thread; after an error the value of *before* stays."""
     try:
         database.connect(reuse_if_open=True)
-        with looking():
-            found = look()
-        known = Known(found, at=time.monotonic())
+        with read_only_snapshot():
+            found = read_facts()
+        known = CachedAnswer(found, at=time.monotonic())
     except Problem as problem:
-        known = Known(problem=problem)
-    except AWAY as error:
-        known = replace(before, trouble=trouble(error))
+        known = CachedAnswer(problem=problem)
+    except SERVER_ERRORS as error:
+        known = replace(before, trouble=describe_trouble(error))
     except Exception:
         log.exception("page failed")
         known = replace(before, trouble="this page has a fault, which the log of the console has")
     finally:
-        release()
+        release_connection()
     return replace(known, asked=time.monotonic())

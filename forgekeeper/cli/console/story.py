@@ -10,98 +10,102 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.cli import audit, process_list, ticks
 from forgekeeper.cli.connection import batch_named
-from forgekeeper.cli.console.batch import limits
-from forgekeeper.cli.console.drawing import spans
-from forgekeeper.cli.console.pages import Asked, page
-from forgekeeper.cli.running import numbered
+from forgekeeper.cli.console.batch import list_limits
+from forgekeeper.cli.console.drawing import place_spans
+from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.cli.running import require_run
 from forgekeeper.cli.terminal import read_number, read_time
-from forgekeeper.ledger.job_runs import OPEN, JobRun
-from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.heartbeats import Process
+from forgekeeper.ledger.job_runs import OPEN_STATES, JobRun
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.totals import RunTotal
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 
-SHOWN, ROWS = 50, 1_000
+MAX_SHOWN_CHILDREN, MAX_SUMMED_ROWS = 50, 1_000
 """Maximum children shown, and maximum rows of the audit added up."""
-MOVING = timedelta(minutes=2)
+RENEWAL_AFTER_END = timedelta(minutes=2)
 """Time after a run's end until its page stops renewing itself: children may begin later."""
 
 
-class Child(NamedTuple):
+class ChildStory(NamedTuple):
     """A child of a run, with the times of the first and the last fact known about it."""
 
     name: str
     state: str
     since: datetime
     until: datetime | None
-    said: str
-    quarantined: int | None = None
+    message: str
+    quarantine_id: int | None = None
 
 
 @page("/runs/{run}", "story.html", "Run {run}")
-def of_run(asked: Asked) -> dict[str, Any]:
+def show_run(request: PageRequest) -> dict[str, Any]:
     """Show a run by its number."""
-    return _story(numbered(read_number(asked.path["run"], "a run")), asked.settings)
+    return _collect_story(require_run(read_number(request.path["run"], "a run")), request.settings)
 
 
 @page("/batches/{batch}/ticks", "story.html", "{batch}", query=("time",))
 @page("/batches/{batch}/ticks/{time}", "story.html", "{batch}")
-def of_tick(asked: Asked) -> dict[str, Any]:
+def show_tick(request: PageRequest) -> dict[str, Any]:
     """Show a batch's tick, even if it has no row, or the newest run without ``time``."""
-    name, text = batch_named(asked.path["batch"]).name, asked.path.get("time") or asked.query.get("time")
+    name, text = batch_named(request.path["batch"]).name, request.path.get("time") or request.query.get("time")
     tick = None if text is None else read_time(text, now(), ahead=False)
-    if (run := ticks.at(name, tick)) is not None:
-        return _story(run, asked.settings)
+    if (run := ticks.find_run(name, tick)) is not None:
+        return _collect_story(run, request.settings)
     return {
         "at": now(),
         "run": None,
         "batch": name,
         "title": f"A tick of {name}",
-        "told": ticks.absent(name, tick, asked.settings),
-        "holding": ticks.holding(name),
+        "events": ticks.explain_absence(name, tick, request.settings),
+        "holding": ticks.describe_obstacles(name),
     }
 
 
-def _story(run: JobRun, settings: Settings) -> dict[str, Any]:
+def _collect_story(run: JobRun, settings: Settings) -> dict[str, Any]:
     name, instant = run.batch, now()
-    children = sorted(_children(run, instant), key=lambda one: one.since)
-    answer, lines = audit.of_run(run.id, None, SHOWN, most=ROWS)
-    recent = run.finished_at is not None and instant - run.finished_at < MOVING
+    children = sorted(_list_children(run, instant), key=lambda one: one.since)
+    answer, lines = audit.list_run_deletions(run.id, None, MAX_SHOWN_CHILDREN, max_summed_rows=MAX_SUMMED_ROWS)
+    recent = run.finished_at is not None and instant - run.finished_at < RENEWAL_AFTER_END
     sent = [one.enqueued_as for one in BATCHES[name].children] if name in BATCHES else []
     return {
         "at": instant,
         "run": run,
         "batch": name,
         "title": f"Run {run.id} of {name}",
-        "live": run.state in OPEN or recent or any(one.state == "started" for one in children),
-        "open": run.state in OPEN,
-        "told": ticks.timeline(run),
-        "holding": ticks.holding(name),
-        "result": ticks.result_of(run) or {},
+        "live": run.state in OPEN_STATES or recent or any(one.state == "started" for one in children),
+        "open": run.state in OPEN_STATES,
+        "events": ticks.build_timeline(run),
+        "holding": ticks.describe_obstacles(name),
+        "result": ticks.read_result(run) or {},
         "sent": sum((run.result or {}).get(counter) or 0 for counter in sent),
         "children": children,
-        "drawn": spans([(one.name, one.state, one.since, one.until or instant) for one in children]),
+        "drawn": place_spans([(one.name, one.state, one.since, one.until or instant) for one in children]),
         "deleted": answer["sentences"],
-        "lines": [audit.row_of(line) for line in lines],
-        "limits": limits(settings, name, RunTotal.used(name, run.id)),
-        "newer": JobRun.of(name).where(JobRun.id > run.id).order_by(JobRun.id).first(),
-        "older": JobRun.of(name).where(JobRun.id < run.id).first(),
+        "lines": [audit.table_row(line) for line in lines],
+        "limits": list_limits(settings, name, RunTotal.read_usage(name, run.id)),
+        "newer": JobRun.select_newest_first(name).where(JobRun.id > run.id).order_by(JobRun.id).first(),
+        "older": JobRun.select_newest_first(name).where(JobRun.id < run.id).first(),
     }
 
 
-def _children(run: JobRun, instant: datetime) -> Iterator[Child]:
+def _list_children(run: JobRun, instant: datetime) -> Iterator[ChildStory]:
     """Yield the run's children that are at work, have failed, or have deleted records."""
     named = set()
-    for process in process_list.facts_of(Process.known(), instant):
+    for process in process_list.process_facts(Process.list_all(), instant):
         for work in process["at_work"]:
             if work["run"] == run.id and work["what"] != run.batch:
                 where = f"{work['what']} on {process['host']}:{process['pid']}"
                 named.add(work["message_id"])
-                yield Child(work["message_id"], "started", work["since"], None, where)
-    for row in Quarantined.oldest_first(batch=run.batch, kind="child").where(Quarantined.run == run.id).limit(SHOWN):
+                yield ChildStory(work["message_id"], "started", work["since"], None, where)
+    for row in (
+        Quarantined.oldest_first(batch=run.batch, kind="child")
+        .where(Quarantined.run == run.id)
+        .limit(MAX_SHOWN_CHILDREN)
+    ):
         named.add(row.key)
-        yield Child(row.key, "failing", row.since, row.failed_at, row.error, row.id)
-    for one in lookup.children(run.id, limit=SHOWN):
+        yield ChildStory(row.key, "failing", row.since, row.failed_at, row.error, row.id)
+    for one in lookup.list_children(run.id, limit=MAX_SHOWN_CHILDREN):
         if one.child not in {run.batch, *named}:
-            yield Child(one.child, "done", one.first, one.last, f"rows in the audit: {one.rows:,}")
+            yield ChildStory(one.child, "done", one.first, one.last, f"rows in the audit: {one.rows:,}")

@@ -10,9 +10,9 @@ from typing import Any
 from forgekeeper.api.answers import Subject
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
-from forgekeeper.cli.audit import filled, subjects
-from forgekeeper.cli.console.pages import Asked, page
-from forgekeeper.ledger.totals import NONE, RunTotal
+from forgekeeper.cli.audit import fill_template, list_subjects
+from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.ledger.limits import NO_AMOUNT, RunTotal
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
 from forgekeeper.sources.outbox import DeletedObject
@@ -28,34 +28,38 @@ PostgreSQL ends a session of the console that is idle in a transaction for 2 s.
 """
 
 
-@page("/undo", "undo.html", "Undo", patience=12, live=False)
-def undo(asked: Asked) -> dict[str, Any]:
+@page("/undo", "undo.html", "Undo", timeout_seconds=12, live=False)
+def show_undo(request: PageRequest) -> dict[str, Any]:
     """Show how to undo deletions of each kind of record, and how many records can be restored."""
-    instant, kinds = now(), [one for one in subjects() if one.undone and one.batch and one.record]
+    instant, kinds = now(), [one for one in list_subjects() if one.undone and one.batch and one.record]
     undone = {one.batch for one in kinds}
     return {
         "at": instant,
         "days": LOOKBACK_DAYS,
         "limit": MAX_COUNTED_OBJECTS,
-        "outbox": DeletedObject.recoverable(MAX_COUNTED_OBJECTS + 1),
-        "grace": asked.settings.object_grace,
-        "kinds": [(one, one.obstacle and one.obstacle(), [*_runs(one, asked.settings, instant)]) for one in kinds],
-        "lost": [name for name, batch in BATCHES.items() if batch.deletes and name not in undone],
+        "outbox": DeletedObject.count_recoverable(MAX_COUNTED_OBJECTS + 1),
+        "grace": request.settings.object_grace,
+        "kinds": [
+            (one, one.obstacle and one.obstacle(), [*_list_runs(one, request.settings, instant)]) for one in kinds
+        ],
+        "lost": [name for name, batch in BATCHES.items() if batch.deletes_records and name not in undone],
     }
 
 
-def _runs(kind: Subject, settings: Settings, instant: datetime) -> Iterator[dict[str, Any]]:
+def _list_runs(kind: Subject, settings: Settings, instant: datetime) -> Iterator[dict[str, Any]]:
     """Yield the last runs that deleted such records; *until* is None if nothing limits it."""
     batch, record = str(kind.batch), str(kind.record)
-    runs = lookup.last_runs(batch, record, instant - timedelta(days=LOOKBACK_DAYS), limit=MAX_RUNS)
-    totals = RunTotal.of_runs(batch, [run for run, _ in runs])
+    runs = lookup.list_last_runs(batch, record, instant - timedelta(days=LOOKBACK_DAYS), limit=MAX_RUNS)
+    totals = RunTotal.sum_of_runs(batch, [run for run, _ in runs])
     for run, deleted_at in runs:
         back = kind.count_recoverable and kind.count_recoverable(run, time.monotonic() + COUNTING_SECONDS, settings)
         yield {
             "run": run,
             "at": deleted_at,
-            "deleted": totals.get(run, NONE).records,
+            "deleted": totals.get(run, NO_AMOUNT).records,
             "back": back,
             "until": deleted_at + getattr(settings, kind.kept) if kind.kept else None,
-            "command": filled(kind.restore_run, {"run": run}) if kind.restore_run and back and back.recoverable else "",
+            "command": fill_template(kind.restore_run, {"run": run})
+            if kind.restore_run and back and back.recoverable
+            else "",
         }

@@ -21,11 +21,11 @@ from uuid import uuid4
 import redis
 from redis.lock import Lock
 
-from forgekeeper.platform.coordination.values import moment, raw, second, text
-from forgekeeper.platform.database.sessions import engine
-from metrics.threads import Vital
+from forgekeeper.platform.coordination.redis_values import decode_text, encode_text, parse_second, to_datetime
+from forgekeeper.platform.database.sessions import engine_step
+from metrics.threads import CriticalThread
 
-KEY = "forgekeeper:lease:"
+LEASE_KEY_PREFIX = "forgekeeper:lease:"
 """Prefix of keys.  The value, which expires, has a token, the second of the claim by Redis's clock, and the holder."""
 
 
@@ -41,7 +41,7 @@ class LeaseInTransaction(Exception):
     """A lease was requested inside a transaction: it would be released before the commit."""
 
 
-class Held(NamedTuple):
+class HeldLease(NamedTuple):
     """A held lease, for display; *left* is the time until it expires unless it is renewed."""
 
     name: str
@@ -50,7 +50,7 @@ class Held(NamedTuple):
     left: timedelta
 
 
-class Lease(Vital):
+class Lease(CriticalThread):
     """A lease, and the thread that renews it; call `check` at every safe point."""
 
     def __init__(
@@ -60,33 +60,33 @@ class Lease(Vital):
         holder: str,
         *,
         ttl: timedelta,
-        at_most: timedelta,
+        max_duration: timedelta,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(f"lease {name}")
         self._client = client
-        self._what = name
-        self._key = KEY + name
+        self._lease_name = name
+        self._key = LEASE_KEY_PREFIX + name
         self._holder, self._value = holder, ""
         self._ttl = ttl.total_seconds()
         self._milliseconds = round(self._ttl * 1_000)
-        self._at_most = at_most.total_seconds()
+        self._max_duration = max_duration.total_seconds()
         self._clock = clock
         # Redis starts the ttl later, when the command arrives: so we never count longer than Redis.
-        self._taken = self._proved = clock()
-        self._gone = False
+        self._taken_at = self._confirmed_at = clock()
+        self._is_lost = False
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the lease, or raise `LeaseTaken`; if the reply was lost, ask for the outcome."""
-        with engine():
+        with engine_step():
             try:
-                taken = self._set()
+                taken = self._set_key()
             except (redis.ConnectionError, redis.TimeoutError):
-                taken = self._set() or self._client.get(self._key) == self._value.encode()
+                taken = self._set_key() or self._client.get(self._key) == self._value.encode()
         if not taken:
-            raise LeaseTaken(f"the lease {self._what} is held by another")
+            raise LeaseTaken(f"the lease {self._lease_name} is held by another")
 
-    def _set(self) -> bool:
+    def _set_key(self) -> bool:
         self._value = self._value or f"{uuid4().hex} {self._client.time()[0]} {self._holder}"
         return bool(self._client.set(self._key, self._value, nx=True, px=self._milliseconds))
 
@@ -94,7 +94,7 @@ class Lease(Vital):
         """Release the lease if it is ours; if Redis is unreachable, the lease expires."""
         for _ in range(2):  # one connection may have been lost
             with suppress(redis.RedisError):
-                self._if_ours(Lock.LUA_RELEASE_SCRIPT)
+                self._run_if_ours(Lock.LUA_RELEASE_SCRIPT)
                 break
 
     def check(self) -> None:
@@ -102,63 +102,63 @@ class Lease(Vital):
 
         If Redis does not answer within the client's timeout, its last answer counts for *ttl*.
         """
-        if not self._doubt():
+        if not self._why_lost():
             self._renew()
-        if doubt := self._doubt():
-            raise LeaseLost(f"the lease {self._what} {doubt}")
+        if doubt := self._why_lost():
+            raise LeaseLost(f"the lease {self._lease_name} {doubt}")
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Renew the lease every third of its ttl until stopped or lost; `check` tells the holder."""
-        while not self.stopped.wait(self._ttl / 3) and not self._doubt():
+        while not self.stopped.wait(self._ttl / 3) and not self._why_lost():
             self.take_turn(self._renew)
         self.stopped.set()
 
-    def _doubt(self) -> str | None:
+    def _why_lost(self) -> str | None:
         now = self._clock()
-        if self._gone:
+        if self._is_lost:
             return "is gone, or another's"
-        if now - self._proved >= self._ttl:
+        if now - self._confirmed_at >= self._ttl:
             return f"could not be renewed for {self._ttl:g} s"
-        if now - self._taken >= self._at_most:
-            return f"was held for {self._at_most:g} s, the most there is"
+        if now - self._taken_at >= self._max_duration:
+            return f"was held for {self._max_duration:g} s, the most there is"
         return None
 
     def _renew(self) -> None:
         asked = self._clock()
         try:
-            renewed = self._if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
+            renewed = self._run_if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
         except redis.RedisError:
             return  # unconfirmed: `_doubt` counts the time since the last confirmation
         if renewed:
-            self._proved = asked
+            self._confirmed_at = asked
         else:
-            self._gone = True
+            self._is_lost = True
 
-    def _if_ours(self, script: str, *values: int) -> bool:
+    def _run_if_ours(self, script: str, *values: int) -> bool:
         """Run a script of redis-py's locks if the lease is ours; return whether it is."""
-        with engine():
+        with engine_step():
             return bool(self._client.register_script(script)(keys=[self._key], args=[self._value, *values]))
 
 
 @contextmanager
-def lease(
+def hold_lease(
     client: redis.Redis,
     name: str,
     *,
     ttl: timedelta,
-    at_most: timedelta = timedelta(minutes=10),
+    max_duration: timedelta = timedelta(minutes=10),
     holder: str,
-    forbidden: Callable[[], bool] | None = None,
+    is_forbidden: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Lease]:
     """Hold the lease *name* during the body, or raise `LeaseTaken` at once; always release it.
 
     Raises `LeaseInTransaction`, before Redis is contacted, if *forbidden* returns True.  *holder* is for display only.
     """
-    if forbidden is not None and forbidden():
+    if is_forbidden is not None and is_forbidden():
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
-    held = Lease(client, name, holder, ttl=ttl, at_most=at_most, clock=clock)
-    held.take()
+    held = Lease(client, name, holder, ttl=ttl, max_duration=max_duration, clock=clock)
+    held.acquire()
     try:
         held.start()
         yield held
@@ -169,9 +169,9 @@ def lease(
             held.join()
 
 
-def leases(client: redis.Redis) -> list[Held]:
+def list_leases(client: redis.Redis) -> list[HeldLease]:
     """List the held leases, the oldest first."""
-    keys = sorted({*client.scan_iter(f"{KEY}*", count=1_000)})
+    keys = sorted({*client.scan_iter(f"{LEASE_KEY_PREFIX}*", count=1_000)})
     if not keys:
         return []
     with client.pipeline(transaction=False) as pipe:
@@ -181,24 +181,29 @@ def leases(client: redis.Redis) -> list[Held]:
         values, *left = pipe.execute()
     # A lease that has just expired has no value, and neither has a key of another type.
     found = zip(keys, values, left, strict=True)
-    return sorted((_read(key, value, left) for key, value, left in found if value), key=lambda one: one.since)
+    return sorted((_parse_lease(key, value, left) for key, value, left in found if value), key=lambda one: one.since)
 
 
-def _read(key: bytes, value: bytes, left: int) -> Held:
+def _parse_lease(key: bytes, value: bytes, left: int) -> HeldLease:
     _token, since, holder, *_ = [*value.split(b" ", 2), b"", b""]
     forever = timedelta.max if left < 0 else timedelta(milliseconds=left)
-    return Held(text(key.removeprefix(KEY.encode())), text(holder), moment(second(since)), forever)
+    return HeldLease(
+        decode_text(key.removeprefix(LEASE_KEY_PREFIX.encode())),
+        decode_text(holder),
+        to_datetime(parse_second(since)),
+        forever,
+    )
 
 
-def break_lease(client: redis.Redis, name: str, *, held: Held | None = None) -> bool:
+def break_lease(client: redis.Redis, name: str, *, held: HeldLease | None = None) -> bool:
     """Delete a lease, so its holder stops at the next safe point; return False if it is free.
 
     With *held*, delete it only if its holder has not changed since `leases` returned *held*.
     """
-    key = KEY.encode() + raw(name)
+    key = LEASE_KEY_PREFIX.encode() + encode_text(name)
     if held is None:
         return bool(client.delete(key))
     value: Any = client.get(key)
-    if value is None or _read(key, value, 0)[:3] != held[:3]:
+    if value is None or _parse_lease(key, value, 0)[:3] != held[:3]:
         return False
     return bool(client.register_script(Lock.LUA_RELEASE_SCRIPT)(keys=[key], args=[value]))

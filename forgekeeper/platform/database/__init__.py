@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import peewee as pw
 from pydantic import TypeAdapter, ValidationError
 
-from forgekeeper.platform.database.sessions import database, now, reachable, release, sqlstate
+from forgekeeper.platform.database.sessions import database, is_connected, now, release_connection, sqlstate
 
-__all__ = ["database", "now", "reachable", "release", "sqlstate"]
+__all__ = ["database", "is_connected", "now", "release_connection", "sqlstate"]
 
 
 class Base(pw.Model):
@@ -73,6 +73,6 @@ class Document(pw.JSONField):
         return None
 
 
-def default(sql: str) -> list[pw.Node]:
+def default_sql(sql: str) -> list[pw.Node]:
     """Return the constraint of a column's default in the database, which every writer gets."""
     return [pw.SQL(f"default {sql}")]

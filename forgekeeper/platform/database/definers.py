@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from forgekeeper.platform.database import database
 
 # Names are qualified, because the person who runs a cure may have another search_path.
-FUNCTIONS = """
+SELECT_DEFINER_FUNCTIONS = """
     select format('%%I.%%I(%%s)', nspname, proname, pg_get_function_identity_arguments(function.oid)),
         proowner::regrole::text,
         array(
@@ -31,12 +31,12 @@ FUNCTIONS = """
     where prosecdef and {which}
     order by 1
 """
-IN_SCHEMA = "nspname = %(schema)s"
-OF_VIEWS = """exists (
+IS_IN_SCHEMA = "nspname = %(schema)s"
+IS_TRIGGER_OF_VIEW = """exists (
     select from pg_trigger as fires join pg_class as view on view.oid = tgrelid
     where tgfoid = function.oid and relkind = 'v' and relnamespace = to_regnamespace(quote_ident(%(schema)s))
 )"""
-CREATORS = """
+SELECT_CREATORS = """
     select quote_ident(nspname), case grantee when 0 then 'public' else grantee::regrole::text end
     from pg_namespace, aclexplode(coalesce(nspacl, acldefault('n', nspowner)))
     where nspname = any(%(schemas)s) and privilege_type = 'CREATE'
@@ -45,7 +45,7 @@ CREATORS = """
     order by 1, 2
 """
 # If several functions have one name, PostgreSQL calls the function with the best matching types, in any schema.
-NAMESAKES = """
+SELECT_NAMESAKES = """
     select format(called, nspname), owner::regrole::text
     from (
         select format('function %%%%I.%%I(%%s)', proname, pg_get_function_identity_arguments(oid)), pronamespace,
@@ -68,19 +68,19 @@ NAMESAKES = """
 """
 
 
-def objections_to_functions(schema: str) -> Iterator[str]:
+def find_misused_functions(schema: str) -> Iterator[str]:
     """Yield a sentence, with the cure, for each misuse of functions in *schema*."""
-    return _objections(IN_SCHEMA, schema)
+    return _find_misuses(IS_IN_SCHEMA, schema)
 
 
-def objections_to_views(schema: str) -> Iterator[str]:
+def find_misused_triggers(schema: str) -> Iterator[str]:
     """Yield the sentences of `objections_to_functions` for the triggers of views in *schema*."""
-    return _objections(OF_VIEWS, schema)
+    return _find_misuses(IS_TRIGGER_OF_VIEW, schema)
 
 
-def _objections(which: str, schema: str) -> Iterator[str]:
+def _find_misuses(which: str, schema: str) -> Iterator[str]:
     searched = defaultdict[str, set[str]](set)
-    found = database.execute_sql(FUNCTIONS.format(which=which), {"schema": schema}).fetchall()
+    found = database.execute_sql(SELECT_DEFINER_FUNCTIONS.format(which=which), {"schema": schema}).fetchall()
     for function, owner, schemas, executors in found:
         rights = f"function {function} runs with the rights of {owner}"
         if not schemas:
@@ -91,18 +91,18 @@ def _objections(which: str, schema: str) -> Iterator[str]:
             yield f"{rights}, and {role} may put it on another table: `{cure}`"
         searched[owner] |= {*schemas}
     for owner, schemas in searched.items():
-        yield from find_strangers(schemas, owner)
+        yield from find_untrusted_roles(schemas, owner)
 
 
-def find_strangers(schemas: Collection[str], owner: str) -> Iterator[str]:
+def find_untrusted_roles(schemas: Collection[str], owner: str) -> Iterator[str]:
     """Yield a sentence, with the cure, for each role that may or did create in *schemas*.
 
     Functions that search these schemas run with the rights of *owner*, written as in SQL.  The owners of the schemas
     and superusers may create functions there.
     """
     values = {"schemas": list(schemas), "owner": owner}
-    for schema, role in database.execute_sql(CREATORS, values).fetchall():
+    for schema, role in database.execute_sql(SELECT_CREATORS, values).fetchall():
         keep = f"grant create on schema {schema} to {owner}; revoke create on schema {schema} from {role}"
         yield f"{role} may create in schema {schema}, which functions with the rights of {owner} search: `{keep}`"
-    for called, role in database.execute_sql(NAMESAKES, values).fetchall():
+    for called, role in database.execute_sql(SELECT_NAMESAKES, values).fetchall():
         yield f"{called} of {role} may be called instead of PostgreSQL's with the rights of {owner}: `drop {called}`"

@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 import peewee as pw
 
 from forgekeeper.platform.database import database, sqlstate
-from forgekeeper.platform.database.looking import looking
 from forgekeeper.platform.database.naming import relation_name
-from forgekeeper.platform.database.targets import Target
+from forgekeeper.platform.database.read_only import read_only_snapshot
+from forgekeeper.platform.database.targets import TargetRelation
 
 Action = Literal["cascade", "set null", "set default", "restrict", "no action"]
-ACTIONS: dict[str, Action] = {
+ACTIONS_BY_CODE: dict[str, Action] = {
     "c": "cascade",
     "n": "set null",
     "d": "set default",
@@ -21,13 +21,13 @@ ACTIONS: dict[str, Action] = {
     "a": "no action",
 }
 """Actions by `pg_constraint.confdeltype`."""
-NOT_KNOWN = {"42501", "55000"}
+DELETION_REFUSED_ERRORS = {"42501", "55000"}
 """SQLSTATEs: the role, or every role, may not delete from the view; the deletion itself will report it."""
 
 # A plan names the table below a view; a view that only reads another table in a subquery does not delete from it.
-DELETION = "explain (verbose, format json) delete from {} where false"
+EXPLAIN_DELETION = "explain (verbose, format json) delete from {} where false"
 # By name, because `to_regclass` refuses relations in a schema that the role may not use.
-NUMBERS = """
+SELECT_OIDS = """
     select c.oid::bigint from unnest(%s::text[], %s::text[]) as wanted (schema, name)
         join pg_namespace as n on n.nspname = wanted.schema
         join pg_class as c on c.relnamespace = n.oid and c.relname = wanted.name
@@ -64,7 +64,7 @@ FIND_FOREIGN_KEYS = """
     order by conrelid::regclass::text, conname
 """
 # Each relation, the tables that it shows if it is a view, and the parts of all of these.
-TABLES = """
+SELECT_TABLES_BELOW = """
     with recursive reached (name, oid) as (
         (
             select name, to_regclass(name)::oid from unnest(%(names)s::text[]) as name
@@ -97,11 +97,11 @@ class ForeignKey(NamedTuple):
     name: str
     table: int
     table_name: str
-    to: int
-    to_name: str
+    referenced_table: int
+    referenced_name: str
     action: Action
     columns: Sequence[str]
-    leads_to: Sequence[str]
+    referenced_columns: Sequence[str]
     is_unique: bool
 
     @property
@@ -110,44 +110,44 @@ class ForeignKey(NamedTuple):
         return self.action in ("cascade", "set null", "set default")
 
 
-def foreign_keys(target: Target) -> list[ForeignKey]:
+def find_foreign_keys(target: TargetRelation) -> list[ForeignKey]:
     """Return the foreign keys to rows that a deletion deletes, including cascades.
 
     They are unknown, and the list is empty, if a trigger deletes in place of PostgreSQL, or if the role may not delete
     from a view.
     """
-    tables = deleted_from(target)
+    tables = find_deletion_tables(target)
     rows = database.execute_sql(FIND_FOREIGN_KEYS, {"tables": tables}).fetchall() if tables else []
     found = [ForeignKey(*row) for row in rows]
-    return [key._replace(action=ACTIONS[key.action]) for key in found]
+    return [key._replace(action=ACTIONS_BY_CODE[key.action]) for key in found]
 
 
-def deleted_from(target: Target) -> list[int]:
+def find_deletion_tables(target: TargetRelation) -> list[int]:
     """Return the oids of the tables whose rows a deletion from the relation deletes."""
     if target.oid is None:
         return []
-    if target.is_table and not target.instead:
+    if target.is_table and not target.instead_rules:
         return [target.oid]
     try:
         # In a savepoint, because a refusal is an expected answer.
-        with looking():
-            plans = database.execute_sql(DELETION.format(relation_name(target.model)), {}).fetchall()
+        with read_only_snapshot():
+            plans = database.execute_sql(EXPLAIN_DELETION.format(relation_name(target.model)), {}).fetchall()
     except pw.DatabaseError as error:
-        if sqlstate(error) not in NOT_KNOWN:
+        if sqlstate(error) not in DELETION_REFUSED_ERRORS:
             raise
         return []
     # With a rule `do instead nothing` the list of plans is empty.
     nodes = [plan["Plan"] for (found,) in plans for plan in found if "Schema" in plan["Plan"]]
     values = [one["Schema"] for one in nodes], [one["Relation Name"] for one in nodes]
-    return [oid for (oid,) in database.execute_sql(NUMBERS, values).fetchall()]
+    return [oid for (oid,) in database.execute_sql(SELECT_OIDS, values).fetchall()]
 
 
-def tables_of(names: Sequence[str], *, own: Sequence[int]) -> list[set[int]]:
+def list_tables_below(names: Sequence[str], *, own: Sequence[int]) -> list[set[int]]:
     """Return the oids of the tables *own* with their parts, and of each relation's tables.
 
     A relation is a table or a view of tables; a missing relation yields an empty set.
     """
     found: dict[str, set[int]] = {name: set() for name in ("", *names)}
-    for name, oid in database.execute_sql(TABLES, {"names": list(names), "tables": list(own)}).fetchall():
+    for name, oid in database.execute_sql(SELECT_TABLES_BELOW, {"names": list(names), "tables": list(own)}).fetchall():
         found[name].add(oid)
     return [found[name] for name in ("", *names)]

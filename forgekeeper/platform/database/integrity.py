@@ -13,7 +13,7 @@ from forgekeeper.platform.database.sessions import execute_prepared
 
 # Partitions and children that inherit are parts of their table.  A collation without a recorded version never changes
 # (C, POSIX), or is older than PostgreSQL's records: then `refresh version` refuses it, and nobody could end a block.
-CATALOGUE = """
+SELECT_REASONS = """
     with recursive tree (oid) as (
         select unnest(%(relations)s::oid[])
       union
@@ -57,8 +57,8 @@ CATALOGUE = """
     select 'no_triggers', null, null, null, null, null, null
     where current_setting('session_replication_role') = 'replica'
 """
-SORTED = "index {name} of {of_table} is sorted by version {recorded} of collation {collation}"
-SENTENCES = {
+SORTED_BY_VERSION = "index {name} of {of_table} is sorted by version {recorded} of collation {collation}"
+REASON_SENTENCES = {
     "detaching": (
         "partition {name} is half detached from {of_table}, which hides its rows: `alter table {of_table} detach"
         " partition {name} finalize`, and attach it again in the same transaction if its rows live"
@@ -71,15 +71,18 @@ SENTENCES = {
         "table {of_table} is unlogged, and a crash of PostgreSQL empties it: `alter table {of_table} set logged`"
     ),
     "default": (
-        f"{SORTED}, but the server has version {{actual}}: lookups may miss rows until `reindex database concurrently"
+        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until `reindex"
+        " database concurrently"
         " {database}`, then `alter database {database} refresh collation version`"
     ),
     "collation": (
-        f"{SORTED}, but the server has version {{actual}}: lookups may miss rows until you reindex what it sorts, as"
+        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until you reindex"
+        " what it sorts, as"
         " `reindex table concurrently {of_table}`, then `alter collation {collation} refresh version`"
     ),
     "unversioned": (
-        f"{SORTED}, but the server's library has no versions, and `refresh collation version` fails: lookups may miss"
+        f"{SORTED_BY_VERSION}, but the server's library has no versions, and `refresh collation version`"
+        " fails: lookups may miss"
         " rows until you run the server with the library of before, or dump and restore database {database}"
     ),
     "partitioned": (
@@ -100,8 +103,8 @@ def reasons_to_miss_rows(relations: Collection[int]) -> Iterator[str]:
     *relations* are oids; their partitions and children are checked, too.  One statement of one or two milliseconds
     reads the catalogue alone.  Invalid indexes are ignored, because no lookup uses them.
     """
-    rows = execute_prepared("integrity", CATALOGUE, {"relations": list(relations)})
+    rows = execute_prepared("integrity", SELECT_REASONS, {"relations": list(relations)})
     columns = [column.name for column in rows.description]
     for row in rows.fetchall():
         facts = dict(zip(columns, row, strict=True))
-        yield SENTENCES[facts["kind"]].format_map(facts)
+        yield REASON_SENTENCES[facts["kind"]].format_map(facts)

@@ -14,7 +14,7 @@ import peewee as pw
 
 from forgekeeper.platform.database import Base, database
 
-BARE = re.compile(r"[a-z_][a-z0-9_]*")
+BARE_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 """Names that SQL accepts without quotes, unless they are keywords."""
 
 
@@ -35,12 +35,12 @@ def relation_name(model: type[Base]) -> str:
 
 def shown_name(model: type[Base]) -> str:
     """Return the relation's name as people write it: quoted only if SQL requires quotes."""
-    return ".".join(part if BARE.fullmatch(part) else quote_name(part) for part in name_parts(model) if part)
+    return ".".join(part if BARE_NAME.fullmatch(part) else quote_name(part) for part in name_parts(model) if part)
 
 
 def show_column(name: str) -> str:
     """Return a column's name as people write it: quoted only if SQL requires quotes."""
-    return name if BARE.fullmatch(name) else quote_name(name)
+    return name if BARE_NAME.fullmatch(name) else quote_name(name)
 
 
 def column_name(field: pw.Field[Any]) -> str:

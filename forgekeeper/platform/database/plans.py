@@ -11,21 +11,23 @@ from typing import Any
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.relations import Index, Relation
 
-OFF = "".join(f"set local enable_{what} = off; " for what in ("seqscan", "bitmapscan", "sort", "incremental_sort"))
+DISABLE_SCANS = "".join(
+    f"set local enable_{what} = off; " for what in ("seqscan", "bitmapscan", "sort", "incremental_sort")
+)
 # Without indexes the plan names every column and condition that an index would need.
-READ_ALL = OFF + "set local enable_indexscan = off; set local enable_indexonlyscan = off; "
-WALK = "explain (verbose, format json) select 1 from {relation}{where} order by {columns} limit 1"
-READS_ALL = {"Seq Scan", "Bitmap Heap Scan", "Sort", "Incremental Sort", "Foreign Scan"}
+DISABLE_INDEXES = DISABLE_SCANS + "set local enable_indexscan = off; set local enable_indexonlyscan = off; "
+EXPLAIN_WALK = "explain (verbose, format json) select 1 from {relation}{where} order by {columns} limit 1"
+FULL_SCAN_NODES = {"Seq Scan", "Bitmap Heap Scan", "Sort", "Incremental Sort", "Foreign Scan"}
 
 
-def is_walked(relation: Relation, index: Index) -> bool:
+def is_index_walked(relation: Relation, index: Index) -> bool:
     """Return whether an index yields the rows in the order of *index*, without reading others."""
-    return READS_ALL.isdisjoint(node["Node Type"] for node in _plan(OFF, relation, index))
+    return FULL_SCAN_NODES.isdisjoint(node["Node Type"] for node in _explain_walk(DISABLE_SCANS, relation, index))
 
 
-def below(relation: Relation, index: Index) -> Index | None:
+def find_index_below(relation: Relation, index: Index) -> Index | None:
     """Return the index on the table below a view, None if the view has several tables."""
-    nodes = list(_plan(READ_ALL, relation, index))
+    nodes = list(_explain_walk(DISABLE_INDEXES, relation, index))
     scans = [node for node in nodes if "Alias" in node]
     keys = next((node["Sort Key"] for node in nodes if "Sort Key" in node), None)
     if keys is None or len({node["Alias"].rstrip("_0123456789") for node in scans}) != 1:
@@ -37,15 +39,15 @@ def below(relation: Relation, index: Index) -> Index | None:
     return Index(columns, where)
 
 
-def _plan(settings: str, relation: Relation, index: Index) -> Iterator[dict[str, Any]]:
-    explain = WALK.format(relation=relation.sql, where=index.condition, columns=index.columns)
+def _explain_walk(settings: str, relation: Relation, index: Index) -> Iterator[dict[str, Any]]:
+    explain = EXPLAIN_WALK.format(relation=relation.sql, where=index.where_clause, columns=index.columns)
     with database.atomic() as transaction:
         ((plans,),) = database.execute_sql((settings + explain).replace("%", "%%")).fetchall()
         transaction.rollback()
-    return _nodes(plans[0]["Plan"])
+    return _iterate_nodes(plans[0]["Plan"])
 
 
-def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _iterate_nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield node
     for part in node.get("Plans", ()):
-        yield from _nodes(part)
+        yield from _iterate_nodes(part)

@@ -11,16 +11,16 @@ import peewee as pw
 import psycopg2
 
 from forgekeeper.platform.database import Base, database
-from forgekeeper.platform.database.looking import as_look
 from forgekeeper.platform.database.naming import relation_name
+from forgekeeper.platform.database.read_only import as_read_only
 
-BOUND = 100_001
+MAX_COUNTED_ROWS = 100_001
 """Maximum count, in rows.  Larger counts are shown as a hundred thousand and more: they are read every few seconds."""
 
-PAGES = 16_384
+MAX_SAMPLED_PAGES = 16_384
 """Maximum pages of a table to count (128 MiB).  A larger table is estimated from a sample of this many pages."""
 # The pages of a table with its partitions; null for a view.
-SIZE = """
+SELECT_PAGE_COUNT = """
     select case when relkind in ('r', 'm', 'p') then (
         select sum(pg_relation_size(part)) from (
             select oid as part union select relid from pg_partition_tree(oid)
@@ -28,53 +28,53 @@ SIZE = """
     ) / current_setting('block_size')::float end
     from pg_class where oid = to_regclass(%s)
 """
-SAMPLED = "select count(*) from {} tablesample system (%s)"
+COUNT_SAMPLE = "select count(*) from {} tablesample system (%s)"
 
-IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
+WALK_IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 """Sent before a statement that claims a chunk: it walks the index in order, whatever the statistics say."""
 
 # Collecting the rows may take longer than the usual limit of a statement.  The planner underestimates the number of
 # elements of an array or a document, and a nested loop would look up millions of rows one by one.
-PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off"
+CURSOR_SETTINGS = "set local statement_timeout = '1h'; set local enable_nestloop = off"
 
 
-def count(query: pw.ModelSelect[Any]) -> int:
+def count_bounded(query: pw.ModelSelect[Any]) -> int:
     """Count the rows of *query*, up to `BOUND`."""
-    counted: int = query.limit(BOUND).count()
+    counted: int = query.limit(MAX_COUNTED_ROWS).count()
     return counted
 
 
-class Stake(NamedTuple):
+class AffectedShare(NamedTuple):
     """Counts of a batch, each up to a bound: *due* rows that runs would delete, *of* all rows."""
 
     due: Callable[[int], int]
-    of: Callable[[int], int]
+    total: Callable[[int], int]
 
     @classmethod
-    def rows(cls, *queries: pw.ModelSelect[Any], of: tuple[type[Base], ...] = ()) -> Stake:
+    def from_queries(cls, *queries: pw.ModelSelect[Any], further_models: tuple[type[Base], ...] = ()) -> AffectedShare:
         """Count the rows of *queries*, and all rows of their tables and of the tables *of*."""
-        models = (*(query.model for query in queries), *of)
+        models = (*(query.model for query in queries), *further_models)
         return cls(
-            lambda bound: _count(queries, bound),
+            lambda bound: _count_up_to(queries, bound),
             lambda bound: count_rows(models, bound),
         )
 
 
-AtStake: TypeAlias = Callable[[datetime], Stake]
+AffectedShareReader: TypeAlias = Callable[[datetime], AffectedShare]
 
 
-def stake_as_look(whose: str, ask: AtStake) -> AtStake:
+def share_as_read_only(reader: str, ask: AffectedShareReader) -> AffectedShareReader:
     """Return *ask* as a look; the counts of the returned `Stake` are looks of their own."""
-    asked = as_look(whose, ask)
+    asked = as_read_only(reader, ask)
 
-    def look(instant: datetime) -> Stake:
+    def read_share(instant: datetime) -> AffectedShare:
         stake = asked(instant)
-        return Stake(as_look(whose, stake.due), as_look(whose, stake.of))
+        return AffectedShare(as_read_only(reader, stake.due), as_read_only(reader, stake.total))
 
-    return look
+    return read_share
 
 
-def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
+def _count_up_to(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
     found = 0
     for query in queries:
         key = query.model._meta.primary_key
@@ -84,21 +84,21 @@ def _count(queries: tuple[pw.ModelSelect[Any], ...], bound: int) -> int:
 
 def count_rows(models: Sequence[type[Base]], bound: int) -> int:
     """Return the total number of rows of the models' tables."""
-    return sum(_rows_of(model, bound) for model in models)
+    return sum(_estimate_rows(model, bound) for model in models)
 
 
-def _rows_of(model: type[Base], bound: int) -> int:
+def _estimate_rows(model: type[Base], bound: int) -> int:
     """Return the number of live rows of a table.
 
     PostgreSQL's own estimate is not used: an `update` of all rows doubles it.  A large table is estimated from a sample
     of its pages, and a view is counted up to the bound.
     """
     table = relation_name(model)
-    (pages,) = database.execute_sql(SIZE, (table,)).fetchone() or (None,)
+    (pages,) = database.execute_sql(SELECT_PAGE_COUNT, (table,)).fetchone() or (None,)
     if pages is None:
-        return _count((model.select(),), bound)
-    share: float = PAGES / max(pages, PAGES)
-    rows: int = database.execute_sql(SAMPLED.format(table), (100 * share,)).fetchone()[0]
+        return _count_up_to((model.select(),), bound)
+    share: float = MAX_SAMPLED_PAGES / max(pages, MAX_SAMPLED_PAGES)
+    rows: int = database.execute_sql(COUNT_SAMPLE.format(table), (100 * share,)).fetchone()[0]
     return round(rows / share)
 
 
@@ -112,11 +112,11 @@ class Position(NamedTuple):
     key: int
 
 
-START = Position("-infinity", -(2**63) + 1)
+START_POSITION = Position("-infinity", -(2**63) + 1)
 """The position before every row.  PostgreSQL would not parse a smaller key as a bigint."""
 
 
-def positions(
+def list_positions(
     query: pw.ModelSelect[Any], by: pw.Field[Any], after: Position, *, limit: int, without: Collection[int] = ()
 ) -> list[Position]:
     """Return the positions of the next rows of *query* after *after*, ordered by *by* and key.
@@ -131,13 +131,13 @@ def positions(
     return [Position(*row) for row in rows.tuples()]
 
 
-def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
+def filter_keys(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
     """Return the subset of *keys* that *query* selects."""
     key = query.model._meta.primary_key
     return {found for (found,) in query.select(key).where(key.in_(list(keys))).tuples()}
 
 
-class Page(NamedTuple):
+class KeyPage(NamedTuple):
     """A page of at most *limit* items with keys above *after*.
 
     If *only* is given, other keys are left out.  *without* has the keys of bad records, which are left out, too.
@@ -149,7 +149,7 @@ class Page(NamedTuple):
     without: Collection[int] = ()
 
 
-def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
+def key_condition(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
     """Return the end of a condition: *key* is in *only*, if given, and not in *without*.
 
     Parts that are not needed are left out, so they cost nothing.  The statement's values are ``only`` and ``without``.
@@ -158,7 +158,7 @@ def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[i
     return one_of + (f" and {key} <> all(%(without)s)" if without else "")
 
 
-def pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) -> Iterator[list[tuple[Any, ...]]]:
+def fetch_pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the present rows of *statement* in pages of up to *size* rows.
 
     *name* is the cursor's name, unique in the session.  No transaction stays open between pages: PostgreSQL stores the
@@ -169,7 +169,7 @@ def pages(name: str, statement: str, values: Mapping[str, Any], *, size: int) ->
     with pw.__exception_wrapper__:  # type: ignore[attr-defined]
         cursor = database.connection().cursor(name, withhold=True)
         with database.atomic():
-            database.execute_sql(PLAN)
+            database.execute_sql(CURSOR_SETTINGS)
             cursor.execute(statement, values)
         try:
             while page := cursor.fetchmany(size):

@@ -13,7 +13,7 @@ from forgekeeper.platform.database import Base, database
 from forgekeeper.platform.database.naming import relation_name, shown_name
 
 # PostgreSQL knows only for tables whether a column can be NULL; a valid check constraint counts as NOT NULL.
-COLUMNS = """
+SELECT_COLUMNS = """
     select name, a.attname, format_type(a.atttypid, null),
         case when c.relkind in ('r', 'p') then a.attnotnull or exists (
             select from pg_constraint as said
@@ -38,11 +38,11 @@ COLUMNS = """
         join pg_class as c on c.oid = to_regclass(name)::oid
         join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """
-CALLED = """
+SELECT_QUALIFIED_NAME = """
     select quote_ident(nspname) || '.' || quote_ident(relname) from pg_class as c
         join pg_namespace as n on n.oid = relnamespace where c.oid = to_regclass(%s) and nspname <> 'public'
 """
-TYPES = {
+TYPE_NAMES = {
     "auto": "integer",
     "bigauto": "bigint",
     "bigint": "bigint",
@@ -63,12 +63,12 @@ TYPES = {
     "varchar": "character varying",
 }
 """PostgreSQL's names of the types of peewee's fields; the type of any other field is used unchanged."""
-ALIKE = ({"text", "character varying"}, {"bigint", "integer", "smallint"})
+INTERCHANGEABLE_TYPES = ({"text", "character varying"}, {"bigint", "integer", "smallint"})
 """Interchangeable types: the forge may use either, the statements work with both."""
-ORDER = ("select", "insert", "update", "delete")
-PRIVILEGE = re.compile(r"\w+(?: \(.*?\))?")
-PROCESSES = ("scheduler", "worker", "exporter", "person")
-ORDERED = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?", re.IGNORECASE)
+PRIVILEGE_ORDER = ("select", "insert", "update", "delete")
+PRIVILEGE_PATTERN = re.compile(r"\w+(?: \(.*?\))?")
+PROCESS_KINDS = ("scheduler", "worker", "exporter", "person")
+INDEX_PATTERN = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?", re.IGNORECASE)
 """An index for lookups.  A unique index is a rule of the forge, which cannot be checked for a view."""
 
 
@@ -80,12 +80,12 @@ class Column(NamedTuple):
     """
 
     type: str
-    filled: bool | None
-    may: Collection[str]
-    can: Collection[str]
+    is_not_null: bool | None
+    granted: Collection[str]
+    supported: Collection[str]
 
 
-Tables = Mapping[str, Mapping[str, Column]]
+ColumnsByTable = Mapping[str, Mapping[str, Column]]
 
 
 def is_ours(model: type[Base]) -> bool:
@@ -93,7 +93,7 @@ def is_ours(model: type[Base]) -> bool:
     return f"{model.__module__}.".startswith("forgekeeper.")
 
 
-class Field(NamedTuple):
+class RequiredColumn(NamedTuple):
     """A required column, PostgreSQL's name of its type, and whether it may be NULL."""
 
     name: str
@@ -108,13 +108,13 @@ class Index(NamedTuple):
     where: str | None
 
     @property
-    def condition(self) -> str:
+    def where_clause(self) -> str:
         """The ``where`` clause with a space before it, or nothing."""
         return f" where {self.where}" if self.where else ""
 
-    def on(self, relation: str) -> str:
+    def create_statement(self, relation: str) -> str:
         """Return the statement that creates the index without blocking writes."""
-        return f"create index concurrently on {relation} ({self.columns}){self.condition}"
+        return f"create index concurrently on {relation} ({self.columns}){self.where_clause}"
 
 
 class Relation(NamedTuple):
@@ -143,29 +143,29 @@ class Relation(NamedTuple):
         return ", ".join(field.column_name for field in self.model._meta.get_primary_keys())
 
     @property
-    def fields(self) -> list[Field]:
+    def fields(self) -> list[RequiredColumn]:
         """The columns that the relation must have; further columns are allowed."""
-        return [Field(one.column_name, type_of(one), one.null) for one in columns_of(self.model)]
+        return [RequiredColumn(one.column_name, column_type(one), one.null) for one in used_fields(self.model)]
 
-    def needs(self, process: str | None = None) -> list[str]:
+    def needed_privileges(self, process: str | None = None) -> list[str]:
         """Return the privileges that *process* needs, or that any process needs if it is None."""
         if self.reads:
             return ["select"] if process in (None, "worker") else []
-        return needs(self.model, process)
+        return list_privileges(self.model, process)
 
-    def operations(self, process: str | None = None) -> list[str]:
+    def list_operations(self, process: str | None = None) -> list[str]:
         """Return the operations of *process* on rows.
 
         Locking a row needs the privilege to update a column; the key is enough.
         """
-        needs = self.needs(process)
+        needs = self.needed_privileges(process)
         locks = ["lock"] if any(need.startswith("update") for need in needs) else []
         return [*needs[:1], *locks, *(need for need in needs[1:] if need != f"update ({self.key})")]
 
     @property
     def indexes(self) -> list[Index]:
         """The indexes that statements need; statements that only read look rows up by one column."""
-        found = filter(None, map(ORDERED.fullmatch, index_statements(self.model)))
+        found = filter(None, map(INDEX_PATTERN.fullmatch, index_statements(self.model)))
         declared = [Index(one[1].replace('"', ""), one[2]) for one in found]
         if self.reads:
             return [one for one in declared if one.where is None and one.columns.isidentifier()]
@@ -174,17 +174,17 @@ class Relation(NamedTuple):
         return [*declared, Index(f"{self.since}, {self.key}", None)]
 
 
-def look(names: Sequence[str]) -> Tables:
+def read_columns(names: Sequence[str]) -> ColumnsByTable:
     """Return the columns of the tables and views with these names, written as in SQL."""
     tables: dict[str, dict[str, Column]] = defaultdict(dict)
-    for table, column, *facts in database.execute_sql(COLUMNS, (list(names),)).fetchall():
+    for table, column, *facts in database.execute_sql(SELECT_COLUMNS, (list(names),)).fetchall():
         tables[table][column] = Column(*facts)
     return tables
 
 
 def is_view(columns: Mapping[str, Column]) -> bool:
     """Return whether these are the columns of a view: only for tables *filled* is known."""
-    return bool(columns) and all(column.filled is None for column in columns.values())
+    return bool(columns) and all(column.is_not_null is None for column in columns.values())
 
 
 def find_other_columns(model: type[Base]) -> list[str]:
@@ -193,11 +193,11 @@ def find_other_columns(model: type[Base]) -> list[str]:
     The system columns ``tableoid`` and ``ctid``, which a view may show, are left out.
     """
     known = {"tableoid", "ctid", *(field.column_name for field in model._meta.sorted_fields)}
-    columns = look([relation_name(model)]).get(relation_name(model), {})
-    return [name for name, column in columns.items() if name not in known and "select" in column.may]
+    columns = read_columns([relation_name(model)]).get(relation_name(model), {})
+    return [name for name, column in columns.items() if name not in known and "select" in column.granted]
 
 
-def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
+def find_misfits(model: type[Base], tables: ColumnsByTable) -> Iterator[str]:
     """Yield a sentence for each difference between *tables* and the model.
 
     A table or column is missing, or a column has the wrong type.
@@ -206,25 +206,25 @@ def misfits(model: type[Base], tables: Tables) -> Iterator[str]:
     if columns is None:
         yield from () if model.optional else (f"table {table} is missing",)
         return
-    for field in columns_of(model):
-        wanted, found = type_of(field), columns.get(field.column_name)
+    for field in used_fields(model):
+        wanted, found = column_type(field), columns.get(field.column_name)
         if found is None:
             yield f"column {table}.{field.column_name} is missing"
-        elif wanted.removesuffix("[]") in TYPES.values() and not any(
-            {wanted, found.type} <= alike for alike in ({wanted}, *ALIKE)
+        elif wanted.removesuffix("[]") in TYPE_NAMES.values() and not any(
+            {wanted, found.type} <= alike for alike in ({wanted}, *INTERCHANGEABLE_TYPES)
         ):
             yield f"column {table}.{field.column_name} is {found.type}, should be {wanted}"
 
 
-def columns_of(model: type[Base]) -> list[pw.Field[Any]]:
+def used_fields(model: type[Base]) -> list[pw.Field[Any]]:
     """Return the fields of the columns that statements use."""
     return [field for field in model._meta.sorted_fields if field.column_name not in model.beside]
 
 
-def type_of(field: pw.Field[Any]) -> str:
+def column_type(field: pw.Field[Any]) -> str:
     """Return PostgreSQL's name of the type of the field's column."""
     kind = field.field_type.split()[0].lower()
-    return TYPES.get(kind, kind) + "[]" * getattr(field, "dimensions", 0)
+    return TYPE_NAMES.get(kind, kind) + "[]" * getattr(field, "dimensions", 0)
 
 
 def index_statements(model: type[Base]) -> Iterator[str]:
@@ -235,17 +235,17 @@ def index_statements(model: type[Base]) -> Iterator[str]:
         yield " ".join(statement.split())
 
 
-def needs(model: type[Base], process: str | None = None) -> list[str]:
+def list_privileges(model: type[Base], process: str | None = None) -> list[str]:
     """Return the privileges of *process* on the model's table, such as ``update (id)``.
 
     If *process* is None, return the privileges of all processes.
     """
     of_each = (part.split(": ") for part in model.grants.split("; "))
     granted = ", ".join(text for who, text in of_each if process in (None, who))
-    return sorted({*PRIVILEGE.findall(granted)}, key=lambda need: ORDER.index(need.split()[0]))
+    return sorted({*PRIVILEGE_PATTERN.findall(granted)}, key=lambda need: PRIVILEGE_ORDER.index(need.split()[0]))
 
 
-def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) -> Iterator[str]:
+def find_missing_privileges(wanted: Mapping[type[Base] | str, Sequence[str]], tables: ColumnsByTable) -> Iterator[str]:
     """Yield a sentence, with the ``grant``, for each table on which the role lacks privileges.
 
     *wanted* has the privileges by model or table.
@@ -253,16 +253,16 @@ def lacking(wanted: Mapping[type[Base] | str, Sequence[str]], tables: Tables) ->
     for model, needed in wanted.items():
         table = model if isinstance(model, str) else relation_name(model)
         there = tables.get(table, {})
-        known = there if isinstance(model, str) else [field.column_name for field in columns_of(model)]
-        if lacks := [need for need in needed if _lacks(need, there, known)]:
+        known = there if isinstance(model, str) else [field.column_name for field in used_fields(model)]
+        if lacks := [need for need in needed if _lacks_privilege(need, there, known)]:
             (role,) = database.execute_sql("select quote_ident(current_user)").fetchone()
             refused = " or ".join(need.split()[0] for need in lacks)
             shown = model if isinstance(model, str) else shown_name(model)
-            (called,) = database.execute_sql(CALLED, (table,)).fetchone() or (shown,)
+            (called,) = database.execute_sql(SELECT_QUALIFIED_NAME, (table,)).fetchone() or (shown,)
             yield f"{role} may not {refused} {shown}: `grant {', '.join(lacks)} on {called} to {role}`"
 
 
-def _lacks(need: str, there: Mapping[str, Column], known: Iterable[str]) -> bool:
+def _lacks_privilege(need: str, there: Mapping[str, Column], known: Iterable[str]) -> bool:
     privilege, *named = re.findall(r"\w+", need)
     # The privilege on all columns that we use is enough in place of the privilege on the table.
-    return any(privilege not in there[name].may for name in named or known if name in there)
+    return any(privilege not in there[name].granted for name in named or known if name in there)

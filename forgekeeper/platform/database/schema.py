@@ -11,46 +11,46 @@ from typing import NamedTuple
 
 from forgekeeper.platform.database import Base, database
 from forgekeeper.platform.database.naming import name_parts, relation_name
-from forgekeeper.platform.database.relations import index_statements, look, misfits
+from forgekeeper.platform.database.relations import find_misfits, index_statements, read_columns
 
-INDEXES = """
+SELECT_INDEXES = """
     select pg_get_indexdef(indexrelid) from pg_index
     where indrelid = any(array(select to_regclass(name)::oid from unnest(%s::text[]) as name))
 """
 
 
-class Difference(NamedTuple):
+class SchemaDifference(NamedTuple):
     """A missing table, column or index; *harmless* if batches only become slower without it."""
 
     sentence: str
-    harmless: bool
+    is_harmless: bool
 
 
-def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
+def find_differences(models: Sequence[type[Base]]) -> Iterator[SchemaDifference]:
     """Yield differences of tables, columns and indexes; indexes are compared by definition."""
-    names = _names(models)
-    tables = look(names)
-    indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
+    names = _relation_names(models)
+    tables = read_columns(names)
+    indexes = {_index_shape(row[0]) for row in database.execute_sql(SELECT_INDEXES, (names,)).fetchall()}
     for model, table in zip(models, names, strict=True):
-        yield from (Difference(said, harmless=False) for said in misfits(model, tables))
+        yield from (SchemaDifference(said, is_harmless=False) for said in find_misfits(model, tables))
         if table in tables:
-            yield from _indexes(model, indexes)
+            yield from _find_missing_indexes(model, indexes)
 
 
-def _names(models: Sequence[type[Base]]) -> list[str]:
+def _relation_names(models: Sequence[type[Base]]) -> list[str]:
     return [relation_name(model) for model in models]
 
 
-def _indexes(model: type[Base], present: set[str]) -> Iterator[Difference]:
+def _find_missing_indexes(model: type[Base], present: set[str]) -> Iterator[SchemaDifference]:
     for statement in index_statements(model):
-        shape = _shape(statement)
+        shape = _index_shape(statement)
         if present.isdisjoint({shape, f"unique {shape}"}):
             unique = shape.startswith("unique ")
             harm = "rows may come twice" if unique else "runs will be slow"
-            yield Difference(f"an index is missing, {harm}: {statement}", harmless=not unique)
+            yield SchemaDifference(f"an index is missing, {harm}: {statement}", is_harmless=not unique)
 
 
-def _shape(statement: str) -> str:
+def _index_shape(statement: str) -> str:
     """Reduce an index to its table and keys: names, spelling and conditions differ too often."""
     match = re.search(
         r" on (?:only )?(?:\"?\w+\"?\.)?\"?(\w+)\"?\s*(?:using \w+ )?(.*)", statement, re.IGNORECASE | re.DOTALL
@@ -61,11 +61,11 @@ def _shape(statement: str) -> str:
     return f"{unique}{match[1]} {re.sub(r'::[a-z]+|[^a-z0-9_,+]', '', keys.lower())}"
 
 
-MIGRATIONS = "forgekeeper_migrations"
+MIGRATIONS_TABLE = "forgekeeper_migrations"
 """Table of the applied migrations, which every command reads."""
 
 # Tables in a schema without the usage privilege look as if they were missing.
-CLOSED = """
+SELECT_CLOSED_SCHEMAS = """
     select distinct quote_ident(n.nspname), quote_ident(current_user)
     from unnest(%s::text[], %s::text[]) as wanted (name, schema)
         join pg_class as c on c.relname = name
@@ -75,8 +75,8 @@ CLOSED = """
 """
 
 
-def closed(models: Sequence[type[Base]]) -> Iterator[str]:
+def find_closed_schemas(models: Sequence[type[Base]]) -> Iterator[str]:
     """Yield a sentence, with the ``grant``, for each schema that this role may not use."""
-    schemas, names = zip((None, MIGRATIONS), *map(name_parts, models), strict=True)
-    for schema, role in database.execute_sql(CLOSED, (list(names), list(schemas))).fetchall():
+    schemas, names = zip((None, MIGRATIONS_TABLE), *map(name_parts, models), strict=True)
+    for schema, role in database.execute_sql(SELECT_CLOSED_SCHEMAS, (list(names), list(schemas))).fetchall():
         yield f"{role} may not use schema {schema}: `grant usage on schema {schema} to {role}`"

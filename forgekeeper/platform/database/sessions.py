@@ -24,10 +24,10 @@ from playhouse.pool import PooledPostgresqlDatabase
 from psycopg2 import extensions
 from psycopg2.extras import register_default_jsonb
 
-SCHEMAS = ("forgekeeper", "public")
+DEFAULT_SCHEMAS = ("forgekeeper", "public")
 """Default schemas: of forgekeeper's own tables, and of the forge's tables."""
-TIMESTAMPTZ = 1184
-FIXED = {
+TIMESTAMPTZ_OID = 1184
+FIXED_SETTINGS = {
     # Without this date style psycopg2 would set it with a separate statement.
     "timezone": "UTC",
     "datestyle": "ISO",
@@ -54,32 +54,32 @@ FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.rep
 
 LOCK_NOT_AVAILABLE = "55P03"
 """SQLSTATE: another session holds a lock, and the statement does not wait for it or has waited too long."""
-READ_ONLY = "25006"
+READ_ONLY_ERROR = "25006"
 """SQLSTATE: a write in a read-only transaction was refused."""
-GUARD = """
+MAKE_SESSION_READ_ONLY = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
-INSTEAD = 'return Rows, Objects or Children and the engine deletes, or declare writes="why"'
+WRITES_CURE = 'return Rows, Objects or Children and the engine deletes, or declare writes="why"'
 
-MOST = 50
+MAX_PREPARED_STATEMENTS = 50
 """Maximum prepared statements per connection."""
-GONE = {"26000", "42P05", "0A000"}
+UNUSABLE_STATEMENT_ERRORS = {"26000", "42P05", "0A000"}
 """SQLSTATEs of a prepared statement that is missing, exists already, or would return other columns than before: a
 pooler has given us another session, or a table has changed."""
-VALUE = re.compile(r"%\((\w+)\)s")
-PATH = re.compile(r"search_path\s*=\s*(\S+)")
+VALUE_PATTERN = re.compile(r"%\((\w+)\)s")
+SEARCH_PATH_PATTERN = re.compile(r"search_path\s*=\s*(\S+)")
 
 database = pw.DatabaseProxy()
 
-_guarded: ContextVar[str | None] = ContextVar("guarded", default=None)
-_engine: ContextVar[bool] = ContextVar("engine", default=False)
+_guarded_batch: ContextVar[str | None] = ContextVar("guarded_batch", default=None)
+_is_engine_step: ContextVar[bool] = ContextVar("is_engine_step", default=False)
 
 
 class WritesByItself(Exception):
     """A batch writes instead of returning an answer; the message names the batch and the cure."""
 
 
-class TakesNoWrites(Exception):
+class DatabaseReadOnly(Exception):
     """Somebody has made this database, or this role, read-only: nothing is deleted until that is undone."""
 
 
@@ -101,7 +101,7 @@ class Connection(extensions.connection):
         super().__init__(*args, **kwargs)
         self.prepared: set[str] | None = set()
         """Names of prepared statements; None if nothing may be prepared any more."""
-        self.reads_only = False
+        self.is_read_only = False
 
 
 class Database(pw.PostgresqlDatabase):
@@ -116,12 +116,12 @@ class Database(pw.PostgresqlDatabase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lock = nullcontext()
-        self.schema, self.forge_schema = SCHEMAS
+        self.schema, self.forge_schema = DEFAULT_SCHEMAS
 
     def _connect(self) -> Any:
         made = super()._connect()  # type: ignore[misc]
-        extensions.register_type(INSTANT, made)
-        register_default_jsonb(made, loads=_document)
+        extensions.register_type(INSTANT_TYPE, made)
+        register_default_jsonb(made, loads=_parse_document)
         return made
 
     def manual_close(self) -> None:
@@ -140,7 +140,9 @@ class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhou
         return bool(connection.closed or wait([connection.fileno()], timeout=0))
 
 
-def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, schemas: tuple[str, str] = SCHEMAS) -> None:
+def open_pool(
+    url: str, timeouts: Timeouts, *, name: str, size: int | None, schemas: tuple[str, str] = DEFAULT_SCHEMAS
+) -> None:
     """Let the models use a pool of *size* connections, or if it is None one per thread.
 
     Tables are looked up in *schemas* (ours, the forge's), then in the ``search_path`` in the options of *url*.
@@ -157,7 +159,7 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
         # With UTF-8 PostgreSQL itself refuses invalid text, within the statement: nothing has been changed by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         connect_timeout=max(2, round(timeouts.connect.total_seconds())),  # libpq takes 1 for 2
-        tcp_user_timeout=_milliseconds(timeouts.network),
+        tcp_user_timeout=_to_milliseconds(timeouts.network),
         keepalives_idle=quarter,
         keepalives_interval=quarter,
         keepalives_count=3,
@@ -169,34 +171,34 @@ def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None, sche
 
 def _session_options(given: str, timeouts: Timeouts, schemas: tuple[str, str]) -> str:
     """Return the options of every session: the options *given* in the URL, overridden by ours."""
-    settings = FIXED | {
-        "statement_timeout": str(_milliseconds(timeouts.statement)),
-        "lock_timeout": str(_milliseconds(timeouts.lock)),
-        "idle_in_transaction_session_timeout": str(_milliseconds(timeouts.idle_in_transaction)),
-        "search_path": ",".join([*schemas, *PATH.findall(given)]),
+    settings = FIXED_SETTINGS | {
+        "statement_timeout": str(_to_milliseconds(timeouts.statement)),
+        "lock_timeout": str(_to_milliseconds(timeouts.lock)),
+        "idle_in_transaction_session_timeout": str(_to_milliseconds(timeouts.idle_in_transaction)),
+        "search_path": ",".join([*schemas, *SEARCH_PATH_PATTERN.findall(given)]),
     }
     ours = (f"-c {name}={value.replace(' ', ESCAPED_SPACE)}" for name, value in settings.items())
     return " ".join([given, *ours]).strip()
 
 
-def _milliseconds(duration: timedelta) -> int:
+def _to_milliseconds(duration: timedelta) -> int:
     return max(1, round(duration.total_seconds() * 1000))
 
 
-def _instant(value: str | bytes | None, of: extensions.cursor) -> datetime | None:
+def _parse_instant(value: str | bytes | None, cursor: extensions.cursor) -> datetime | None:
     """Parse a timestamp; beyond Python's range, return Python's first or last instant."""
     try:
-        instant: datetime | None = extensions.PYDATETIMETZ(value, of)
+        instant: datetime | None = extensions.PYDATETIMETZ(value, cursor)
     except (ValueError, OverflowError):
         assert isinstance(value, str)
         return LAST_INSTANT if "BC" not in value else FIRST_INSTANT
     return instant
 
 
-INSTANT = extensions.new_type((TIMESTAMPTZ,), "INSTANT", _instant)
+INSTANT_TYPE = extensions.new_type((TIMESTAMPTZ_OID,), "INSTANT", _parse_instant)
 
 
-def _document(text: str) -> Any:
+def _parse_document(text: str) -> Any:
     """Parse a JSON document; return None if its depth or a number exceeds Python's limits."""
     try:
         return loads(text)
@@ -204,7 +206,7 @@ def _document(text: str) -> Any:
         return None
 
 
-def release() -> None:
+def release_connection() -> None:
     """Return this thread's connection to the pool, or close it unless it is clean.
 
     An interrupt can leave a transaction open that peewee does not know, and the next message would write into it.  It
@@ -213,7 +215,7 @@ def release() -> None:
     if database.is_closed():
         return
     connection = database.connection()
-    clean = not (connection.closed or connection.reads_only) and _is_idle(connection)
+    clean = not (connection.closed or connection.is_read_only) and _is_idle(connection)
     if clean and not database.in_transaction():
         database.close()
         return
@@ -231,7 +233,7 @@ def sqlstate(error: BaseException) -> str | None:
     return getattr(getattr(error, "orig", error), "pgcode", None)
 
 
-def reachable() -> bool:
+def is_connected() -> bool:
     """Return whether this thread's connection is still open after an error on it."""
     return not database.is_closed() and not database.connection().closed
 
@@ -243,103 +245,103 @@ def now() -> datetime:
 
 
 @contextmanager
-def reading_only(batch: str) -> Iterator[None]:
+def read_only_session(batch: str) -> Iterator[None]:
     """Let PostgreSQL refuse writes of this session, except in the engine's transactions.
 
     Raises `WritesByItself` if a write was refused, and `TakesNoWrites` if the database is read-only already; it then
     stays read-only.
     """
-    token = _guarded.set(batch)
+    token = _guarded_batch.set(batch)
     # If an interrupt arrives from here on, `release` closes the connection.
-    database.connection().reads_only = True
+    database.connection().is_read_only = True
     try:
         _let_only_read()
         yield
     except Exception as error:
-        if sqlstate(error) != READ_ONLY:
+        if sqlstate(error) != READ_ONLY_ERROR:
             raise
-        raise WritesByItself(f"{batch} writes by itself: {INSTEAD}") from error
+        raise WritesByItself(f"{batch} writes by itself: {WRITES_CURE}") from error
     finally:
-        _guarded.reset(token)
+        _guarded_batch.reset(token)
         _let_write()
 
 
 def _let_only_read() -> None:
-    (before, _now) = database.execute_sql(GUARD).fetchone()
+    (before, _now) = database.execute_sql(MAKE_SESSION_READ_ONLY).fetchone()
     if before == "on":
-        raise TakesNoWrites(TakesNoWrites.__doc__)
+        raise DatabaseReadOnly(DatabaseReadOnly.__doc__)
 
 
 def _let_write() -> None:
     """Allow writes again; if that fails, close the connection, as nobody else may use it."""
     try:
         database.execute_sql("reset default_transaction_read_only")
-        database.connection().reads_only = False
+        database.connection().is_read_only = False
     except pw.PeeweeException:
         with suppress(pw.PeeweeException):
             database.connection().close()
 
 
 @contextmanager
-def engine() -> Iterator[None]:
+def engine_step() -> Iterator[None]:
     """Mark the body as a step of the engine, which may write, delete and lock in any server."""
-    token = _engine.set(True)
+    token = _is_engine_step.set(True)
     try:
         yield
     finally:
-        _engine.reset(token)
+        _is_engine_step.reset(token)
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def write_transaction() -> Iterator[None]:
     """Open a transaction of the engine that may write; within another one, a savepoint."""
-    with engine(), database.atomic("read committed, read write") if _guarded.get() else database.atomic():
+    with engine_step(), database.atomic("read committed, read write") if _guarded_batch.get() else database.atomic():
         yield
 
 
 @dataclass
-class Unit:
+class EngineTransaction:
     """A transaction of the engine.
 
     *first* begins it, in the request of its first statement; *end* ends it.
     """
 
-    first: str = "begin isolation level read committed, read write; "
+    begin: str = "begin isolation level read committed, read write; "
     end: str = "commit"
 
 
 @contextmanager
-def committing() -> Iterator[Unit]:
+def committed_transaction() -> Iterator[EngineTransaction]:
     """Commit the transaction that the body's first statement begins; roll back on an error.
 
     The first statement may be a prepared statement: these are not prepared within a transaction.
     """
-    unit = Unit()
+    unit = EngineTransaction()
     try:
         yield unit
         database.execute_sql(unit.end)
     except BaseException:
-        if reachable():
+        if is_connected():
             with suppress(pw.PeeweeException):
                 database.execute_sql("rollback")
         raise
 
 
-def insist(how: str) -> None:
+def require_engine(how: str) -> None:
     """Raise `WritesByItself` if a batch that is asked for its answer writes, deletes or locks.
 
     *how* is a part of the message.
     """
-    if (batch := _guarded.get()) is not None and not _engine.get():
-        raise WritesByItself(f"{batch} writes by itself, {how}: {INSTEAD}")
+    if (batch := _guarded_batch.get()) is not None and not _is_engine_step.get():
+        raise WritesByItself(f"{batch} writes by itself, {how}: {WRITES_CURE}")
 
 
-def write_first() -> str:
+def write_prefix() -> str:
     """Return the SQL to send before a writing statement of the engine, in the same request."""
-    return "set transaction read write; " if _guarded.get() else ""
+    return "set transaction read write; " if _guarded_batch.get() else ""
 
 
-def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, first: str = "") -> Any:
+def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, prefix: str = "") -> Any:
     """Execute *statement*, prepared once per connection and not parsed again for each chunk.
 
     It is prepared as *name* and a part of its hash; *first* is sent before it in the same request.  If the statement
@@ -349,25 +351,25 @@ def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, fi
     connection = database.connection()
     known = connection.prepared
     full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
-    if known is not None and _is_idle(connection) and (full in known or len(known) < MOST):
-        numbered, given = _numbered(statement)
+    if known is not None and _is_idle(connection) and (full in known or len(known) < MAX_PREPARED_STATEMENTS):
+        numbered, given = _number_values(statement)
         try:
             if full not in known:
                 database.execute_sql(f"prepare {full} as {numbered}", {})
                 known.add(full)
-            return database.execute_sql(f"{first}execute {full}{given}", values)
+            return database.execute_sql(f"{prefix}execute {full}{given}", values)
         except pw.PeeweeException as error:
-            if connection.closed or (full in known and sqlstate(error) not in GONE):
+            if connection.closed or (full in known and sqlstate(error) not in UNUSABLE_STATEMENT_ERRORS):
                 raise
             connection.prepared = None
             if not _is_idle(connection):
                 database.execute_sql("rollback")
-    return database.execute_sql(first + statement, values)
+    return database.execute_sql(prefix + statement, values)
 
 
 @cache
-def _numbered(statement: str) -> tuple[str, str]:
+def _number_values(statement: str) -> tuple[str, str]:
     """Return the statement with numbered values, and the list of values for ``execute``."""
-    names = list(dict.fromkeys(VALUE.findall(statement)))
+    names = list(dict.fromkeys(VALUE_PATTERN.findall(statement)))
     given = ", ".join(f"%({name})s" for name in names)
-    return VALUE.sub(lambda found: f"${names.index(found[1]) + 1}", statement), f"({given})" if names else ""
+    return VALUE_PATTERN.sub(lambda found: f"${names.index(found[1]) + 1}", statement), f"({given})" if names else ""

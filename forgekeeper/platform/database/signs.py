@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from forgekeeper.platform.database import database
 
-PRESENT = "select count(distinct relname) = cardinality(%(names)s) from pg_class where relname = any(%(names)s)"
+SELECT_ARE_PRESENT = (
+    "select count(distinct relname) = cardinality(%(names)s) from pg_class where relname = any(%(names)s)"
+)
 
 
 class Forge(NamedTuple):
@@ -26,36 +28,36 @@ class Forge(NamedTuple):
     hints: Callable[[str], Iterable[str]] = lambda _schema: ()
 
 
-FORGES: dict[str, Forge] = {}
+known_forges: dict[str, Forge] = {}
 """Every known forge, by its name."""
 
 
-def advice() -> Iterator[str]:
+def list_advice() -> Iterator[str]:
     """Yield the advice for the forges whose tables this database has."""
-    for forge in FORGES.values():
-        if database.execute_sql(PRESENT, {"names": list(forge.relations)}).fetchone()[0]:
+    for forge in known_forges.values():
+        if database.execute_sql(SELECT_ARE_PRESENT, {"names": list(forge.relations)}).fetchone()[0]:
             yield forge.advice
 
 
-def objections(schema: str) -> Iterator[str]:
+def find_objections(schema: str) -> Iterator[str]:
     """Yield a sentence, with its cure, for each fault of the views in *schema*."""
-    for forge in FORGES.values():
+    for forge in known_forges.values():
         yield from forge.objections(schema)
 
 
 def is_adopted(schema: str) -> bool:
     """Return whether the command `adopt` created the views in *schema*."""
-    return any(forge.is_adopted(schema) for forge in FORGES.values())
+    return any(forge.is_adopted(schema) for forge in known_forges.values())
 
 
-def hints(schema: str) -> Iterator[str]:
+def find_hints(schema: str) -> Iterator[str]:
     """Yield the reasons why statements on adopted views in *schema* are slow."""
-    for forge in FORGES.values():
+    for forge in known_forges.values():
         if forge.is_adopted(schema):
             yield from forge.hints(schema)
 
 
-def refusal(functions: Collection[str]) -> str | None:
+def why_refused(functions: Collection[str]) -> str | None:
     """Return why no batch may work on a table whose triggers call *functions*, None if it may."""
-    known = {name: why for forge in FORGES.values() for name, why in forge.refusing.items()}
+    known = {name: why for forge in known_forges.values() for name, why in forge.refusing.items()}
     return next((known[name] for name in functions if name in known), None)

@@ -14,33 +14,35 @@ from typing import Any, NamedTuple, TypeVar
 import peewee as pw
 
 from forgekeeper.platform.database import database, sqlstate
-from forgekeeper.platform.database.looking import looking
 from forgekeeper.platform.database.naming import column_name, relation_name
-from forgekeeper.platform.database.queries import chosen
+from forgekeeper.platform.database.queries import key_condition
+from forgekeeper.platform.database.read_only import read_only_snapshot
 
-TOOK_TOO_LONG = "57014"
-SHORTEST = 0.05
+QUERY_CANCELED = "57014"
+MIN_TIMEOUT_SECONDS = 0.05
 """Minimum time limit of a statement, in seconds, even if no time is left: there may be few rows to count."""
 Answer = TypeVar("Answer")
 
 # Every transaction that has changed or locked anything holds a lock on its own number.  So another session holds a row
 # if the row's xmax is such a number.  Taking the row's lock instead would write, and is refused here.
-RUNNING = """any(array(
+RUNNING_TRANSACTIONS = """any(array(
     select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted
 ))"""
-HAS_XMAX = "select relkind in ('r', 'p') from pg_class where oid = to_regclass(%(table)s)"
-TOTALS = """
+SELECT_HAS_XMAX = "select relkind in ('r', 'p') from pg_class where oid = to_regclass(%(table)s)"
+SELECT_TOTALS = """
     select project, count(*), count(*) filter (where not busy), sum(bytes) filter (where not busy)::bigint,
         min(due) filter (where not busy)
     from ({rows}) as rows group by project
 """
-FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
+SELECT_FIRST_ROWS = (
+    "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
+)
 
-SAMPLED = 20
-LOOKED_UP = 100
+MAX_SAMPLED_ROWS = 20
+MAX_LOOKED_UP_ROWS = 100
 """Rows that `missed` looks up, to learn whether lookups find all rows."""
 # Random points in the range of keys, and the next row after each: a large table is not scanned.
-SAMPLE = """
+SELECT_SAMPLE = """
     with span as (
         select min({key}) as low, max({key}) as high from {table}
     ), points as materialized (
@@ -54,7 +56,7 @@ SAMPLE = """
 """
 
 
-class Group(NamedTuple):
+class ProjectCounts(NamedTuple):
     """Counts of a project's rows, or of rows without a project.
 
     *free* rows are not locked; *bytes* and *oldest* are their size and the instant since which they are due.
@@ -67,7 +69,7 @@ class Group(NamedTuple):
     oldest: datetime | None
 
 
-class First(NamedTuple):
+class FirstRow(NamedTuple):
     """A row of the rows that became due first."""
 
     id: str
@@ -82,13 +84,13 @@ class Survey(NamedTuple):
     the search for the first rows, *first* is None.
     """
 
-    groups: Sequence[Group]
-    first: Sequence[First] | None
+    groups: Sequence[ProjectCounts]
+    first: Sequence[FirstRow] | None
     expected: int | None = None
 
 
 @dataclass(frozen=True)
-class Rows:
+class SurveyedRows:
     """The rows of *table* that meet a condition, and the expressions that describe each row.
 
     *due* is the column with the instant since which a row is due; rows are ordered by it.  *key* is a column, or an
@@ -106,104 +108,106 @@ class Rows:
     size: str = "null::bigint"
     busy: str = "false"
 
-    def statement(self, without: Collection[int] = ()) -> str:
+    def select_statement(self, without: Collection[int] = ()) -> str:
         """Return the query of the rows, except rows with the keys *without*."""
         columns = (
             f"{self.key} as id, {self.name} as name, {self.due} as due, {self.project}::text as project,"
-            f" {self.size} as bytes, {held(self.table)} or {self.busy} as busy"
+            f" {self.size} as bytes, {locked_condition(self.table)} or {self.busy} as busy"
         )
-        condition = self.where + chosen(self.key, without=without)
+        condition = self.where + key_condition(self.key, without=without)
         values = {**self.values, "without": list(without)}
-        return literal(f"select {columns} from {self.table} where {condition}", values)
+        return inline_values(f"select {columns} from {self.table} where {condition}", values)
 
-    def counts(self, conditions: Mapping[str, str]) -> dict[str, int]:
+    def count_each(self, conditions: Mapping[str, str]) -> dict[str, int]:
         """Count the rows that also meet each of *conditions*, by the condition's name."""
         columns = ", ".join(f"count(*) filter (where {condition})" for condition in conditions.values())
         statement = f"select {columns} from {self.table} where {self.where}"
         row = database.execute_sql(statement, dict(self.values)).fetchone()
         return dict(zip(conditions, row, strict=True))
 
-    def among(self, keys: Collection[int]) -> int:
+    def count_among(self, keys: Collection[int]) -> int:
         """Count the rows with these keys."""
-        condition = self.where + chosen(self.key, only=list(keys))
+        condition = self.where + key_condition(self.key, only=list(keys))
         values = {**self.values, "only": list(keys)}
         statement = f"select count(*) from {self.table} where {condition}"
         count: int = database.execute_sql(statement, values).fetchone()[0]
         return count
 
 
-def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
+def rows_of_query(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> SurveyedRows:
     """Return the rows of *query* as `Rows`."""
     model = query.model
     key = column_name(model._meta.primary_key)
-    where = f"{key} in ({literal(*query.select(model._meta.primary_key).sql())})"
-    return Rows(relation_name(model), where, {}, due=column_name(due), key=key)
+    where = f"{key} in ({inline_values(*query.select(model._meta.primary_key).sql())})"
+    return SurveyedRows(relation_name(model), where, {}, due=column_name(due), key=key)
 
 
-def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
+def inline_values(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
     """Return the statement with its values, escaped for use in another statement with values."""
     with database.connection().cursor() as cursor:
         text: str = cursor.mogrify(statement, values).decode()
     return text.replace("%", "%%")
 
 
-def survey(rows: Rows, *, without: Collection[int] = (), size: int, until: float) -> Survey:
+def survey_rows(rows: SurveyedRows, *, without: Collection[int] = (), size: int, until: float) -> Survey:
     """Count the rows, except the keys *without*, and name the first *size* of them.
 
     *until* is the deadline, an instant of the monotonic clock.
     """
-    statement = rows.statement(without)
+    statement = rows.select_statement(without)
     now = time.monotonic()
     a_third = now + max(0.0, until - now) / 3
-    first = within(a_third, lambda: [First(*row) for row in _rows(FIRST, statement, {"size": size})])
-    groups = within(until, lambda: [Group(*row) for row in _rows(TOTALS, statement, {})])
-    return Survey((), first, expected(rows, without)) if groups is None else Survey(groups, first)
+    first = answer_within(
+        a_third, lambda: [FirstRow(*row) for row in _fetch_rows(SELECT_FIRST_ROWS, statement, {"size": size})]
+    )
+    groups = answer_within(until, lambda: [ProjectCounts(*row) for row in _fetch_rows(SELECT_TOTALS, statement, {})])
+    return Survey((), first, estimate_rows(rows, without)) if groups is None else Survey(groups, first)
 
 
-def _rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _fetch_rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = database.execute_sql(asking.format(rows=statement), dict(values)).fetchall()
     return found
 
 
-def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
+def answer_within(until: float, ask: Callable[[], Answer]) -> Answer | None:
     """Return the answer of *ask*, None if PostgreSQL does not answer by *until*.
 
     After a timeout the look can be continued.
     """
-    left = max(SHORTEST, until - time.monotonic())
+    left = max(MIN_TIMEOUT_SECONDS, until - time.monotonic())
     try:
-        with looking():
+        with read_only_snapshot():
             database.execute_sql("set local statement_timeout = %s", [round(left * 1_000)])
             return ask()
     except pw.OperationalError as error:
-        if sqlstate(error) != TOOK_TOO_LONG:
+        if sqlstate(error) != QUERY_CANCELED:
             raise
         return None
 
 
-def expected(rows: Rows, without: Collection[int] = ()) -> int:
+def estimate_rows(rows: SurveyedRows, without: Collection[int] = ()) -> int:
     """Return PostgreSQL's estimate of the number of rows, by its statistics; no row is read."""
-    ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without), {})
+    ((plans,),) = _fetch_rows("explain (format json) {rows}", rows.select_statement(without), {})
     return int(plans[0]["Plan"]["Plan Rows"])
 
 
-def held(table: str, *, alias: str | None = None) -> str:
+def locked_condition(table: str, *, alias: str | None = None) -> str:
     """Return the condition that another session holds a row of *table*; false for views."""
-    row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
-    return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
+    row = database.execute_sql(SELECT_HAS_XMAX, {"table": table}).fetchone()
+    return f"{alias or table}.xmax = {RUNNING_TRANSACTIONS}" if row and row[0] else "false"
 
 
-def sample(table: str, key: str, path: str, *, size: int = SAMPLED) -> list[str]:
+def sample_rows(table: str, key: str, path: str, *, size: int = MAX_SAMPLED_ROWS) -> list[str]:
     """Return the expression *path* of up to *size* rows of *table*, which has a numeric *key*."""
-    statement = SAMPLE.format(table=table, key=key, path=path)
+    statement = SELECT_SAMPLE.format(table=table, key=key, path=path)
     return [row[0] for row in database.execute_sql(statement, {"size": size}).fetchall()]
 
 
-def missed(table: str, key: str, path: str, look_up: Callable[[Sequence[str]], set[str]]) -> set[str]:
+def find_missed_rows(table: str, key: str, path: str, look_up: Callable[[Sequence[str]], set[str]]) -> set[str]:
     """Return the paths of a sample of rows that *look_up* does not find, in one snapshot.
 
     A damaged index that misses one row in twenty is noticed in 99 of 100 calls.
     """
-    with looking():
-        paths = sample(table, key, path, size=LOOKED_UP)
+    with read_only_snapshot():
+        paths = sample_rows(table, key, path, size=MAX_LOOKED_UP_ROWS)
         return set(paths) - look_up(paths)

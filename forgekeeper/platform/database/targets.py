@@ -16,7 +16,7 @@ from forgekeeper.platform.database import Base, database
 from forgekeeper.platform.database.naming import relation_name, shown_name, table_alias
 
 Act = Literal["delete", "update"]
-BITS: dict[Act, tuple[int, str, int]] = {"delete": (8, "4", 16), "update": (16, "2", 4)}
+ACT_BITS: dict[Act, tuple[int, str, int]] = {"delete": (8, "4", 16), "update": (16, "2", 4)}
 """The bit of `pg_trigger.tgtype`, the value of `pg_rewrite.ev_type` and the bit of `pg_relation_is_updatable` for each
 act; bit 64 of the first is ``instead of``."""
 
@@ -51,7 +51,7 @@ FIND_TARGET = """
 """
 
 
-class Target(NamedTuple):
+class TargetRelation(NamedTuple):
     """The relation of *model*, and its properties for finding rows again.
 
     *oid* is None if the relation is missing.  *is_table* is False for a view.  *is_readable*: this role may read the
@@ -65,12 +65,12 @@ class Target(NamedTuple):
     is_readable: bool = False
     is_single: bool = False
     shows_places: bool = False
-    instead: tuple[str, ...] = ()
+    instead_rules: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, model: type[Base], act: Act = "delete") -> Target:
+    def find(cls, model: type[Base], act: Act = "delete") -> TargetRelation:
         """Read the properties; a missing relation fails later, in the statement that uses it."""
-        bit, event, updatable = BITS[act]
+        bit, event, updatable = ACT_BITS[act]
         values = {"table": relation_name(model), "bit": bit, "event": event, "updatable": updatable}
         row = database.execute_sql(FIND_TARGET, values).fetchone()
         if row is None:
@@ -81,24 +81,24 @@ class Target(NamedTuple):
     @property
     def has_places(self) -> bool:
         """Whether tableoid and ctid identify rows; reading them needs `select` on all columns."""
-        return (self.is_table or (self.shows_places and not self.instead)) and self.is_readable
+        return (self.is_table or (self.shows_places and not self.instead_rules)) and self.is_readable
 
     @property
-    def by_ctid(self) -> bool:
+    def is_found_by_ctid(self) -> bool:
         """Whether a ctid alone identifies a row."""
         return self.has_places and self.is_single
 
     @property
-    def ctid(self) -> str:
+    def ctid_sql(self) -> str:
         """The place of a row in its table, in SQL."""
         return f"{table_alias(self.model)}.ctid"
 
     @property
-    def tableoid(self) -> str:
+    def tableoid_sql(self) -> str:
         """The table of a row, in SQL."""
         return f"{table_alias(self.model)}.tableoid"
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The relation as people write it."""
         return shown_name(self.model)

@@ -11,41 +11,41 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import peewee as pw
 
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.relations import Column, Relation, Tables
+from forgekeeper.platform.database.relations import Column, ColumnsByTable, Relation
 from forgekeeper.platform.database.sessions import sqlstate
 
 NOT_SUPPORTED = "0A000"
 """SQLSTATE: PostgreSQL does not support the statement."""
 HAS_RECORD = "select to_regprocedure('find_changed_views(oid[])') is not null"
 FIND_CHANGED = "select find_changed_views(%s::bigint[]::oid[])"
-ONE_TABLE = "make it of one table, without joins, distinct, grouping or set operations"
+ONE_TABLE_CURE = "make it of one table, without joins, distinct, grouping or set operations"
 
 
-def find_refused_changes(views: Iterable[Relation], tables: Tables) -> Iterator[str]:
+def find_refused_changes(views: Iterable[Relation], tables: ColumnsByTable) -> Iterator[str]:
     """Yield a sentence for each needed change that PostgreSQL cannot make through a view.
 
     *tables* is the result of `relations.look` for the views.  Privileges are not checked.  Rows of a view of several
     tables can be locked, and rows of a view with triggers changed; so each kind of change is checked separately.
     """
     for view in views:
-        yield from _refused(view, tables[view.sql])
-        if "lock" in view.operations("worker") and (refusal := _why_not_locked(view)):
-            yield f"rows of view {view.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE}"
+        yield from _find_refused(view, tables[view.sql])
+        if "lock" in view.list_operations("worker") and (refusal := _why_not_locked(view)):
+            yield f"rows of view {view.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE_CURE}"
 
 
-def _refused(view: Relation, columns: Mapping[str, Column]) -> Iterator[str]:
-    for need in view.needs("worker"):
+def _find_refused(view: Relation, columns: Mapping[str, Column]) -> Iterator[str]:
+    for need in view.needed_privileges("worker"):
         change, *named = re.findall(r"\w+", need)
         # A model may grant more than its batch uses: inserts are only made into relations that are not read.
-        asked = change == "delete" or (change == "insert" and "select" not in view.needs("worker"))
-        if asked and not any(change in column.can for column in columns.values()):
+        asked = change == "delete" or (change == "insert" and "select" not in view.needed_privileges("worker"))
+        if asked and not any(change in column.supported for column in columns.values()):
             yield (
-                f"rows of view {view.name} cannot be {change.removesuffix('e')}ed: {ONE_TABLE}, or give it a"
+                f"rows of view {view.name} cannot be {change.removesuffix('e')}ed: {ONE_TABLE_CURE}, or give it a"
                 f" trigger `instead of {change}`"
             )
         # The privilege to update only the key serves to lock rows.
         for column in named if need != f"update ({view.key})" else ():
-            if column in columns and "update" not in columns[column].can:
+            if column in columns and "update" not in columns[column].supported:
                 yield (
                     f"column {view.name}.{column} cannot be changed: let the view copy it from its one table, or"
                     " give the view a trigger `instead of update`"

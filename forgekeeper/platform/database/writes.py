@@ -8,11 +8,11 @@ from __future__ import annotations
 import peewee as pw
 
 from forgekeeper.platform.database import database
-from metrics.logs import clean
+from metrics.logs import clean_text
 
-SERVER = "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
+SELECT_SERVER_STATE = "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
 # This assigns a transaction id, even in a read-only transaction.  A server close to wraparound refuses that.
-TAKE_ID = "select pg_current_xact_id()"
+SELECT_TRANSACTION_ID = "select pg_current_xact_id()"
 
 
 def why_refused(*, prove: bool) -> str | None:
@@ -21,7 +21,7 @@ def why_refused(*, prove: bool) -> str | None:
     With *prove* it also takes a transaction id; checks that are repeated twice a second should not.  Needs a
     connection.  Raises PostgreSQL's errors if it does not answer.
     """
-    standby, read_only = database.execute_sql(SERVER).fetchone()
+    standby, read_only = database.execute_sql(SELECT_SERVER_STATE).fetchone()
     if standby:
         return "it is a standby and takes no writes: point FORGEKEEPER_DATABASE_URL at the primary"
     if read_only:
@@ -33,7 +33,7 @@ def why_refused(*, prove: bool) -> str | None:
         return None
     try:
         with database.atomic():
-            database.execute_sql(TAKE_ID)
+            database.execute_sql(SELECT_TRANSACTION_ID)
     except pw.DatabaseError as error:
-        return f"it takes no writes: {clean(str(error).strip().splitlines()[0])}"
+        return f"it takes no writes: {clean_text(str(error).strip().splitlines()[0])}"
     return None

@@ -29,26 +29,26 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forgekeeper.platform import failpoints
 from forgekeeper.platform.settings import cron
-from forgekeeper.platform.settings.addresses import Unverified, database_url, redis_url
+from forgekeeper.platform.settings.addresses import Unverified, check_database_url, check_redis_url
 from forgekeeper.platform.settings.cron import Cron
 
 PREFIX = "FORGEKEEPER_"
-PACED = "Records that a run or child of {} deletes per second at most; unset: no limit."
-AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
-OF_RECORDS = {
+PACE_SENTENCE = "Records that a run or child of {} deletes per second at most; unset: no limit."
+AUDIT_SENTENCE = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
+RECORD_LIMIT_SENTENCES = {
     "max_per_run": "A run of this batch deletes no more records, its children included; unset: no limit.",
     "max_per_day": "All runs of this batch delete no more records in a day (UTC); unset: no limit.",
 }
-OF_BYTES = {
+BYTE_LIMIT_SENTENCES = {
     "max_bytes_per_run": "A run of this batch deletes no more bytes, its children included; unset: no limit.",
     "max_bytes_per_day": "All runs of this batch delete no more bytes in a day (UTC); unset: no limit.",
 }
 
-Place = Literal["repositories", "artifacts", "stores"]
+DeletionPlace = Literal["repositories", "artifacts", "stores"]
 """The place outside the database from which a batch deletes: repositories, artifacts' stores, or all stores."""
 
 
-def _duration(value: object) -> object:
+def _parse_seconds(value: object) -> object:
     """Convert a number of seconds."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -56,7 +56,7 @@ def _duration(value: object) -> object:
         raise ValueError("not a number of seconds") from None
 
 
-def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
+def _check_folders(value: tuple[str, ...]) -> tuple[str, ...]:
     """Return folders without trailing slashes; raise `ValueError` for a bad folder or none."""
     folders = tuple(folder.removesuffix("/") for folder in value)
     if not folders:
@@ -68,7 +68,7 @@ def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
     return folders
 
 
-def _modules(value: object) -> tuple[str, ...]:
+def _parse_modules(value: object) -> tuple[str, ...]:
     names = tuple(name.strip() for name in str(value).split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -76,7 +76,7 @@ def _modules(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _networks(value: object) -> tuple[Network, ...]:
+def _parse_networks(value: object) -> tuple[Network, ...]:
     networks = []
     for text in (part.strip() for part in str(value).split(",")) if value else ():
         try:
@@ -89,13 +89,13 @@ def _networks(value: object) -> tuple[Network, ...]:
     return tuple(networks)
 
 
-def _schema(value: str) -> str:
+def _check_schema(value: str) -> str:
     if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", value):
         raise ValueError("not the name of a schema: write small letters, digits and _, as in forgekeeper")
     return value
 
 
-def _header(value: str) -> str:
+def _check_header(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9-]+", value):
         raise ValueError("not the name of a header such as X-Forwarded-User")
     return value
@@ -104,13 +104,15 @@ def _header(value: str) -> str:
 # Types of settings, each with its parser and the type's name in the documentation.  The limit is three weeks because
 # PostgreSQL counts its timeouts in milliseconds, in 31 bits.
 Text = Annotated[str, "text"]
-Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3)), "seconds"]
+Duration = Annotated[
+    timedelta, BeforeValidator(_parse_seconds), Field(gt=timedelta(0), le=timedelta(weeks=3)), "seconds"
+]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
-Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0)), "seconds"]
-Schedule = Annotated[Cron | None, PlainValidator(cron.parse), NoDecode, "cron"]
-Schema = Annotated[str, AfterValidator(_schema), "text"]
-DatabaseUrl = Annotated[SecretStr, AfterValidator(database_url), "URL"]
-RedisUrl = Annotated[SecretStr, AfterValidator(redis_url), "URL"]
+Grace = Annotated[timedelta, BeforeValidator(_parse_seconds), Field(ge=timedelta(0)), "seconds"]
+Schedule = Annotated[Cron | None, PlainValidator(cron.parse_schedule), NoDecode, "cron"]
+Schema = Annotated[str, AfterValidator(_check_schema), "text"]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(check_database_url), "URL"]
+RedisUrl = Annotated[SecretStr, AfterValidator(check_redis_url), "URL"]
 Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
 Pace = Annotated[float, Field(gt=0), "per second"]
 Count = Annotated[int, Field(ge=1), "count"]
@@ -118,13 +120,15 @@ Bytes = Annotated[int, Field(ge=1), "bytes"]
 Days = Annotated[int, Field(ge=31, le=36_500), "days"]
 Port = Annotated[int, Field(ge=0, le=65535), "port"]
 ObjectStores = Annotated[Json[dict[str, SecretStr]], NoDecode, "JSON"]
-ObjectPrefixes = Annotated[Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]]], NoDecode, "JSON"]
+ObjectPrefixes = Annotated[
+    Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_check_folders)]]], NoDecode, "JSON"
+]
 Network = IPv4Network | IPv6Network
-Networks = Annotated[tuple[Network, ...], PlainValidator(_networks), NoDecode, "addresses"]
-Header = Annotated[str, AfterValidator(_header), "text"]
-Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode, "text"]
+Networks = Annotated[tuple[Network, ...], PlainValidator(_parse_networks), NoDecode, "addresses"]
+Header = Annotated[str, AfterValidator(_check_header), "text"]
+Modules = Annotated[tuple[str, ...], PlainValidator(_parse_modules), NoDecode, "text"]
 CatchUp = Literal["once", "skip"]
-Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse), NoDecode, "failpoints"]
+Failpoints = Annotated[failpoints.Failpoints, PlainValidator(failpoints.parse_failpoints), NoDecode, "failpoints"]
 
 
 def setting(default: Any, sentence: str) -> Any:
@@ -136,7 +140,7 @@ class SettingsError(Exception):
     """The settings cannot be used; the message names each bad setting and the cure."""
 
 
-class OfBatch(NamedTuple):
+class BatchFacts(NamedTuple):
     """The facts that determine the settings of one batch.
 
     A batch that *counts* its deletions has limits of records; a batch that *counts_bytes* has limits of bytes, too.
@@ -144,7 +148,7 @@ class OfBatch(NamedTuple):
 
     name: str
     cron: str
-    counts: bool = True
+    counts_records: bool = True
     counts_bytes: bool = False
 
 
@@ -258,7 +262,7 @@ class Settings(BaseSettings):
 
     @field_validator("object_prefixes")
     @classmethod
-    def _of_known_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
+    def _check_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
         """Refuse unknown locations: a typing error would leave the right location unlimited."""
         # Missing if the stores could not be parsed: that error is reported already.
         stores: ObjectStores = given.data.get("object_stores", value)
@@ -268,54 +272,56 @@ class Settings(BaseSettings):
             raise ValueError(f"{', '.join(unknown)}: no location of {PREFIX}OBJECT_STORES, which has: {known}")
         return value
 
-    def cron(self, batch: str) -> Cron | None:
+    def schedule_of(self, batch: str) -> Cron | None:
         """Return the schedule of *batch*, None if it is ``off``."""
-        found: Cron | None = self._of(batch, "cron")
+        found: Cron | None = self._batch_setting(batch, "cron")
         return found
 
-    def catch_up(self, batch: str) -> CatchUp:
+    def missed_tick_policy(self, batch: str) -> CatchUp:
         """Return the policy for missed ticks of *batch*."""
-        found: CatchUp = self._of(batch, "catch_up")
+        found: CatchUp = self._batch_setting(batch, "catch_up")
         return found
 
-    def pace(self, batch: str) -> float | None:
+    def max_records_per_second(self, batch: str) -> float | None:
         """Return the maximum rows or objects that *batch* deletes per second, None for no limit."""
-        found: float | None = self._of(batch, "pace")
+        found: float | None = self._batch_setting(batch, "pace")
         return found
 
-    def limits(self, batch: str) -> tuple[int | None, ...]:
+    def deletion_limits(self, batch: str) -> tuple[int | None, ...]:
         """Return the limits of *batch*: records per run and day, bytes per run and day.
 
         None means no limit.
         """
         # A batch lacks the settings of quantities that it does not count, for example bytes.
-        return tuple(getattr(self, f"{name}_{batch}", None) for name in (*OF_RECORDS, *OF_BYTES))
+        return tuple(
+            getattr(self, f"{name}_{batch}", None) for name in (*RECORD_LIMIT_SENTENCES, *BYTE_LIMIT_SENTENCES)
+        )
 
-    def audits(self, batch: str) -> bool:
+    def is_audited(self, batch: str) -> bool:
         """Return whether the deletions of *batch* are written to the audit."""
-        return (self._of(batch, "audit") or self.audit) == "all"
+        return (self._batch_setting(batch, "audit") or self.audit) == "all"
 
-    def window(self, batch: str) -> timedelta:
+    def max_tick_age(self, batch: str) -> timedelta:
         """Return the maximum age of a missed tick of *batch* that is caught up."""
-        schedule = self.cron(batch)
-        period = schedule.period if schedule else timedelta(0)
+        schedule = self.schedule_of(batch)
+        period = schedule.longest_interval if schedule else timedelta(0)
         return self.catch_up_window or max(period, timedelta(hours=1))
 
-    def _of(self, batch: str, name: str) -> Any:
+    def _batch_setting(self, batch: str, name: str) -> Any:
         # No default: an unknown batch must not look as if it were off.
         return getattr(self, f"{name}_{batch}")
 
     def require_database(self) -> str:
         """Return the URL of the database; raise `SettingsError` if it is not set."""
-        return _required("DATABASE_URL", self.database_url, "postgresql://user@host/name")
+        return _require_url("DATABASE_URL", self.database_url, "postgresql://user@host/name")
 
     def require_redis(self) -> str:
         """Return the URL of Redis; raise `SettingsError` if it is not set."""
-        return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
+        return _require_url("REDIS_URL", self.redis_url, "redis://host:6379/0")
 
 
 @cache
-def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
+def build_settings_class(batches: tuple[BatchFacts, ...]) -> type[Settings]:
     """Return the class of the settings of a process with these batches.
 
     Raises `SettingsError` if a batch's name would produce the name of an existing setting.
@@ -325,13 +331,17 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
         of_batch = {
             "cron": (Schedule, setting(batch.cron, f"When {batch.name} runs.")),
             "catch_up": (CatchUp, setting("once", "A missed tick of this batch: run the newest once, or skip.")),
-            "pace": (Pace | None, setting(None, PACED.format(batch.name))),
-            "audit": (Literal["all", "off"] | None, setting(None, AUDITED)),
+            "pace": (Pace | None, setting(None, PACE_SENTENCE.format(batch.name))),
+            "audit": (Literal["all", "off"] | None, setting(None, AUDIT_SENTENCE)),
         }
-        if batch.counts:
-            of_batch |= {name: (Count | None, setting(None, sentence)) for name, sentence in OF_RECORDS.items()}
+        if batch.counts_records:
+            of_batch |= {
+                name: (Count | None, setting(None, sentence)) for name, sentence in RECORD_LIMIT_SENTENCES.items()
+            }
         if batch.counts_bytes:
-            of_batch |= {name: (Bytes | None, setting(None, sentence)) for name, sentence in OF_BYTES.items()}
+            of_batch |= {
+                name: (Bytes | None, setting(None, sentence)) for name, sentence in BYTE_LIMIT_SENTENCES.items()
+            }
         of_batch = {f"{name}_{batch.name}": field for name, field in of_batch.items()}
         if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
             raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
@@ -340,7 +350,7 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     return made
 
 
-def _required(name: str, value: SecretStr | None, example: str) -> str:
+def _require_url(name: str, value: SecretStr | None, example: str) -> str:
     if value is None:
         raise SettingsError(f"{PREFIX}{name} is not set: set it to a URL such as {example}, or try `forgekeeper demo`")
     return value.get_secret_value()

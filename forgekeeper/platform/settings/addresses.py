@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from forgekeeper.platform.settings import Settings
 
 MASK = "********"
-SHOWN_OF_A_STORE = {"account_name", "allow_http", "endpoint", "region", "virtual_hosted_style_request"}
+SHOWN_STORE_OPTIONS = {"account_name", "allow_http", "endpoint", "region", "virtual_hosted_style_request"}
 """Options of a store's URL that are shown; anything else may be a secret, for example a half of a key."""
 REDIS_OPTIONS = {"db", "password", "protocol", "username"}
 TLS_OPTIONS = {"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"}
-UNQUOTED = "host or port make no sense: percent-encode special characters in the user and the password"
+UNQUOTED_URL_MESSAGE = "host or port make no sense: percent-encode special characters in the user and the password"
 
 Unverified = Literal["nothing", "redis", "stores", "everything"]
-NO = {"", "0", "f", "false", "n", "no", "off"}
-INVALID = "allow_invalid_certificates"
+FALSE_VALUES = {"", "0", "f", "false", "n", "no", "off"}
+INVALID_CERTIFICATES_OPTION = "allow_invalid_certificates"
 
 
-def database_url(value: SecretStr) -> SecretStr:
+def check_database_url(value: SecretStr) -> SecretStr:
     """Validate a URL or DSN for libpq; no message repeats it, unlike libpq's own messages."""
     try:
         parts = parse_dsn(value.get_secret_value())
@@ -38,23 +38,23 @@ def database_url(value: SecretStr) -> SecretStr:
     looks_split = any("@" in parts.get(key, "")[1:] for key in ("host", "dbname"))
     if not port_is_number or (looks_split and not parts.get("host", "").startswith("/")):
         # Half of the password was parsed as a host or a port, and would be printed as such.
-        raise ValueError(UNQUOTED)
+        raise ValueError(UNQUOTED_URL_MESSAGE)
     return value
 
 
-def redis_url(value: SecretStr) -> SecretStr:
+def check_redis_url(value: SecretStr) -> SecretStr:
     """Validate a URL for redis-py, with options that redis-py knows."""
     try:
         url = urlsplit(value.get_secret_value())
         options = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
         _port = url.port
     except ValueError:
-        raise ValueError(UNQUOTED) from None
+        raise ValueError(UNQUOTED_URL_MESSAGE) from None
     if url.scheme not in {"redis", "rediss", "unix"} or not (url.hostname or url.scheme == "unix"):
         raise ValueError("not a Redis URL such as redis://host:6379/0, rediss://host:6379/0 or unix:///path/redis.sock")
     if url.scheme != "unix" and (url.fragment or not re.fullmatch(r"/?\d*", url.path)):
         # Only a number may follow the host; anything else is the rest of a password.
-        raise ValueError(UNQUOTED)
+        raise ValueError(UNQUOTED_URL_MESSAGE)
     known = REDIS_OPTIONS | (TLS_OPTIONS if url.scheme == "rediss" else set())
     if not options.keys() <= known or not options.get("db", "0").isdigit():
         raise ValueError(f"the options of a {url.scheme}:// URL are {', '.join(sorted(known))}; db is a number")
@@ -63,7 +63,7 @@ def redis_url(value: SecretStr) -> SecretStr:
     return value
 
 
-def of_database(url: str) -> str:
+def show_database_url(url: str) -> str:
     """Return the URL of PostgreSQL for display: user, host or socket's folder, port and name."""
     at = parse_dsn(url)
     user = at.get("user", "")
@@ -71,34 +71,36 @@ def of_database(url: str) -> str:
     return f"postgresql://{user}{'@' if user else ''}{at.get('host', '')}:{at.get('port', 5432)}/{name}"
 
 
-def of_redis(url: str) -> str:
+def show_redis_url(url: str) -> str:
     """Return the URL of Redis for display: host and port, or socket, and database number."""
     at, scheme = parse_url(url), urlsplit(url).scheme  # type: ignore[no-untyped-call]
     place = at.get("path") or f"{at.get('host')}:{at.get('port', 6379)}"
     return f"{scheme}://{place}/{at.get('db', 0)}"
 
 
-def of_store(url: str) -> str:
+def show_store_url(url: str) -> str:
     """Return the URL of an object store for display, masked as a whole if it is malformed."""
     address, mark, query = url.partition("?")
     if not re.fullmatch(r"\w+://[^@#]*", address):
         return MASK
     # A part without "=" is not an option: it may be the rest of a key that contains an "&".
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    return address + mark + "&".join(f"{name}={_option(name, value)}" if value else MASK for name, _, value in pairs)
+    return (
+        address + mark + "&".join(f"{name}={_show_option(name, value)}" if value else MASK for name, _, value in pairs)
+    )
 
 
-def _option(name: str, value: str) -> str:
+def _show_option(name: str, value: str) -> str:
     value = unquote(value)
-    return value if name in SHOWN_OF_A_STORE and not {"@", "#", "?"} & set(value) else MASK
+    return value if name in SHOWN_STORE_OPTIONS and not {"@", "#", "?"} & set(value) else MASK
 
 
-def unverified(settings: Settings) -> Iterator[str]:
+def find_unverified_servers(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each server with an unverified certificate that no setting permits.
 
     Anyone on the network path can pose as such a server: he learns the password and decides about deletions.
     """
-    for kind, place in _unverified(settings):
+    for kind, place in _list_unverified(settings):
         if settings.tls_unverified not in {kind, "everything"}:
             yield (
                 f"{place}, and so anybody on the way could be that server: leave it out, and give this machine the "
@@ -106,23 +108,25 @@ def unverified(settings: Settings) -> Iterator[str]:
             )
 
 
-def _unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
+def _list_unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     url = settings.redis_url.get_secret_value() if settings.redis_url else ""
     for name, value in parse_qsl(urlsplit(url).query):
-        if (name == "ssl_cert_reqs" and value != "required") or (name == "ssl_check_hostname" and value.lower() in NO):
+        if (name == "ssl_cert_reqs" and value != "required") or (
+            name == "ssl_check_hostname" and value.lower() in FALSE_VALUES
+        ):
             yield "redis", f"FORGEKEEPER_REDIS_URL sets {name}"
     urls = {location: url.get_secret_value() for location, url in settings.object_stores.items()}
     for location, url in urls.items():
         options = dict(parse_qsl(url.partition("?")[2]))
-        if options.get(INVALID, "").lower() not in NO:
-            yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) says {INVALID}"
+        if options.get(INVALID_CERTIFICATES_OPTION, "").lower() not in FALSE_VALUES:
+            yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) says {INVALID_CERTIFICATES_OPTION}"
     # The stores' libraries also read their options from the environment.
     remote = not all(url.startswith("file:") for url in urls.values())
     for name in ("AWS", "AZURE", "GOOGLE") if remote else ():
-        if os.environ.get(f"{name}_{INVALID.upper()}", "").lower() not in NO:
-            yield "stores", f"{name}_{INVALID.upper()} is set"
+        if os.environ.get(f"{name}_{INVALID_CERTIFICATES_OPTION.upper()}", "").lower() not in FALSE_VALUES:
+            yield "stores", f"{name}_{INVALID_CERTIFICATES_OPTION.upper()} is set"
 
 
-def s3_option(options: Mapping[str, str], name: str) -> str:
+def read_s3_option(options: Mapping[str, str], name: str) -> str:
     """Return an option of an S3 store from its URL or the environment; "" if neither has it."""
     return options.get(name) or os.environ.get(f"AWS_{name.upper()}", "")

@@ -9,9 +9,9 @@ from itertools import islice, pairwise
 from apscheduler.triggers.base import BaseTrigger
 from cronsim import CronSim, CronSimError
 
-EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
+EXAMINED_YEAR_START = datetime(2024, 1, 1, tzinfo=UTC)
 """Start of the year in which a schedule is examined: a leap year that begins on a Monday."""
-MICROSECOND = timedelta(microseconds=1)
+ONE_MICROSECOND = timedelta(microseconds=1)
 
 
 class BadCron(ValueError):
@@ -39,7 +39,7 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
             )
         self._every_day = fields[-3:] == ["*", "*", "*"]
         try:
-            self.after(EPOCH)
+            self.next_after(EXAMINED_YEAR_START)
         except (CronSimError, ValueError) as error:
             raise BadCron(f"{self.expression!r} is not a cron expression: {error}") from None
 
@@ -54,29 +54,32 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
         """Return the first time after the previous time, or without one the first from *now* on."""
-        return self.after(previous_fire_time or now - MICROSECOND)
+        return self.next_after(previous_fire_time or now - ONE_MICROSECOND)
 
-    def after(self, instant: datetime) -> datetime:
+    def next_after(self, instant: datetime) -> datetime:
         """Return the first time later than *instant*."""
         return next(CronSim(self._fields, instant))
 
-    def newest(self, until: datetime) -> datetime:
+    def latest_until(self, until: datetime) -> datetime:
         """Return the last time that is not later than *until*."""
-        return next(CronSim(self._fields, until + MICROSECOND, reverse=True))
+        return next(CronSim(self._fields, until + ONE_MICROSECOND, reverse=True))
 
     @cached_property
-    def period(self) -> timedelta:
+    def longest_interval(self) -> timedelta:
         """The longest gap between two neighbouring times."""
         # Every active minute has the same seconds, every active hour the same minutes, every active day the same hours.
-        first = self.after(EPOCH - MICROSECOND)
+        first = self.next_after(EXAMINED_YEAR_START - ONE_MICROSECOND)
         hour, day = first.replace(minute=0, second=0), first.replace(hour=0, minute=0, second=0)
         ends = [hour + timedelta(minutes=number) for number in range(1, 61)]
         ends += [day + timedelta(hours=number) for number in range(1, 25)]
-        ends += [EPOCH + timedelta(days=number) for number in range(1, 2 if self._every_day else 367)]
-        within = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 61))]
-        return max(*within, *(self.after(end - MICROSECOND) - self.newest(end - MICROSECOND) for end in ends))
+        ends += [EXAMINED_YEAR_START + timedelta(days=number) for number in range(1, 2 if self._every_day else 367)]
+        within = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EXAMINED_YEAR_START), 61))]
+        return max(
+            *within,
+            *(self.next_after(end - ONE_MICROSECOND) - self.latest_until(end - ONE_MICROSECOND) for end in ends),
+        )
 
 
-def parse(text: str) -> Cron | None:
+def parse_schedule(text: str) -> Cron | None:
     """Parse a schedule; return None for ``off``, raise `BadCron` if it is malformed."""
     return None if text.strip().lower() == "off" else Cron(text)

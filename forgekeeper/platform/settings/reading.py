@@ -15,16 +15,22 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
 from forgekeeper.platform.settings import PREFIX, Modules, Settings, SettingsError, setting
-from forgekeeper.platform.settings.addresses import MASK, of_database, of_redis, of_store, unverified
+from forgekeeper.platform.settings.addresses import (
+    MASK,
+    find_unverified_servers,
+    show_database_url,
+    show_redis_url,
+    show_store_url,
+)
 
 ENV_FILE = ".env"
-ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
+URL_DISPLAYS = {"database_url": show_database_url, "redis_url": show_redis_url, "object_stores": show_store_url}
 """Functions that show the URL of a setting; secrets of all other settings are masked as a whole."""
-KEYED = {"object_stores", "object_prefixes"}
+KEYED_SETTINGS = {"object_stores", "object_prefixes"}
 
 
 @dataclass(frozen=True)
-class Described:
+class ShownSetting:
     """A setting as the command line and the documentation show it."""
 
     name: str
@@ -36,34 +42,34 @@ class Described:
     """``environment``, ``.env`` or ``default``."""
 
 
-class _Declaring(BaseSettings):
+class _ModulesSetting(BaseSettings):
     model_config = Settings.model_config
     batches: Modules = setting("workers", "")
 
 
-def modules() -> tuple[str, ...]:
+def read_modules() -> tuple[str, ...]:
     """Return the modules that declare batches; they are read first, as they add settings.
 
     Raises `SettingsError`.
     """
-    found, problems = _made(_Declaring)
-    _complain(problems)
+    found, problems = _read_model(_ModulesSetting)
+    _raise_problems(problems)
     names: tuple[str, ...] = found.batches
     return names
 
 
-def read(model: type[Settings]) -> Settings:
+def read_settings(model: type[Settings]) -> Settings:
     """Read the settings; raise `SettingsError` naming every unknown name and bad value.
 
     No message repeats a value that may hold a password.
     """
-    settings, problems = _made(model)
-    _complain([*_unknown_names(model), *(unverified(settings) if settings else ()), *problems])
+    settings, problems = _read_model(model)
+    _raise_problems([*_unknown_names(model), *(find_unverified_servers(settings) if settings else ()), *problems])
     made: Settings = settings
     return made
 
 
-def _made(model: type[BaseSettings]) -> tuple[Any, list[str]]:
+def _read_model(model: type[BaseSettings]) -> tuple[Any, list[str]]:
     """Return the settings from the environment and no problems, or None and the problems."""
     try:
         return model(_env_file=ENV_FILE), []
@@ -76,21 +82,21 @@ def _made(model: type[BaseSettings]) -> tuple[Any, list[str]]:
         ) from None
 
 
-def _complain(problems: list[str]) -> None:
+def _raise_problems(problems: list[str]) -> None:
     if problems:
         raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
 
 
-def describe(settings: Settings) -> list[Described]:
+def list_settings(settings: Settings) -> list[ShownSetting]:
     """List every setting with its present value, secrets masked, and the value's source."""
-    sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(ENV_FILE)), ".env")
-    sources |= dict.fromkeys(_names(os.environ), "environment")
+    sources: dict[str, str] = dict.fromkeys(_set_names(dotenv_values(ENV_FILE)), ".env")
+    sources |= dict.fromkeys(_set_names(os.environ), "environment")
     return [
-        Described(
+        ShownSetting(
             name=PREFIX + name.upper(),
-            type=_kind(field.annotation, field.metadata),
-            default=_shown(field.default, name),
-            value=_shown(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
+            type=_type_name(field.annotation, field.metadata),
+            default=_show_value(field.default, name),
+            value=_show_value(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
             sentence=field.description or "",
             source=sources.get(PREFIX + name.upper(), "default"),
         )
@@ -98,14 +104,14 @@ def describe(settings: Settings) -> list[Described]:
     ]
 
 
-def places(settings: Settings) -> str:
+def show_servers(settings: Settings) -> str:
     """Return a line with the servers, folder and stores of these settings, and their sources."""
     wanted = {PREFIX + name.upper() for name in ("database_url", "redis_url", "repositories_root", "object_stores")}
-    shown = [one for one in describe(settings) if one.name in wanted and one.value]
+    shown = [one for one in list_settings(settings) if one.name in wanted and one.value]
     return ", ".join(f"{one.name}={one.value} ({one.source})" for one in shown)
 
 
-def _names(values: Mapping[str, str | None]) -> set[str]:
+def _set_names(values: Mapping[str, str | None]) -> set[str]:
     """Return the names with a value; an empty value counts as unset, as in `Settings`."""
     return {name.upper() for name, value in values.items() if value}
 
@@ -125,30 +131,30 @@ def _bad_value(details: ErrorDetails) -> str:
     reason = details["msg"].removeprefix("Value error, ")
     reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
     # pydantic also names the branch of a union; only an operator's own keys help.
-    key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
+    key = f" ({inside[0]})" if inside and name.lower() in KEYED_SETTINGS else ""
     return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
 
 
-def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+def _type_name(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """Return the name of a setting's type: from its metadata, choices or Python type."""
-    for said in metadata:
-        if isinstance(said, str):
-            return said
+    for fact in metadata:
+        if isinstance(fact, str):
+            return fact
     inner = get_args(annotation)
     if get_origin(annotation) is Literal:
         return " | ".join(inner)
-    return _kind(inner[0], inner[1:]) if inner else annotation.__name__.lower()
+    return _type_name(inner[0], inner[1:]) if inner else annotation.__name__.lower()
 
 
-def _shown(value: Any, setting: str, none: str = "") -> str:
+def _show_value(value: Any, setting: str, none: str = "") -> str:
     if value is None:
         return none
     if isinstance(value, SecretStr):
-        return ADDRESSES[setting](value.get_secret_value()) if setting in ADDRESSES else MASK
+        return URL_DISPLAYS[setting](value.get_secret_value()) if setting in URL_DISPLAYS else MASK
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
+        return ", ".join(f"{key}: {_show_value(part, setting)}" for key, part in value.items())
     if isinstance(value, tuple):
         return (" " if setting == "object_prefixes" else ", ").join(str(part) for part in value)
     return str(value)

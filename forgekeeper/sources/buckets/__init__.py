@@ -21,13 +21,13 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.api.buckets import COUNTED
-from forgekeeper.platform.connections import add_scripts, call
-from forgekeeper.platform.coordination.values import DECLARED, is_whole, moment, text
+from forgekeeper.api.buckets import BUCKET_COUNT_FIELDS
+from forgekeeper.platform.connections import add_scripts, run_script
+from forgekeeper.platform.coordination.redis_values import KEY_TYPES, decode_text, is_count, to_datetime
 
 add_scripts("forgekeeper.sources.buckets")
 
-Lost = Literal["scale_down", "bucket_lost"]
+BucketStopReason = Literal["scale_down", "bucket_lost"]
 """Reasons why an owner has to end: its bucket no longer exists, or belongs to another owner."""
 
 
@@ -63,9 +63,9 @@ class BucketSet:
         self.owners_key, self.state_key = f"{{{name}}}:bucket_owners", f"{{{name}}}:bucket_state"
         self.keys = [self.available_key, self.occupied_key, self.owners_key, self.state_key]
 
-    def declare(self) -> None:
+    def declare_types(self) -> None:
         """Let `check` compare the types of the keys."""
-        DECLARED.update(zip(self.keys, ("set", "zset", "hash", "hash"), strict=True))
+        KEY_TYPES.update(zip(self.keys, ("set", "zset", "hash", "hash"), strict=True))
 
     def tidy(
         self, client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timedelta(minutes=10)
@@ -76,8 +76,8 @@ class BucketSet:
         Available buckets beyond the maximum are removed; occupied buckets stay with their owner.  Silent owners count
         as occupying.
         """
-        found = self._repeatable(client, "bucket_tidy", max_buckets, silent_for.total_seconds())
-        return dict(zip(COUNTED, (max_buckets, *found), strict=True))
+        found = self._call_idempotent(client, "bucket_tidy", max_buckets, silent_for.total_seconds())
+        return dict(zip(BUCKET_COUNT_FIELDS, (max_buckets, *found), strict=True))
 
     def claim(self, client: redis.Redis, max_buckets: int, *, child: str | None = None) -> Bucket | None:
         """Claim the *child*'s earlier bucket or an available bucket, below *max_buckets*.
@@ -85,11 +85,13 @@ class BucketSet:
         Return None if neither exists.  An earlier start that still works learns from `renew` that its bucket is lost.
         """
         token = f"{child} {uuid4().hex}" if child else uuid4().hex
-        number = call(client, "bucket_claim", keys=self.keys, args=[max_buckets, token])
+        number = run_script(client, "bucket_claim", keys=self.keys, args=[max_buckets, token])
         return None if number is None else Bucket(number, max_buckets, token)
 
     @contextmanager
-    def claimed(self, client: redis.Redis, max_buckets: int, *, child: str | None = None) -> Iterator[Bucket | None]:
+    def hold_bucket(
+        self, client: redis.Redis, max_buckets: int, *, child: str | None = None
+    ) -> Iterator[Bucket | None]:
         """Hold the bucket that `claim` returns during the body, and always release it."""
         bucket = self.claim(client, max_buckets, child=child) if max_buckets else None
         try:
@@ -98,42 +100,45 @@ class BucketSet:
             if bucket is not None:
                 self.release(client, bucket)
 
-    def renew(self, client: redis.Redis, bucket: Bucket) -> Lost | None:
+    def renew(self, client: redis.Redis, bucket: Bucket) -> BucketStopReason | None:
         """Record a heartbeat; return why the bucket's owner has to end, None if it may continue.
 
         A bucket is scaled down if its number is not below the maximum of the last tidying.  It is lost if another owner
         has it, or if it is available or was flushed.
         """
-        why = self._repeatable(client, "bucket_renew", bucket.number, bucket.token)
+        why = self._call_idempotent(client, "bucket_renew", bucket.number, bucket.token)
         return None if why is None else why.decode()
 
     def release(self, client: redis.Redis, bucket: Bucket) -> bool:
         """Release the bucket; return False if it was not ours any more, or released already."""
-        return bool(self._repeatable(client, "bucket_release", bucket.number, bucket.token))
+        return bool(self._call_idempotent(client, "bucket_release", bucket.number, bucket.token))
 
-    def available(self, client: redis.Redis) -> list[int]:
+    def list_available(self, client: redis.Redis) -> list[int]:
         """List the available buckets."""
-        return sorted(int(member) for member in client.smembers(self.available_key) if is_whole(member))
+        return sorted(int(member) for member in client.smembers(self.available_key) if is_count(member))
 
-    def held(self, client: redis.Redis) -> list[OccupiedBucket]:
+    def list_occupied(self, client: redis.Redis) -> list[OccupiedBucket]:
         """List the occupied buckets, oldest heartbeat first; *since* is the last heartbeat."""
         with client.pipeline() as pipe:
             pipe.zrange(self.occupied_key, 0, -1, withscores=True)
             pipe.hgetall(self.owners_key)
             occupied, owners = pipe.execute()
         return [
-            OccupiedBucket(int(member), moment(since), text(owners[member]) if member in owners else None)
+            OccupiedBucket(int(member), to_datetime(since), decode_text(owners[member]) if member in owners else None)
             for member, since in occupied
-            if is_whole(member)
+            if is_count(member)
         ]
 
-    def states(self, client: redis.Redis) -> dict[str, list[Any]]:
+    def read_states(self, client: redis.Redis) -> dict[str, list[Any]]:
         """Return the numbers of available buckets, and the occupied buckets as dictionaries."""
-        return {"available": self.available(client), "occupied": [one._asdict() for one in self.held(client)]}
+        return {
+            "available": self.list_available(client),
+            "occupied": [one._asdict() for one in self.list_occupied(client)],
+        }
 
-    def _repeatable(self, client: redis.Redis, script: str, *args: str | float) -> Any:
+    def _call_idempotent(self, client: redis.Redis, script: str, *args: str | float) -> Any:
         """Run an idempotent script; retry it once if its reply was lost."""
         try:
-            return call(client, script, keys=self.keys, args=[*args])
+            return run_script(client, script, keys=self.keys, args=[*args])
         except (redis.ConnectionError, redis.TimeoutError):
-            return call(client, script, keys=self.keys, args=[*args])
+            return run_script(client, script, keys=self.keys, args=[*args])

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.platform.connections import Client, call
-from forgekeeper.platform.coordination.values import raw, text, whole
-from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, LONGEST_AHEAD, RegisterKeys
+from forgekeeper.platform.connections import RedisClient, run_script
+from forgekeeper.platform.coordination.redis_values import decode_text, encode_text, parse_count
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, MAX_TIME_AHEAD, RegisterKeys
 
 MAX_COUNTED_PAGES = 200
 """Pages that are counted, in less than a second.  The counts of a larger hash are estimated from these."""
@@ -35,16 +35,16 @@ class HashCount(NamedTuple):
     due: int = 0
     oldest: int | None = None
     unreadable: int = 0
-    first: str = ""
+    unreadable_example: str = ""
 
 
-class _Page(NamedTuple):
+class _HashPage(NamedTuple):
     cursor: int
     seen: int
     due: int
     oldest: int | None
     unreadable: int
-    first: str
+    unreadable_example: str
     stale: list[tuple[bytes, bytes]]
 
 
@@ -56,32 +56,32 @@ class Bridge:
 
     def is_open(self, client: redis.Redis) -> bool:
         """Return whether the forge registers uploads in its hash, by the settings of the client's process."""
-        settings = client.settings if isinstance(client, Client) else None
+        settings = client.settings if isinstance(client, RedisClient) else None
         return settings is not None and settings.uploads_register == "hash"
 
-    def size(self, client: redis.Redis) -> int:
+    def count_registered(self, client: redis.Redis) -> int:
         """Return how many uploads the forge has registered."""
         return client.hlen(self._keys.hash) if self.is_open(client) else 0
 
-    def count(self, client: redis.Redis) -> HashCount:
+    def count_by_state(self, client: redis.Redis) -> HashCount:
         """Count the uploads that the forge has registered."""
-        if not (registered := self.size(client)):
+        if not (registered := self.count_registered(client)):
             return HashCount()
-        pages = list(self._pages(client, MAX_COUNTED_PAGES, names=False))
+        pages = list(self._read_pages(client, MAX_COUNTED_PAGES, with_names=False))
         share = 1.0 if pages[-1].cursor == 0 else registered / max(1, sum(page.seen for page in pages))
         due, unreadable = (
             round(share * sum(some)) for some in zip(*((p.due, p.unreadable) for p in pages), strict=True)
         )
         oldest = min((page.oldest for page in pages if page.oldest is not None), default=None)
-        return HashCount(registered, due, oldest, unreadable, max(page.first for page in pages))
+        return HashCount(registered, due, oldest, unreadable, max(page.unreadable_example for page in pages))
 
-    def stale(self, client: redis.Redis) -> Iterator[list[tuple[bytes, float]]]:
+    def read_stale_pages(self, client: redis.Redis) -> Iterator[list[tuple[bytes, float]]]:
         """Yield the fields that `move` would move, page by page, with the seconds of their registration."""
         if self.is_open(client):
-            for page in self._pages(client, None, names=True):
+            for page in self._read_pages(client, None, with_names=True):
                 yield [(field, float(value)) for field, value in page.stale]
 
-    def move(self, client: redis.Redis, *, limit: int, only: Collection[bytes] | None = None) -> int:
+    def move_stale(self, client: redis.Redis, *, limit: int, only: Collection[bytes] | None = None) -> int:
         """Move up to *limit* stale uploads to the pending entries; return their number, 0 if none is stale.
 
         If *only* is given, other members are left.  Each field is moved in one atomic step, unless it has completed or
@@ -90,12 +90,12 @@ class Bridge:
         """
         if not self.is_open(client):
             return 0
-        cursor = whole(client.get(self._keys.cursor))
+        cursor = parse_count(client.get(self._keys.cursor))
         moved, from_start = 0, cursor == 0
         for _ in range(MAX_SEARCHED_PAGES):
-            page = self._page(client, cursor, names=True)
+            page = self._read_page(client, cursor, with_names=True)
             some = [pair for pair in page.stale if only is None or pair[0] in only][: limit - moved]
-            moved += self._move(client, some) if some else 0
+            moved += self._move_fields(client, some) if some else 0
             cursor = page.cursor
             if moved == limit or (cursor == 0 and (moved or from_start)):
                 break
@@ -103,35 +103,37 @@ class Bridge:
         client.set(self._keys.cursor, cursor)
         return moved
 
-    def _move(self, client: redis.Redis, fields: Sequence[tuple[bytes, bytes]]) -> int:
+    def _move_fields(self, client: redis.Redis, fields: Sequence[tuple[bytes, bytes]]) -> int:
         keys = [self._keys.hash, self._keys.pending]
-        return int(call(client, "upload_move", keys=keys, args=[*chain.from_iterable(fields)]))
+        return int(run_script(client, "upload_move", keys=keys, args=[*chain.from_iterable(fields)]))
 
-    def named(self, client: redis.Redis, members: Sequence[str]) -> set[str]:
+    def find_registered(self, client: redis.Redis, members: Sequence[str]) -> set[str]:
         """Return the *members* that the forge has registered."""
         if not members or not self.is_open(client):
             return set()
-        values: Any = client.hmget(self._keys.hash, [*map(raw, members)])
+        values: Any = client.hmget(self._keys.hash, [*map(encode_text, members)])
         return {member for member, value in zip(members, values, strict=True) if value is not None}
 
-    def sampled(self, client: redis.Redis, number: int) -> list[bytes]:
+    def sample_members(self, client: redis.Redis, number: int) -> list[bytes]:
         """Return some members that the forge has registered."""
         found: Any = client.hrandfield(self._keys.hash, number) if self.is_open(client) else None
         return found or []
 
-    def _pages(self, client: redis.Redis, most: int | None, *, names: bool) -> Iterator[_Page]:
+    def _read_pages(self, client: redis.Redis, max_pages: int | None, *, with_names: bool) -> Iterator[_HashPage]:
         cursor, number = 0, 0
-        while most is None or number < most:
-            page = self._page(client, cursor, names=names)
+        while max_pages is None or number < max_pages:
+            page = self._read_page(client, cursor, with_names=with_names)
             yield page
             cursor, number = page.cursor, number + 1
             if cursor == 0:
                 return
 
-    def _page(self, client: redis.Redis, cursor: int, *, names: bool) -> _Page:
-        ahead = int(LONGEST_AHEAD.total_seconds())
-        args = [cursor, ENTRIES_PER_COMMAND, self._due_at_age, ahead, int(names)]
-        answer = call(client, "upload_stale", keys=[self._keys.hash], args=args)
+    def _read_page(self, client: redis.Redis, cursor: int, *, with_names: bool) -> _HashPage:
+        ahead = int(MAX_TIME_AHEAD.total_seconds())
+        args = [cursor, ENTRIES_PER_COMMAND, self._due_at_age, ahead, int(with_names)]
+        answer = run_script(client, "upload_stale", keys=[self._keys.hash], args=args)
         position, seen, due, oldest, unreadable, first, found = answer
         pairs = list(zip(found[::2], found[1::2], strict=True))
-        return _Page(int(position), seen, due, oldest if oldest != b"" else None, unreadable, text(first), pairs)
+        return _HashPage(
+            int(position), seen, due, oldest if oldest != b"" else None, unreadable, decode_text(first), pairs
+        )

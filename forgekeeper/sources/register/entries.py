@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+UNPRINTABLE_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and surrogates, which represent bytes other than UTF-8."""
 
 
@@ -29,8 +29,8 @@ class UploadEntry:
 
     member: str
     attempts: int
-    adopted: int | None = None
-    registered: int | None = field(default=None, compare=False)
+    adopted_at: int | None = None
+    registered_at: int | None = field(default=None, compare=False)
 
     @property
     def location(self) -> str:
@@ -61,7 +61,7 @@ class DueEntry(NamedTuple):
     bridged: bool = False
 
 
-class Census(NamedTuple):
+class EntryCounts(NamedTuple):
     """Counts of entries: neither completed nor settled, due (and since when), failed for good.
 
     *unreadable* counts entries of the forge's own register without a valid time; *first* is an example.
@@ -72,12 +72,12 @@ class Census(NamedTuple):
     due_since: datetime | None
     failed: int
     unreadable: int = 0
-    first: str = ""
+    unreadable_example: str = ""
 
 
-def member(location: str, path: str) -> str:
+def build_member(location: str, path: str) -> str:
     """Return the register's member of an upload; raise `MalformedUpload` for a bad name."""
     name, parts = f"{location}:{path}", path.split("/")
-    if not location or ":" in location or {"", ".", ".."}.intersection(parts) or NO_TEXT.search(name):
+    if not location or ":" in location or {"", ".", ".."}.intersection(parts) or UNPRINTABLE_CHARACTERS.search(name):
         raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
     return name

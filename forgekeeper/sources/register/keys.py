@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple, Self
 
-from forgekeeper.platform.coordination.values import DECLARED
+from forgekeeper.platform.coordination.redis_values import KEY_TYPES
 
-LONGEST_AHEAD = timedelta(days=1)
+MAX_TIME_AHEAD = timedelta(days=1)
 """Maximum wait of an entry for its next attempt or its withdrawal.  A time further ahead comes from a wrong clock."""
 ENTRIES_PER_COMMAND = 1_000
 """Entries per command.  Such a command takes the server about a millisecond."""
@@ -34,12 +34,12 @@ class RegisterKeys(NamedTuple):
     hash: str
 
     @classmethod
-    def of(cls, name: str) -> Self:
+    def for_register(cls, name: str) -> Self:
         """Return the keys of the register of that name."""
         return cls._make([*(f"{{{name}}}:{field}" for field in cls._fields[:-1]), name])
 
     def declare_types(self) -> None:
         """Let `check` name each key with a wrong type, except the hash, which is the forge's."""
-        DECLARED.update(dict.fromkeys((self.pending, self.deleting, self.failed, self.adopted), "zset"))
-        DECLARED.update(dict.fromkeys((self.attempts, self.claims), "hash"))
-        DECLARED.update(dict.fromkeys((self.cursor, self.epoch), "string"))
+        KEY_TYPES.update(dict.fromkeys((self.pending, self.deleting, self.failed, self.adopted), "zset"))
+        KEY_TYPES.update(dict.fromkeys((self.attempts, self.claims), "hash"))
+        KEY_TYPES.update(dict.fromkeys((self.cursor, self.epoch), "string"))

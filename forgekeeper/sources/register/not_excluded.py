@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import redis
 
 from forgekeeper.platform.database import exclusions
-from forgekeeper.sources.register.entries import Census, DueEntry
+from forgekeeper.sources.register.entries import DueEntry, EntryCounts
 from forgekeeper.sources.register.redis_register import RedisRegister
 
 
-class NotExcluded:
+class UnexcludedEntries:
     """The entries of a register that nobody excludes from the *batch*."""
 
     def __init__(self, register: RedisRegister, batch: str) -> None:
@@ -23,29 +23,29 @@ class NotExcluded:
 
     def has_exclusions(self) -> bool:
         """Return whether any upload may be excluded."""
-        return exclusions.stand(self._batch, "pattern")
+        return exclusions.has_exclusions(self._batch, "pattern")
 
-    def filter(self, page: Sequence[DueEntry]) -> list[DueEntry]:
+    def drop_excluded(self, page: Sequence[DueEntry]) -> list[DueEntry]:
         """Return the entries of *page* that nobody excludes."""
-        excluded = exclusions.among(self._batch, lambda: [(None, due.entry.member) for due in page])
+        excluded = exclusions.find_excluded(self._batch, lambda: [(None, due.entry.member) for due in page])
         return [due for place, due in enumerate(page) if place not in excluded]
 
-    def next_members(self, client: redis.Redis, limit: int) -> list[str]:
+    def find_next_members(self, client: redis.Redis, limit: int) -> list[str]:
         """Return the members that a run may claim next, up to *limit*."""
         found = list[str]()
-        for page in self._pages(client):
+        for page in self._read_due_pages(client):
             found += [due.entry.member for due in page]
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    def census(self, client: redis.Redis) -> Census:
+    def count_entries(self, client: redis.Redis) -> EntryCounts:
         """Count the entries; excluded entries do not count as due."""
-        counted = self._register.census(client)
+        counted = self._register.count_entries(client)
         if not self.has_exclusions():
             return counted
-        since = [due.since for page in self._pages(client) for due in page]
+        since = [due.since for page in self._read_due_pages(client) for due in page]
         return counted._replace(due=len(since), due_since=min(since, default=None))
 
-    def _pages(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
-        return map(self.filter, self._register.due(client))
+    def _read_due_pages(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
+        return map(self.drop_excluded, self._register.read_due_pages(client))

@@ -14,7 +14,7 @@ import redis
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BatchSpec
 from forgekeeper.sources.outbox import DeletedObject
-from forgekeeper.sources.register.entries import BeingDeleted, MalformedUpload, member
+from forgekeeper.sources.register.entries import BeingDeleted, MalformedUpload, build_member
 from forgekeeper.sources.register.redis_register import RedisRegister
 from forgekeeper.sources.settled import NoTransaction, SettledUpload
 
@@ -44,16 +44,16 @@ class Producer:
     NoTransaction: ClassVar = NoTransaction
 
     def __init__(self, batch: BatchSpec) -> None:
-        if batch.registered is None:
+        if batch.registered_objects is None:
             raise Mistake(f"Producer of {batch.name}: the batch has to answer with Objects(Register(…))")
-        self._register = RedisRegister(batch.registered.register)
-        self._owner: Any = None if batch.registered.unless is None else batch.registered.unless.owner
+        self._register = RedisRegister(batch.registered_objects.register)
+        self._owner: Any = None if batch.registered_objects.unless is None else batch.registered_objects.unless.owner
 
     def prepare(self, client: redis.Redis, location: str, path: str) -> None:
         """Register an upload that is about to begin; raise `PathTaken`, `BeingDeleted` or `MalformedUpload`."""
-        member(location, path)
+        build_member(location, path)
         tables = [table for table in (self._owner, DeletedObject) if table is not None and location in table.locations]
-        if any(table.named([path]) for table in tables) or SettledUpload.named(location, [path]):
+        if any(table.named([path]) for table in tables) or SettledUpload.find_settled(location, [path]):
             raise PathTaken(f"{location}:{path}: {PathTaken.__doc__}")
         self._register.prepare(client, location, path)
 
@@ -65,13 +65,13 @@ class Producer:
         be, and the upload has failed.  If the answer is lost, the upload has failed as well: asking again answers
         False.  Raises `NoTransaction`, `MalformedUpload`.
         """
-        member(location, path)
+        build_member(location, path)
         SettledUpload.lock(location, path)
-        if SettledUpload.named(location, [path]) or not self._register.complete(client, location, path):
+        if SettledUpload.find_settled(location, [path]) or not self._register.complete(client, location, path):
             return False
         if self._owner is None or location != self._owner.locations[0]:
             # No table says that it lives, if the register returns to an earlier state.
-            SettledUpload.complete(location, path)
+            SettledUpload.record_completed(location, path)
         return True
 
     def exists(self, client: redis.Redis, location: str, path: str) -> bool:
@@ -80,10 +80,10 @@ class Producer:
 
     def count(self, client: redis.Redis) -> int:
         """Count the uploads that may still complete."""
-        return self._register.count(client)
+        return self._register.count_pending(client)
 
     def pending_only(self, client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
         """Return the *paths* that are pending, in their order."""
         pending = self._register.pending_only(client, location, paths)
-        settled = SettledUpload.named(location, pending)
+        settled = SettledUpload.find_settled(location, pending)
         return [path for path in pending if path not in settled]

@@ -21,19 +21,33 @@ import redis
 from peewee import chunked
 
 from forgekeeper.api.objects import Register
-from forgekeeper.platform.connections import add_scripts, call
-from forgekeeper.platform.coordination.values import misfits, moment, raw, second, text, whole
+from forgekeeper.platform.connections import add_scripts, run_script
+from forgekeeper.platform.coordination.redis_values import (
+    decode_text,
+    encode_text,
+    find_wrong_types,
+    parse_count,
+    parse_second,
+    to_datetime,
+)
 from forgekeeper.sources.register.bridge import Bridge
-from forgekeeper.sources.register.entries import BeingDeleted, Census, DueEntry, UploadClaim, UploadEntry, member
-from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, LONGEST_AHEAD, RegisterKeys
+from forgekeeper.sources.register.entries import (
+    BeingDeleted,
+    DueEntry,
+    EntryCounts,
+    UploadClaim,
+    UploadEntry,
+    build_member,
+)
+from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND, MAX_TIME_AHEAD, RegisterKeys
 
 add_scripts("forgekeeper.sources.register")
 
-ADOPTION = timedelta(days=1)
+ADOPTION_DELAY = timedelta(days=1)
 """Time from the adoption of an entry until it is due.  Until then a person may withdraw it."""
 
 
-class Withdrawn(NamedTuple):
+class WithdrawalResult(NamedTuple):
     """Entries that were removed from the register, and entries whose objects are being deleted right now."""
 
     forgotten: list[str]
@@ -44,11 +58,11 @@ class RedisRegister:
     """The entries of a *register*; it holds no state, so there may be several."""
 
     def __init__(self, register: Register) -> None:
-        self.register, self.keys = register, RegisterKeys.of(register.name)
+        self.register, self.keys = register, RegisterKeys.for_register(register.name)
         # Redis compares whole seconds: an entry is certainly older only after another second.
         self._due_at_age = int(register.older_than.total_seconds()) + 1
         self.bridge = Bridge(self.keys, self._due_at_age)
-        self._claimed_from = ((self.keys.deleting, 0), (self.keys.pending, self._due_at_age))
+        self._claim_sources = ((self.keys.deleting, 0), (self.keys.pending, self._due_at_age))
         """The sets from which entries are claimed, and the seconds from an entry's score until it is due."""
 
     def prepare(self, client: redis.Redis, location: str, path: str) -> None:
@@ -57,7 +71,7 @@ class RedisRegister:
         Raises `BeingDeleted` while the register still has the path to delete its object, and `MalformedUpload`.
         """
         keys = [self.keys.pending, self.keys.deleting, self.keys.failed, self.keys.adopted]
-        if not call(client, "upload_prepare", keys=keys, args=[member(location, path)]):
+        if not run_script(client, "upload_prepare", keys=keys, args=[build_member(location, path)]):
             raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
 
     def complete(self, client: redis.Redis, location: str, path: str) -> bool:
@@ -65,22 +79,22 @@ class RedisRegister:
 
         After True no run claims it, unless Redis returns to an earlier state; for this case runs also ask PostgreSQL.
         """
-        return bool(client.zrem(self.keys.pending, member(location, path)))
+        return bool(client.zrem(self.keys.pending, build_member(location, path)))
 
-    def count(self, client: redis.Redis) -> int:
+    def count_pending(self, client: redis.Redis) -> int:
         """Count the uploads that may still complete, without adopted entries that still wait."""
         seconds, _microseconds = client.time()
         with client.pipeline(transaction=True) as pipe:
             pipe.zcard(self.keys.pending)
             self._count_waiting(pipe, seconds)
             pending, waiting = pipe.execute()
-        return max(0, int(pending) - int(waiting)) + self.bridge.size(client)
+        return max(0, int(pending) - int(waiting)) + self.bridge.count_registered(client)
 
-    def unread(self, client: redis.Redis) -> list[str]:
+    def describe_unread_uploads(self, client: redis.Redis) -> list[str]:
         """Return a sentence if uploads are in the forge's own register, which is not readable."""
         key = self.keys.hash
         if self.bridge.is_open(client):
-            return list(misfits(client, {key: "hash"}))
+            return list(find_wrong_types(client, {key: "hash"}))
         count = client.hlen(key) if client.type(key) == b"hash" else 0
         said = f"Redis has a hash {key} with {count} uploads, which this batch does not read: "
         cure = (
@@ -88,16 +102,20 @@ class RedisRegister:
         )
         return [f"{said}{cure}or give forgekeeper a Redis of its own"] if count else []
 
-    def sampled(self, client: redis.Redis, location: str, size: int) -> list[str]:
+    def sample_paths(self, client: redis.Redis, location: str, size: int) -> list[str]:
         """Return the paths of some pending uploads of the location, as their producers have registered them."""
         pending: Any = client.zrandmember(self.keys.pending, size) or []
-        members = [*pending, *self.bridge.sampled(client, size)]
+        members = [*pending, *self.bridge.sample_members(client, size)]
         # Adopted entries were found in a store, and so prove nothing about it.
         found = client.zmscore(self.keys.adopted, members) if members else []
-        parts = (text(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
+        parts = (
+            decode_text(member).partition(":")
+            for member, adopted in zip(members, found, strict=True)
+            if adopted is None
+        )
         return [path for place, _, path in parts if place == location]
 
-    def census(self, client: redis.Redis) -> Census:
+    def count_entries(self, client: redis.Redis) -> EntryCounts:
         """Count the entries; entries that a run would claim now are due."""
         seconds, _microseconds = client.time()
         keys, stale = self.keys, self.register.older_than.total_seconds()
@@ -111,31 +129,31 @@ class RedisRegister:
             pipe.zcard(keys.deleting)
             self._count_waiting(pipe, seconds)
             pending, stale_now, again, first, first_again, failed, claimed, waiting = pipe.execute()
-        theirs = self.bridge.count(client)
+        theirs = self.bridge.count_by_state(client)
         since = [score + stale for _, score in first] + [score for _, score in first_again]
         since += [] if theirs.oldest is None else [theirs.oldest + stale]
-        due_since = min((moment(instant) for instant in since if instant <= seconds), default=None)
+        due_since = min((to_datetime(instant) for instant in since if instant <= seconds), default=None)
         ours, due_now = max(0, pending - waiting) + claimed, stale_now + again
         known = ours + theirs.registered, due_now + theirs.due, due_since, failed
-        return Census(*known, theirs.unreadable, theirs.first)
+        return EntryCounts(*known, theirs.unreadable, theirs.unreadable_example)
 
     def _count_waiting(self, pipe: redis.Redis, seconds: int) -> None:
-        pipe.zcount(self.keys.adopted, f"({seconds - ADOPTION.total_seconds()}", "+inf")
+        pipe.zcount(self.keys.adopted, f"({seconds - ADOPTION_DELAY.total_seconds()}", "+inf")
 
     def pending_only(self, client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
         """Return the *paths* that are pending, in their order."""
         if not paths:
             return []
-        members = [member(location, path) for path in paths]
-        scores, theirs = client.zmscore(self.keys.pending, members), self.bridge.named(client, members)
+        members = [build_member(location, path) for path in paths]
+        scores, theirs = client.zmscore(self.keys.pending, members), self.bridge.find_registered(client, members)
         found = zip(paths, members, scores, strict=True)
         return [path for path, name, score in found if score is not None or name in theirs]
 
-    def known(self, client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
+    def find_registered(self, client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
         """Return the *paths* that the register names, pending or not."""
         members = [f"{location}:{path}" for path in paths]
         scores = [client.zmscore(key, members) for key in (self.keys.pending, self.keys.deleting, self.keys.failed)]
-        theirs = self.bridge.named(client, members)
+        theirs = self.bridge.find_registered(client, members)
         found = zip(paths, members, *scores, strict=True)
         return {path for path, name, *some in found if name in theirs or any(score is not None for score in some)}
 
@@ -148,18 +166,18 @@ class RedisRegister:
         *visibility*; fresh entries are not read.  If no entry is due, stale fields of the forge's own register are
         moved here, unordered, and claimed.
         """
-        result, names = UploadClaim(secrets.token_hex(8), []), None if only is None else {*map(raw, only)}
+        result, names = UploadClaim(secrets.token_hex(8), []), None if only is None else {*map(encode_text, only)}
         if names == set():
             return result
-        claim = partial(self._claim, client, result, visibility=visibility, limit=limit, only=names or ())
-        for source in self._claimed_from:
+        claim = partial(self._claim_from, client, result, visibility=visibility, limit=limit, only=names or ())
+        for source in self._claim_sources:
             claim(source)
         # Others may claim the moved entries.
-        while not result.entries and self.bridge.move(client, limit=limit, only=names):
+        while not result.entries and self.bridge.move_stale(client, limit=limit, only=names):
             claim((self.keys.pending, self._due_at_age))
         return result
 
-    def _claim(
+    def _claim_from(
         self,
         client: redis.Redis,
         result: UploadClaim,
@@ -172,33 +190,35 @@ class RedisRegister:
         (key, due_at_age), ours = source, self.keys
         keys = [key, ours.pending, ours.deleting, ours.attempts, ours.claims, ours.adopted]
         args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries), *only]
-        for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
-            adopted, registered = (second(one) if one else None for one in seconds)
-            result.entries.append(UploadEntry(text(name), whole(attempts), adopted, registered))
+        for name, attempts, *seconds in run_script(client, "upload_claim", keys=keys, args=args):
+            adopted, registered = (parse_second(one) if one else None for one in seconds)
+            result.entries.append(UploadEntry(decode_text(name), parse_count(attempts), adopted, registered))
 
-    def due(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
+    def read_due_pages(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
         """Yield the entries that `claim` would claim after `correct_clock`, in its order; nothing is claimed."""
         seconds, _microseconds = client.time()
         size = ENTRIES_PER_COMMAND
-        for source, due_at_age in self._claimed_from:
+        for source, due_at_age in self._claim_sources:
             last, start = seconds - due_at_age, 0
-            while found := scored(client.zrangebyscore(source, "-inf", last, start, size, withscores=True)):
-                yield self.dated(client, found, due_at_age)
+            while found := typed_scores(client.zrangebyscore(source, "-inf", last, start, size, withscores=True)):
+                yield self.load_due_entries(client, found, due_at_age)
                 start += size
-        ahead: Any = client.zrangebyscore(self.keys.deleting, _ahead(seconds), "+inf", 0, size)
-        yield self.dated(client, [(member, seconds) for member in ahead])
-        for theirs in self.bridge.stale(client):
-            yield [one._replace(bridged=True) for one in self.dated(client, theirs, self._due_at_age)]
+        ahead: Any = client.zrangebyscore(self.keys.deleting, _lower_bound_ahead(seconds), "+inf", 0, size)
+        yield self.load_due_entries(client, [(member, seconds) for member in ahead])
+        for theirs in self.bridge.read_stale_pages(client):
+            yield [one._replace(bridged=True) for one in self.load_due_entries(client, theirs, self._due_at_age)]
 
-    def dated(self, client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0) -> list[DueEntry]:
+    def load_due_entries(
+        self, client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int = 0
+    ) -> list[DueEntry]:
         """Return the entries of members of a set with scores; each is due *due_at_age* seconds past its score."""
         members: Any = [member for member, _ in found]
         if not members:
             return []
         attempts, adopted = client.hmget(self.keys.attempts, members), client.zmscore(self.keys.adopted, members)
-        known = [None if since is None else second(since) for since in adopted]
+        known = [None if since is None else parse_second(since) for since in adopted]
         return [
-            DueEntry(UploadEntry(text(member), whole(tries), since), moment(score + due_at_age))
+            DueEntry(UploadEntry(decode_text(member), parse_count(tries), since), to_datetime(score + due_at_age))
             for (member, score), tries, since in zip(found, attempts, known, strict=True)
         ]
 
@@ -210,7 +230,7 @@ class RedisRegister:
         seconds, _microseconds = client.time()
         corrected = 0
         for key in (self.keys.pending, self.keys.deleting):
-            ahead: Any = client.zrangebyscore(key, _ahead(seconds), "+inf", 0, ENTRIES_PER_COMMAND)
+            ahead: Any = client.zrangebyscore(key, _lower_bound_ahead(seconds), "+inf", 0, ENTRIES_PER_COMMAND)
             if ahead:
                 # Only entries that still exist and are ahead: other processes may settle them in the meantime.
                 corrected += int(client.zadd(key, dict.fromkeys(ahead, seconds), xx=True, lt=True, ch=True) or 0)
@@ -220,7 +240,7 @@ class RedisRegister:
         """Return the entries that the claim has lost: settled, or claimed by another run."""
         if not entries:
             return []
-        holders: Any = client.hmget(self.keys.claims, [raw(entry.member) for entry in entries])
+        holders: Any = client.hmget(self.keys.claims, [encode_text(entry.member) for entry in entries])
         token = claim.token.encode()
         return [entry for entry, holder in zip(entries, holders, strict=True) if holder != token]
 
@@ -229,25 +249,27 @@ class RedisRegister:
 
         As in all methods that settle entries, an entry that another run has claimed since is left unchanged.
         """
-        return sum(self._settle(client, claim, entries, "forget"))
+        return sum(self._settle_claimed(client, claim, entries, "forget"))
 
     def put_back(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
         """Make entries due at once, without counting an attempt; return how many were still ours."""
-        return sum(self._settle(client, claim, entries, "put_back"))
+        return sum(self._settle_claimed(client, claim, entries, "put_back"))
 
-    def fail(self, client: redis.Redis, claim: UploadClaim, entry: UploadEntry) -> bool:
+    def record_failure(self, client: redis.Redis, claim: UploadClaim, entry: UploadEntry) -> bool:
         """Count a failed attempt; return True if it was the last, and the entry is in `failed`.
 
         Otherwise it is due again after the first pause of the register's `Retry`, doubled after each further attempt.
         """
         first, attempts = self.register.retry
-        return sum(self._settle(client, claim, [entry], "fail", (attempts, math.ceil(first.total_seconds())))) > 0
+        return (
+            sum(self._settle_claimed(client, claim, [entry], "fail", (attempts, math.ceil(first.total_seconds())))) > 0
+        )
 
     def reject(self, client: redis.Redis, claim: UploadClaim, entries: Collection[UploadEntry]) -> int:
         """Move entries that cannot be tried to `failed` at once; return the number."""
-        return sum(self._settle(client, claim, entries, "fail", (1, 0)))
+        return sum(self._settle_claimed(client, claim, entries, "fail", (1, 0)))
 
-    def _settle(
+    def _settle_claimed(
         self,
         client: redis.Redis,
         claim: UploadClaim,
@@ -268,8 +290,8 @@ class RedisRegister:
         """Settle entries by an action of the script `upload_settle`; return its answer for each."""
         ours, args = self.keys, [action, token, *numbers]
         keys = [ours.pending, ours.deleting, ours.failed, ours.attempts, ours.claims, ours.adopted]
-        pages = chunked(map(raw, members), ENTRIES_PER_COMMAND)
-        answers = (call(client, "upload_settle", keys=keys, args=[*args, *page]) for page in pages)
+        pages = chunked(map(encode_text, members), ENTRIES_PER_COMMAND)
+        answers = (run_script(client, "upload_settle", keys=keys, args=[*args, *page]) for page in pages)
         return [answer for page in answers for answer in page]
 
     def adopt(self, client: redis.Redis, location: str, paths: Collection[str]) -> int:
@@ -278,36 +300,36 @@ class RedisRegister:
         They wait for `ADOPTION`; until then `withdraw` can remove them.  Afterwards they are due, and are deleted like
         every stale upload, with all its checks.
         """
-        head_start = math.ceil((ADOPTION - self.register.older_than).total_seconds())
-        pages, ours = chunked((member(location, path) for path in paths), ENTRIES_PER_COMMAND), self.keys
+        head_start = math.ceil((ADOPTION_DELAY - self.register.older_than).total_seconds())
+        pages, ours = chunked((build_member(location, path) for path in paths), ENTRIES_PER_COMMAND), self.keys
         keys = [ours.pending, ours.deleting, ours.failed, ours.adopted]
         keys += [ours.hash] if self.bridge.is_open(client) else []
-        return sum(int(call(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
+        return sum(int(run_script(client, "upload_adopt", keys=keys, args=[head_start, *page])) for page in pages)
 
-    def withdraw(self, client: redis.Redis, members: Sequence[str]) -> Withdrawn:
+    def withdraw(self, client: redis.Redis, members: Sequence[str]) -> WithdrawalResult:
         """Remove adopted entries from the register; their objects are kept.
 
         Entries of producers are kept.  For entries that a run has claimed it is too late: their objects are about to be
         deleted.
         """
         became = list(zip(members, self.settle(client, "withdraw", members), strict=True))
-        return Withdrawn(
+        return WithdrawalResult(
             [one for one, answer in became if answer == 1], [one for one, answer in became if answer == -1]
         )
 
 
-def last_seen(adopted: int) -> datetime:
+def written_before(adopted: int) -> datetime:
     """Return an instant before which an adopted object was surely written.
 
     At its adoption it was older than a day by the store's clock; half of that day is a margin for clocks that differ.
     """
-    return moment(adopted) - ADOPTION / 2
+    return to_datetime(adopted) - ADOPTION_DELAY / 2
 
 
-def scored(found: Any) -> list[tuple[bytes, float]]:
+def typed_scores(found: Any) -> list[tuple[bytes, float]]:
     """Return the members and scores of a sorted set, typed: the client's answer is untyped."""
     return list(found)
 
 
-def _ahead(seconds: int) -> str:
-    return f"({seconds + LONGEST_AHEAD.total_seconds()}"
+def _lower_bound_ahead(seconds: int) -> str:
+    return f"({seconds + MAX_TIME_AHEAD.total_seconds()}"

@@ -4,7 +4,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgekeeper.cli.console.users import User, Users, hashed_password
+from forgekeeper.cli.console.users import User, UserFile, hash_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -37,8 +37,8 @@ def console_in(folder, **settings):
     """Run a console that is ready, its log in the folder: `ada` operates it, `eve` may look."""
     (port,) = free_ports(1)
     users = Path(folder) / f"users-{port}"
-    with Users(users).changed() as known:
-        known |= {name: User(name, role, hashed_password(PASSWORD)) for name, role in ROLES.items()}
+    with UserFile(users).edit_users() as known:
+        known |= {name: User(name, role, hash_password(PASSWORD)) for name, role in ROLES.items()}
     settings = {"console_users": users, "console_actions": "on"} | settings
     log = Path(folder) / f"console-{port}.log"
     one = Console(log, "-m", "forgekeeper.cli", "console", console_port=port, cwd=folder, **settings)

@@ -8,18 +8,18 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from demo.sample_data import add_samples
-from forgekeeper.api.batches import BATCHES, FeatureFlag, queues
+from forgekeeper.api.batches import BATCHES, FeatureFlag, list_queues
 from forgekeeper.audit import acts
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.heartbeats import Process, read_version
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.processes import Process, version
-from forgekeeper.ledger.totals import RunTotal
+from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.leases import Lease
 from forgekeeper.platform.database import database, now
 from forgekeeper.targets import sentinel
-from tests.harness.performing import recorded
+from tests.harness.performing import run_as_worker
 
 TICKS = 60
 PERIODS = dict.fromkeys(BATCHES, 60) | {
@@ -71,13 +71,13 @@ def fill(settings, folder, installation, *, hostile=False):
     Batch.register(BATCHES)
     Batch.update(registered_at=now() - timedelta(days=40)).execute()
     add_samples(1, settings)
-    with acts.begin(on=True, actor="ada"):
+    with acts.recording_acts(on=True, actor="ada"):
         _work(settings)
         _hold(said)
     _processes()
     _quarantine(said)
     hour = timedelta(hours=1)
-    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, at_most=hour, clock=time.monotonic).take()
+    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, max_duration=hour, clock=time.monotonic).acquire()
 
 
 def _work(settings):
@@ -86,7 +86,7 @@ def _work(settings):
         JobRun.insert_many(_history(name, period)).execute()
         _totals(name)
     for batch in BATCHES.values():
-        recorded(batch, settings)
+        run_as_worker(batch, settings)
 
 
 def _history(name, period):
@@ -116,7 +116,7 @@ def _history(name, period):
 
 def _totals(name):
     """Add up what its runs have deleted, and on the days before about as much; of artifacts less by far."""
-    done = [run for run in JobRun.of(name) if run.state == "succeeded"]
+    done = [run for run in JobRun.select_newest_first(name) if run.state == "succeeded"]
     totals = [(run.id, run.started_at.date(), run.result["deleted"]) for run in done]
     usual = sum(records for _, _, records in totals) // (4 if name == "expired_job_artifacts" else 1)
     today = now().date()
@@ -133,7 +133,7 @@ def _hold(said):
         "the disks of the forge are being moved" + said,
     )
     Hold.add("stale_imports", "pause", until=until, reason=reason, by="ada", since=since)
-    acts.record("pause", "stale_imports", batch="stale_imports", reason=reason, after={"until": until.isoformat()})
+    acts.record_act("pause", "stale_imports", batch="stale_imports", reason=reason, after={"until": until.isoformat()})
     Hold.add(
         "stale_direct_uploads",
         "stop",
@@ -143,8 +143,8 @@ def _hold(said):
         since=since,
     )
     reason = "uploads vanish, see the incident" + said
-    with acts.begin(on=True, actor="grace"):
-        acts.record("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason=reason)
+    with acts.recording_acts(on=True, actor="grace"):
+        acts.record_act("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason=reason)
     sentence = (
         "it would delete 48,210 of about 53,000 records (91%), and the largest of its last 100 runs deleted 4,310"
         + said
@@ -154,18 +154,20 @@ def _hold(said):
 
 
 def _processes():
-    hour, facts = timedelta(hours=1), {"version": version()}
+    hour, facts = timedelta(hours=1), {"version": read_version()}
     schedules = {name: batch.cron for name, batch in BATCHES.items()}
-    Process.beat(
+    Process.record_heartbeat(
         None, kind="scheduler", host="forge-1", pid=4700, dead_after=hour, facts={"timetable": schedules}, **facts
     )
     run = JobRun.start_here("git_ref_cleanup", by=WORKER)
     work = [{"what": "git_ref_cleanup", "run": run.id, "message_id": str(run.id), "seconds": 42.0}]
     for pid, at_work in ((4711, work), (4712, [])):
-        beat = {"queues": list(queues()), "at_work": at_work}
-        Process.beat(None, kind="worker", host="forge-1", pid=pid, dead_after=hour, facts=beat, **facts)
+        beat = {"queues": list(list_queues()), "at_work": at_work}
+        Process.record_heartbeat(None, kind="worker", host="forge-1", pid=pid, dead_after=hour, facts=beat, **facts)
     silent = {"queues": ["git"], "at_work": []}
-    Process.beat(None, kind="worker", host="forge-2", pid=980, dead_after=timedelta(0), facts=silent, **facts)
+    Process.record_heartbeat(
+        None, kind="worker", host="forge-2", pid=980, dead_after=timedelta(0), facts=silent, **facts
+    )
     database.execute_sql("update processes set started_at = started_at - interval '3 days'")
 
 
@@ -178,10 +180,16 @@ def _quarantine(said):
     for key in range(1, 13):
         for _ in range(1 + key % 4):
             error = errors[key % len(errors)] + said
-            quarantine.fail("git_ref_cleanup", "clean_project_refs", str(40 + key), error, reason="child_failed")
+            quarantine.record_failure(
+                "git_ref_cleanup", "clean_project_refs", str(40 + key), error, reason="child_failed"
+            )
     for key in range(1, 6):
         record = f"artifacts:uploads/4f{key}c{said[:400]}"
-        quarantine.fail("stale_direct_uploads", "stale_upload", record, "NotFound: no such key", reason="record_failed")
-    quarantine.fail("git_ref_cleanup", "clean_project_refs", "980", "its worker was lost", reason="worker_lost")
-    quarantine.fail("unknown", "git", "4711", "its body is no message" + said, reason="unreadable")
+        quarantine.record_failure(
+            "stale_direct_uploads", "stale_upload", record, "NotFound: no such key", reason="record_failed"
+        )
+    quarantine.record_failure(
+        "git_ref_cleanup", "clean_project_refs", "980", "its worker was lost", reason="worker_lost"
+    )
+    quarantine.record_failure("unknown", "git", "4711", "its body is no message" + said, reason="unreadable")
     database.execute_sql("update quarantine set since = since - (100 - id) * interval '17 minutes'")

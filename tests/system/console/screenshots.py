@@ -13,14 +13,14 @@ from pathlib import Path
 import structlog
 from playwright.sync_api import sync_playwright
 
-from demo.servers import servers
+from demo.servers import run_servers
 from demo.tables import make_tables
 from forgekeeper.cli.terminal import Problem
-from forgekeeper.delivery.boot import load
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform import migrations
-from forgekeeper.platform.connections import Limits, connect
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
 from forgekeeper.platform.settings import PREFIX
@@ -39,19 +39,19 @@ def lived():
     """Yield a console of an installation that has lived, and the run whose story is told."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
-    with servers() as own:
+    with run_servers() as own:
         os.chdir(own.folder)
         given = {"database_url": own.database_url, "redis_url": own.redis_url, **lived_in.settings_of(own.folder)}
         os.environ.update({PREFIX + name.upper(): value for name, value in given.items()})
         load_batches()
         # What its runs have to say is of no interest.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-        settings = load()
-        connect(settings, Limits.of_worker(settings), name="screenshots", connections=5)
+        settings = load_settings()
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="screenshots", connections=5)
         with database.connection_context():
-            migrations.migrate(database.obj)
+            migrations.apply_pending(database.obj)
             make_tables(database.obj)
-            lived_in.fill(settings, own.folder, Installation.ensure())
+            lived_in.fill(settings, own.folder, Installation.ensure_id())
             usual = type(settings).model_fields["breaker_share"].default
             run = JobRun.last_ended("user_status_cleanup").id
             with console_in(own.folder, breaker_share=usual) as console:

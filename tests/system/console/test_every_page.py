@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.cli.console.pages import PAGES, load_pages
-from forgekeeper.delivery.boot import load
+from forgekeeper.cli.console.pages import DECLARED_PAGES, load_pages
+from forgekeeper.delivery.boot import load_settings
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform import database as db
-from forgekeeper.platform.connections import Limits, client, connect
+from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.settings import PREFIX
 from tests.harness.installation import INSTALLATION
 from tests.harness.tables import empty
@@ -36,7 +36,7 @@ FORMS = [
 ]
 """Forms of actions."""
 MISSING = {"/runs/4711000": 404}
-ADDRESSES = [*(page.address for page in PAGES), "/login", *MISSING, *FORMS]
+ADDRESSES = [*(page.address for page in DECLARED_PAGES), "/login", *MISSING, *FORMS]
 FITS = "() => document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 STICKS_OUT = """() => [...document.querySelectorAll("main *, header *, footer *")]
     .filter(one => one.getBoundingClientRect().right > innerWidth && !one.closest(".scroll, nav, pre"))
@@ -80,13 +80,13 @@ def console(_migrated, urls, folder):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given.items():
             patch.setenv(PREFIX + name.upper(), value)
-        settings = load()
-        connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+        settings = load_settings()
+        configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=20)
         with db.database.connection_context():
             empty()
             client.flushdb()
             lived_in.fill(settings, folder, INSTALLATION, hostile=True)
-            parts = {"run": JobRun.open("git_ref_cleanup").id, "id": Quarantined.oldest_first().first().id}
+            parts = {"run": JobRun.find_open("git_ref_cleanup").id, "id": Quarantined.oldest_first().first().id}
         with console_in(folder, **given) as one:
             one.parts = parts | {"batch": "git_ref_cleanup", "time": "2026-01-01T00:00", "name": "quarantine"}
             yield one

@@ -15,7 +15,7 @@ from forgekeeper.ledger.quarantine import Quarantined
 from tests.harness import forks
 from tests.harness.many_rows import statuses
 from tests.harness.programs import ROOT, eventually
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
 from .browser import console_in, tab_to
 
@@ -101,8 +101,8 @@ def test_a_run_sent_from_its_preview_moves_the_numbers_without_a_reload(window, 
     assert "8,000" in form.inner_text()
     page.fill("[name=reason]", REASON)
     page.click("main form button")
-    eventually(lambda: JobRun.of(BATCH).first() is not None)
-    page.goto(f"/runs/{JobRun.of(BATCH).first().id}")
+    eventually(lambda: JobRun.select_newest_first(BATCH).first() is not None)
+    page.goto(f"/runs/{JobRun.select_newest_first(BATCH).first().id}")
     pages, numbers = len(asked(looking, "document")), set()
 
     def moves():
@@ -139,9 +139,11 @@ def test_a_worker_that_is_killed_is_seen_silent_and_its_run_comes_back_and_ends(
 
 def test_what_lies_in_quarantine_is_retried(window):
     for _ in range(MANY):
-        quarantine.fail("git_ref_cleanup", "clean_project_refs", "7", "a lock is there", reason="child_failed")
+        quarantine.record_failure(
+            "git_ref_cleanup", "clean_project_refs", "7", "a lock is there", reason="child_failed"
+        )
     page = window().sign_in("ada").open("/quarantine")
-    assert Quarantined.get().again is None
+    assert Quarantined.get().next_retry_at is None
 
     page.locator("tr").filter(has_text="a lock is there").locator("[name=id]").check()
     page.get_by_role("button", name="Retry the chosen").click()
@@ -149,7 +151,7 @@ def test_what_lies_in_quarantine_is_retried(window):
     page.click("main form button")
     page.wait_for_url(lambda url: "/act/" not in url)
 
-    assert Quarantined.get().again is not None
+    assert Quarantined.get().next_retry_at is not None
     assert Act.get(Act.act == "quarantine retry").reason == "the lock is gone"
 
 
@@ -165,7 +167,7 @@ def test_a_viewer_sees_no_buttons_and_what_is_sent_by_hand_is_refused(window, co
         fields,
     )
 
-    assert (by_hand.status, by_script, Hold.standing()) == (403, 403, [])
+    assert (by_hand.status, by_script, Hold.list_active()) == (403, 403, [])
 
 
 @pytest.mark.parametrize("path", ["/", f"/batches/{BATCH}"])
@@ -175,7 +177,7 @@ def test_a_change_is_seen_within_two_seconds(window, path):
 
     Hold.add(BATCH, "stop", until=None, reason=REASON, by="grace")
 
-    page.locator("#live").get_by_text(REASON).first.wait_for(timeout=patient(SOON))
+    page.locator("#live").get_by_text(REASON).first.wait_for(timeout=scale_timeout(SOON))
 
 
 def asked(looking, kind):

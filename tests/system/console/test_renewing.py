@@ -7,9 +7,9 @@ import pytest
 from playwright.sync_api import expect
 
 from forgekeeper.ledger import quarantine
-from forgekeeper.ledger.processes import Process
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.quarantine import Quarantined
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from tests.system.proxy import postgres_through, redis_through
 
 from .browser import NARROW, SEEN, console_in
@@ -81,7 +81,7 @@ def test_a_page_keeps_what_a_person_does_on_it_while_it_renews_itself(window):
     page.keyboard.press("Tab")
     page.evaluate("() => { document.querySelector('#live .scroll').marked = true; scrollTo(0, 60); }")
 
-    Process.beat(
+    Process.record_heartbeat(
         None, kind="worker", host="new", pid=1, version="1", dead_after=timedelta(hours=1), facts={"queues": []}
     )
     page.get_by_text("new:1").wait_for()
@@ -91,7 +91,7 @@ def test_a_page_keeps_what_a_person_does_on_it_while_it_renews_itself(window):
 
 def test_what_is_chosen_stays_chosen_when_another_row_goes(window):
     for key in ("first", "second", "third"):
-        quarantine.fail("git_ref_cleanup", "clean_project_refs", key, f"of the {key}", reason="child_failed")
+        quarantine.record_failure("git_ref_cleanup", "clean_project_refs", key, f"of the {key}", reason="child_failed")
     page = window().sign_in("ada").open("/quarantine")
     page.locator("tr").filter(has_text="of the second").locator("[name=id]").check()
 
@@ -139,10 +139,10 @@ def test_a_page_says_within_two_seconds_that_a_server_is_away_and_comes_back_by_
         has_text=re.compile(f"{server}.*away|{server}.*not|cannot use {server}|connect")
     )
     # On a busy machine a server may seem to be away for a moment.
-    expect(says).to_have_count(0, timeout=patient(10.0) * 1_000)
+    expect(says).to_have_count(0, timeout=scale_timeout(10.0) * 1_000)
 
     leave(proxies[server])
-    says.first.wait_for(timeout=patient(2.0) * 1_000)
+    says.first.wait_for(timeout=scale_timeout(2.0) * 1_000)
     proxies[server].passing()
 
     says.first.wait_for(state="detached")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg2
 
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from tests.system.worlds import bring_back, take_away
 
 from .settings import DEAD_AFTER, ENVIRONMENT, PAUSE
@@ -82,7 +82,7 @@ def _stop_between_steps(rig):
     for _ in range(round(LONGEST_WAIT_SECONDS / PAUSE)):
         if service.said("failpoint reached"):
             pids = service.group() if rig.dice.random() < 0.5 else service.children
-            seconds = claim_seconds + patient(rig.dice.uniform(TAKEN_OVER_SECONDS, 2 * TAKEN_OVER_SECONDS))
+            seconds = claim_seconds + scale_timeout(rig.dice.uniform(TAKEN_OVER_SECONDS, 2 * TAKEN_OVER_SECONDS))
             yield from _stop(service, pids, min(seconds, LONGEST_STOP_SECONDS))
             return
         yield PAUSE

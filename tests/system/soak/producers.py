@@ -9,7 +9,7 @@ from functools import partial
 
 import psycopg2
 
-from tests.harness.git_samples import Bare
+from tests.harness.git_samples import BareRepository
 from tests.harness.stale_uploads import uploads as register
 
 from .citizens import PLANTED, Citizen, Importer, NotDone, StatusUser
@@ -163,7 +163,7 @@ class Developer(Citizen):
         self.awaited, self.looked_at = {}, 0.0
         self.turns, self.requests = Counter(), 0
         for number in range(1, self.projects + 1):
-            bare = Bare(self.place.world.repositories, f"{number}.git")
+            bare = BareRepository(self.place.world.repositories, f"{number}.git")
             bare.git("config", "core.packedRefsTimeout", "5000")
             bare.git("fast-import", "--quiet", given=_commits().encode())
             self.bares[number] = (bare, bare.git("rev-list", "--reverse", "line").split())

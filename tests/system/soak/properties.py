@@ -12,7 +12,7 @@ from datetime import datetime
 from inspect import isfunction
 from itertools import pairwise
 
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 
 from .models import DAY, UPLOAD, Upload
 from .rights import REFUSALS
@@ -191,7 +191,7 @@ def each_tick_once(evidence):
             if abs(second - first - period) > 0.001:
                 yield f"{batch}: after the tick {first} comes {second}"
         silent = evidence.final.now - max(ticks[batch], default=0.0)
-        if silent > period + patient(EARLY):
+        if silent > period + scale_timeout(EARLY):
             yield f"{batch} had no tick for {silent:.1f} s in the end"
     yield from _endings(evidence)
     # A busy machine was given more than these seconds: what was too late is never.

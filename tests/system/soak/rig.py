@@ -13,14 +13,14 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper.api.batches import queues
+from forgekeeper.api.batches import list_queues
 from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.failpoints import failpoints
-from tests.harness.machine import Held
+from tests.harness.machine import MachineDelay
 from tests.harness.ports import free_ports
 from tests.harness.programs import ROOT
-from tests.harness.waiting import patient
+from tests.harness.waiting import scale_timeout
 from tests.system.proxy import postgres_through, redis_through
 from tests.system.service import LIMIT, Service
 from tests.system.worlds import World
@@ -80,7 +80,7 @@ class Watched(Service):
         """Send SIGTERM; from now on its seconds are counted."""
         self.signal(signal.SIGTERM, pids)
         if self.asked is None:
-            self.asked, self._held = time.monotonic(), Held(self.group, servers)
+            self.asked, self._held = time.monotonic(), MachineDelay(self.group, servers)
 
     def outlives(self):
         """Say for how many seconds it has outlived its SIGTERM; 0 while it may still live."""
@@ -116,7 +116,7 @@ class Rig:
         settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
-        consumed = 1 if "cron" in arguments else len(queues())
+        consumed = 1 if "cron" in arguments else len(list_queues())
         # Its main thread and its heartbeat, and for each queue one that fetches and one for what is delayed.
         threads = int(arguments[2]) + 2 * consumed + 2 if arguments[0] == "worker" else 0
         proxies = {"redis_proxy": redis_proxy, "database_proxy": database_proxy}
@@ -165,7 +165,7 @@ class Rig:
                 continue
             service.died = service.died or time.monotonic()
             if left:
-                if time.monotonic() - service.died < patient(ORPHANS):
+                if time.monotonic() - service.died < scale_timeout(ORPHANS):
                     continue
                 self.history.sample("orphans", service=service.name, pids=left)
                 service.kill()

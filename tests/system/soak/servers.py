@@ -12,8 +12,8 @@ from pathlib import Path
 import redis
 
 from demo.servers import database_url, redis_url, start_postgres
-from demo.servers.machine import programs
-from demo.servers.server import Server, opened, spawn
+from demo.servers.machine import find_programs
+from demo.servers.server import EmbeddedServer, open_folders, start_program
 from tests.harness.waiting import wait_until
 from tests.system.service import LIMIT
 
@@ -33,8 +33,8 @@ class Servers:
             "max_wal_size": "64MB",
             "min_wal_size": "32MB",
         }
-        self._programs = programs()
-        self.site = stack.enter_context(opened(None))
+        self._programs = find_programs()
+        self.site = stack.enter_context(open_folders(None))
         self._redis_folder, self._postgres_folder = self.site.folder / "redis", self.site.folder / "postgres"
         self.redis_url = redis_url(self.site)
         self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)
@@ -68,8 +68,8 @@ class Servers:
         # Where a write would pass a limit it shall be told so, as it is on a full disk, instead of being killed.
         command = ["env", "--ignore-signal=XFSZ", self._redis_binary, *arguments]
         log = self.site.folder / "redis.log"
-        process = spawn(command, self.site, log=log, dies_by=signal.SIGTERM)
-        self._redis = Server("Redis", process, log, signal.SIGTERM)
+        process = start_program(command, self.site, log=log, death_signal=signal.SIGTERM)
+        self._redis = EmbeddedServer("Redis", process, log, signal.SIGTERM)
         self._redis.wait_until_ready()
 
     @property

@@ -30,7 +30,7 @@ from forgekeeper.platform.database import database
 from forgekeeper.platform.database.sessions import Timeouts, open_pool
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
-from tests.harness.machine import Held
+from tests.harness.machine import MachineDelay
 from tests.harness.programs import ROOT
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.waiting import wait_until
@@ -126,7 +126,7 @@ class Soak:
     def _migrate(self):
         open_pool(self.rig.servers.database_url, Timeouts(*[MINUTE] * 5), name="soak", size=1)
         with database.connection_context():
-            migrations.migrate(database.obj)
+            migrations.apply_pending(database.obj)
             make_tables(database.obj)
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
@@ -177,7 +177,7 @@ class Soak:
 
     def _finish_what_is_due(self):
         """Wait until what is due now has been done, of each batch; note what it took, and what was left in the end."""
-        began, held = time.monotonic(), Held(self._processes, self.rig.servers.processes)
+        began, held = time.monotonic(), MachineDelay(self._processes, self.rig.servers.processes)
         due = standing.due(self.rig)
         left = {batch: work for batch, work in due.items() if work}
         took = dict.fromkeys(due, 0.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forgekeeper.api.batches import queues
-from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
+from forgekeeper.api.batches import list_queues
+from forgekeeper.delivery.queues import HEARTBEATS_KEY, bodies_key, list_fetched, ready_key
 from tests.harness.artifacts import buckets
 from tests.harness.stale_uploads import uploads
 
@@ -77,7 +77,7 @@ def _stale_uploads(client):
 
 def busy(client):
     """Say whether a message waits for a worker or is in hand: what is done in it may not have been counted yet."""
-    return any(client.hlen(bodies(queue)) for queue in queues())
+    return any(client.hlen(bodies_key(queue)) for queue in list_queues())
 
 
 def named(rig):
@@ -98,11 +98,11 @@ def _register(client):
 
 def stranded(client):
     """List what no worker would find: bodies that neither wait nor were fetched by a known worker, and ids twice."""
-    known = [worker.decode() for worker in client.zrange(HEARTBEATS, 0, -1)]
+    known = [worker.decode() for worker in client.zrange(HEARTBEATS_KEY, 0, -1)]
     found = []
-    for queue in queues():
-        waiting, stored = client.lrange(ready(queue), 0, -1), client.hkeys(bodies(queue))
-        given = {number.encode() for worker in known for number in fetched(client, worker, queue)}
+    for queue in list_queues():
+        waiting, stored = client.lrange(ready_key(queue), 0, -1), client.hkeys(bodies_key(queue))
+        given = {number.encode() for worker in known for number in list_fetched(client, worker, queue)}
         twice = [number for number, count in Counter(waiting).items() if count > 1]
         lost = set(stored) - set(waiting) - given
         found += [f"{queue} {number.decode(errors='replace')}" for number in (*twice, *lost)]
@@ -159,8 +159,8 @@ def shares(client):
     """Return the buckets; once all workers have ended, who take them for a moment even where nothing is to do."""
     state = {key.decode(): value for key, value in client.hgetall(buckets.state_key).items()}
     return {
-        "available": buckets.available(client),
-        "occupied": [held.number for held in buckets.held(client)],
+        "available": buckets.list_available(client),
+        "occupied": [held.number for held in buckets.list_occupied(client)],
         "max": int(state.get("max_buckets", 0)),
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper.delivery.queues import STARTED
+from forgekeeper.delivery.queues import STARTED_CHILDREN_KEY
 from forgekeeper.platform.coordination import leases as locks
 from tests.harness.artifacts import buckets
 from tests.metrics.pages import read
@@ -70,12 +70,12 @@ class Watcher(Citizen):
         with self.redis.pipeline() as pipe:
             pipe.smembers(buckets.available_key)
             pipe.hgetall(buckets.owners_key)
-            pipe.hgetall(STARTED)
+            pipe.hgetall(STARTED_CHILDREN_KEY)
             available, owners, starts = pipe.execute()
         holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}
-        for key in self.redis.scan_iter(f"{locks.KEY}*", count=1_000):
+        for key in self.redis.scan_iter(f"{locks.LEASE_KEY_PREFIX}*", count=1_000):
             if (value := self.redis.get(key)) is not None:
-                holders[f"lease {key.decode().removeprefix(locks.KEY)}"] = value.decode()
+                holders[f"lease {key.decode().removeprefix(locks.LEASE_KEY_PREFIX)}"] = value.decode()
         if holders != self._holders:
             self.history.sample("holders", holders=holders, available=[number.decode() for number in available])
             self._holders = holders

@@ -8,11 +8,11 @@ from typing import Any
 
 import redis
 
-from forgekeeper.api.shown import Entry
-from forgekeeper.platform.coordination.values import raw, text
+from forgekeeper.api.inspection import RefusedEntry
+from forgekeeper.platform.coordination.redis_values import decode_text, encode_text
 from forgekeeper.sources.register.entries import DueEntry, UploadEntry
 from forgekeeper.sources.register.keys import ENTRIES_PER_COMMAND
-from forgekeeper.sources.register.redis_register import RedisRegister, scored
+from forgekeeper.sources.register.redis_register import RedisRegister, typed_scores
 
 
 class FailedUploads:
@@ -25,16 +25,18 @@ class FailedUploads:
         """Count the entries that have failed for good."""
         return int(client.zcard(self._keys.failed))
 
-    def entries(self, client: redis.Redis, explain: Callable[[UploadEntry], str], limit: int) -> Iterator[Entry]:
+    def list_entries(
+        self, client: redis.Redis, explain: Callable[[UploadEntry], str], limit: int
+    ) -> Iterator[RefusedEntry]:
         """Yield entries that have failed for good, the oldest first, then entries to be retried.
 
         At most *limit* entries of each kind.
         """
-        found = scored(client.zrange(self._keys.failed, 0, limit - 1, withscores=True))
-        for entry, since, _ in self._register.dated(client, found):
-            yield Entry(entry.member, explain(entry), entry.attempts, since)
-        for entry, since, _ in islice(self._tried_again(client), limit):
-            yield Entry(entry.member, explain(entry), entry.attempts, None, since)
+        found = typed_scores(client.zrange(self._keys.failed, 0, limit - 1, withscores=True))
+        for entry, since, _ in self._register.load_due_entries(client, found):
+            yield RefusedEntry(entry.member, explain(entry), entry.attempts, since)
+        for entry, since, _ in islice(self._list_retried(client), limit):
+            yield RefusedEntry(entry.member, explain(entry), entry.attempts, None, since)
 
     def retry(self, client: redis.Redis, members: Collection[str] | None = None) -> int:
         """Retry failed *members* or all failed entries, except claimed ones; return the number.
@@ -43,7 +45,7 @@ class FailedUploads:
         """
         if members is None:
             for_good: Any = client.zrange(self._keys.failed, 0, -1)
-            members = [*map(text, for_good), *(entry.member for entry, _, _ in self._tried_again(client))]
+            members = [*map(decode_text, for_good), *(entry.member for entry, _, _ in self._list_retried(client))]
         return sum(self._register.settle(client, "retry", members))
 
     def discard(self, client: redis.Redis, members: Collection[str] | None = None) -> int:
@@ -51,7 +53,7 @@ class FailedUploads:
 
         Their objects are not deleted.
         """
-        chosen: Any = [raw(one) for one in members or ()]
+        chosen: Any = [encode_text(one) for one in members or ()]
         if members is None:
             chosen = client.zrange(self._keys.failed, 0, -1)
         # The removal decides who discards the entry; nobody else touches the rest of it.
@@ -61,9 +63,9 @@ class FailedUploads:
             client.zrem(self._keys.adopted, one)
         return len(forgotten)
 
-    def _tried_again(self, client: redis.Redis) -> Iterator[DueEntry]:
+    def _list_retried(self, client: redis.Redis) -> Iterator[DueEntry]:
         """Yield the entries that have failed and will be retried, in the order of their due time."""
         start, size = 0, ENTRIES_PER_COMMAND
-        while page := scored(client.zrange(self._keys.deleting, start, start + size - 1, withscores=True)):
-            yield from (due for due in self._register.dated(client, page) if due.entry.attempts)
+        while page := typed_scores(client.zrange(self._keys.deleting, start, start + size - 1, withscores=True)):
+            yield from (due for due in self._register.load_due_entries(client, page) if due.entry.attempts)
             start += size

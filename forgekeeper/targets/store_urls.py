@@ -28,27 +28,28 @@ from metrics.threads import end_process
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-HTTP = frozenset({"allow_http", "allow_invalid_certificates", "proxy_url"})
-OPTIONS = {
+HTTP_OPTIONS = frozenset({"allow_http", "allow_invalid_certificates", "proxy_url"})
+STORE_OPTIONS = {
     "file": frozenset[str](),
-    "s3": HTTP
+    "s3": HTTP_OPTIONS
     | {"access_key_id", "secret_access_key", "session_token", "skip_signature"}
     | {"endpoint", "region", "virtual_hosted_style_request", "disable_bulk_delete"},
-    "gs": HTTP | {"service_account", "service_account_key", "application_credentials", "base_url", "skip_signature"},
-    "az": HTTP
+    "gs": HTTP_OPTIONS
+    | {"service_account", "service_account_key", "application_credentials", "base_url", "skip_signature"},
+    "az": HTTP_OPTIONS
     | {"account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id"}
     | {"endpoint", "use_emulator", "skip_signature"},
 }
-FAILURES = (BaseError, OSError, ValueError, TypeError)
+STORE_ERRORS = (BaseError, OSError, ValueError, TypeError)
 """All exceptions of obstore, its own and built-in ones."""
 
-LONGEST_REASON = 200
-_NOISE = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
-_QUERY = re.compile(r"\?[^\s,]*")
+MAX_REASON_CHARACTERS = 200
+_RETRY_DETAILS = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
+_URL_QUERY = re.compile(r"\?[^\s,]*")
 _S3_ERROR = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?<Code>(\w+)</Code>.*", re.DOTALL)
 
-Answer = TypeVar("Answer")
-_home = cache(os.getpid)
+StoreAnswer = TypeVar("StoreAnswer")
+_opening_process = cache(os.getpid)
 
 
 def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
@@ -66,21 +67,23 @@ def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_time
         return from_url(address)
     if address.startswith("s3:"):
         options["disable_bulk_delete"] = "true"
-    client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP & options.keys()}
+    client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP_OPTIONS & options.keys()}
     config: Any = options
     retry: Any = {"max_retries": retries, "retry_timeout": retry_timeout}
     return from_url(address, config=config, client_options=client, retry_config=retry)
 
 
-async def answer(ask: Callable[..., Awaitable[Answer]], *arguments: object, within: float | None) -> Answer:
+async def send_request(
+    request: Callable[..., Awaitable[StoreAnswer]], *arguments: object, timeout_seconds: float | None
+) -> StoreAnswer:
     """Send a request to a store; raise `TimeoutError` without an answer *within* seconds.
 
     A folder has no timeout of its own: its disk may hang, and a request without a free thread waits for a thread.  If
     the store's client cannot start, it never will: the process ends itself.
     """
     try:
-        async with asyncio.timeout(within):
-            return await ask(*arguments)
+        async with asyncio.timeout(timeout_seconds):
+            return await request(*arguments)
     except BaseException as error:
         # An exception of Rust, which Python cannot import.
         if type(error).__name__ == "PanicException":
@@ -95,7 +98,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     """
     address, _, query = url.partition("?")
     parts = urlsplit(address)
-    if parts.scheme not in OPTIONS:
+    if parts.scheme not in STORE_OPTIONS:
         raise ValueError("not a URL such as s3://bucket/prefix, gs://…, az://… or file:///folder")
     if "#" in url or "@" in parts.netloc:
         raise ValueError("keys belong behind the question mark, with '#' percent-encoded: ?access_key_id=…")
@@ -103,19 +106,19 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     # A part without "=" may be the rest of a key with an unencoded "&".
     options = {name if equals else "without a value": unquote(value) for name, equals, value in pairs}
-    if unknown := sorted(options.keys() - OPTIONS[parts.scheme]):
-        known = ", ".join(sorted(OPTIONS[parts.scheme])) or "none"
+    if unknown := sorted(options.keys() - STORE_OPTIONS[parts.scheme]):
+        known = ", ".join(sorted(STORE_OPTIONS[parts.scheme])) or "none"
         raise ValueError(f"unknown option {', '.join(unknown)}; {parts.scheme}:// has: {known}")
     return address, options
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the error as one short line, without an address's options: they may be secret."""
     line = (_S3_ERROR.sub(r"\2", str(error)).strip().splitlines() or [type(error).__name__])[0]
-    line = _QUERY.sub("", _NOISE.sub(" ", line)).strip()
+    line = _URL_QUERY.sub("", _RETRY_DETAILS.sub(" ", line)).strip()
     # Long paths are at the beginning, and the server's message is at the end.
-    half = LONGEST_REASON // 2
-    return line if len(line) <= LONGEST_REASON else f"{line[: half - 1]}…{line[-half:]}"
+    half = MAX_REASON_CHARACTERS // 2
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def check_process() -> None:
@@ -123,5 +126,7 @@ def check_process() -> None:
 
     A child lacks obstore's threads and would wait forever.
     """
-    if _home() != os.getpid():
-        raise RuntimeError(f"process {_home()} has used object stores before it forked; open them in the child only")
+    if _opening_process() != os.getpid():
+        raise RuntimeError(
+            f"process {_opening_process()} has used object stores before it forked; open them in the child only"
+        )

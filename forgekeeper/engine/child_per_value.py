@@ -18,11 +18,11 @@ from forgekeeper.sources.queue import QueueTable
 MAX_CHILDREN_PER_RUN = 10_000
 COLUMN_TYPES = (pw.IntegerField, pw.TextField, pw.CharField)
 """Types of columns whose values a message can hold."""
-DERIVED = ("outcome", "records", "more_records", "counters")
+OPTIONS_FROM_ANSWER = ("outcome", "records", "more_records", "counters")
 """Options that follow from the answer if a batch has a child for each value of a column."""
 
-Divisible: TypeAlias = "Rows[Any] | Objects[Any]"
-Due: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+DivisibleAnswer: TypeAlias = "Rows[Any] | Objects[Any]"
+DivisibleFunction: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 
 
 @dataclass
@@ -47,12 +47,14 @@ def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any
         raise Mistake(f"{name}: child_per= needs queue=, a queue for the children: runs of all batches use `cron`")
     if "buckets" in options:
         raise Mistake(f"{name}: child_per= and buckets= both divide rows among children; leave one out")
-    for option in DERIVED:
+    for option in OPTIONS_FROM_ANSWER:
         if option in options:
             raise Mistake(f"{name}: {option}= follows from the answer if child_per= divides it; leave it out")
 
 
-def make_fan_out(due: Due, column: pw.Field[Any], child: str) -> Callable[[datetime], Generator[Children, None, str]]:
+def make_fan_out_function(
+    due: DivisibleFunction, column: pw.Field[Any], child: str
+) -> Callable[[datetime], Generator[Children, None, str]]:
     """Return the function of a run: it sends a *child* for each value of the *column* in the rows that are due.
 
     The values of the oldest rows come first, `MAX_CHILDREN_PER_RUN` at most.
@@ -60,35 +62,37 @@ def make_fan_out(due: Due, column: pw.Field[Any], child: str) -> Callable[[datet
 
     @wraps(due)
     def send_children(now: datetime) -> Generator[Children, None, str]:
-        answer, spec = _ask(due, now), CHILDREN[child]
-        values = find_values(answer, column, spec.batch.name, now)
+        answer, spec = _ask_for_answer(due, now), CHILDREN[child]
+        values = find_due_values(answer, column, spec.batch.name, now)
         yield Children(spec, [(value,) for value in values], by_project=answer.project is column)
         return "max_children" if len(values) == MAX_CHILDREN_PER_RUN else "drained"
 
     return send_children
 
 
-def make_share(due: Due, column: pw.Field[Any], child: str) -> Callable[[datetime, Any], Divisible]:
+def make_child_function(
+    due: DivisibleFunction, column: pw.Field[Any], child: str
+) -> Callable[[datetime, Any], DivisibleAnswer]:
     """Return the function of the *child*: the rows whose *column* has its value, None for rows without a value."""
 
-    def find_share(now: datetime, value: Any) -> Divisible:
-        return replace(_ask(due, now), share=column == value)
+    def find_share(now: datetime, value: Any) -> DivisibleAnswer:
+        return replace(_ask_for_answer(due, now), share=column == value)
 
     find_share.__name__, find_share.__module__, find_share.__doc__ = child, due.__module__, due.__doc__
     return find_share
 
 
-def find_values(answer: Divisible, column: pw.Field[Any], batch: str, now: datetime) -> list[Any]:
+def find_due_values(answer: DivisibleAnswer, column: pw.Field[Any], batch: str, now: datetime) -> list[Any]:
     """Return the values of the *column* in the rows that are due, the values of the oldest rows first."""
     if isinstance(answer, Rows):
         query, by = answer.bind(batch, now).select(column), answer.since
     else:
-        query, by = QueueTable(answer, batch).not_excluded(now).select(column), answer.queue.due_at
+        query, by = QueueTable(answer, batch).select_not_excluded(now).select(column), answer.queue.due_at
     oldest_first = query.group_by(column).order_by(pw.fn.min(by), column).limit(MAX_CHILDREN_PER_RUN)
     return [value for (value,) in oldest_first.tuples()]
 
 
-def _ask(due: Due, now: datetime) -> Divisible:
+def _ask_for_answer(due: DivisibleFunction, now: datetime) -> DivisibleAnswer:
     answer = due(now)
     (one,) = [answer] if isinstance(answer, Answer) else answer
     assert isinstance(one, Rows | Objects), "the declaration has checked it"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-PATIENCE_SECONDS = 0.1
+WRITE_TIMEOUT_SECONDS = 0.1
 """Seconds that a write waits for a slow reader.
 
 After a write that had to wait, later writes do not wait, until a write succeeds at once.
@@ -31,8 +31,8 @@ class LineWriter:
         self._fd = fd
         self._send: Callable[[bytes], int] = partial(os.write, fd)
         self._close: Callable[[], None] = lambda: None
-        self._waits = True
-        self._rest = b""
+        self._may_wait = True
+        self._unwritten = b""
         # A signal may interrupt a write, and its handler may write, too.
         self._lock = threading.RLock()
         mode = os.fstat(fd).st_mode
@@ -55,12 +55,12 @@ class LineWriter:
         Raises `OSError` if nobody has the other end open, or the disk is full.
         """
         with self._lock:
-            if self._rest:
-                self._rest = self._rest[self._written(self._rest) :]
-            if self._rest:
+            if self._unwritten:
+                self._unwritten = self._unwritten[self._write_bytes(self._unwritten) :]
+            if self._unwritten:
                 return False
-            written = self._written(data)
-            self._rest = data[written:] if written else b""
+            written = self._write_bytes(data)
+            self._unwritten = data[written:] if written else b""
             return written > 0
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class LineWriter:
         self._close()
         self._close = lambda: None
 
-    def _written(self, data: bytes) -> int:
+    def _write_bytes(self, data: bytes) -> int:
         """Write *data* until the reader blocks; return the number of written bytes."""
         total, waited = 0, False
         while total < len(data):
@@ -77,17 +77,17 @@ class LineWriter:
                 total += self._send(data[total:])
             except BlockingIOError:
                 waited = True
-                if not self._waits or not self._has_room(PATIENCE_SECONDS):
+                if not self._may_wait or not self._is_writable(WRITE_TIMEOUT_SECONDS):
                     break
-        self._waits = not waited
+        self._may_wait = not waited
         return total
 
-    def _has_room(self, seconds: float) -> bool:
+    def _is_writable(self, seconds: float) -> bool:
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         return bool(poll.poll(seconds * 1000))
 
     def _send_if_there_is_room(self, data: bytes) -> int:
-        if not self._has_room(0):
+        if not self._is_writable(0):
             raise BlockingIOError
         return os.write(self._fd, data[: select.PIPE_BUF])

@@ -17,23 +17,31 @@ from pydantic import SecretStr
 from rich.filesize import decimal
 
 from forgekeeper.api.batches import BATCHES, BatchSpec
-from forgekeeper.cli.connection import configured, sentence
-from forgekeeper.cli.terminal import Problem, emit, moment, progress, say, table, wrong_use
-from forgekeeper.platform.connections import Limits, connect
-from forgekeeper.platform.database import database, now, release
-from forgekeeper.platform.database.looking import looking
+from forgekeeper.cli.connection import describe_with_remedy, load_and_configure_logging
+from forgekeeper.cli.terminal import (
+    Problem,
+    format_time,
+    print_json,
+    print_sentences,
+    print_table,
+    show_progress_line,
+    wrong_use,
+)
+from forgekeeper.platform.connections import ServerTimeouts, configure_clients
+from forgekeeper.platform.database import database, now, release_connection
+from forgekeeper.platform.database.read_only import read_only_snapshot
 from forgekeeper.platform.settings import Settings
-from forges.adoption import Unfit
-from forges.forge_tables import EXAMPLE, KINDS, ForgeTables, recognize_forge
+from forges.adoption import AdoptionRefused
+from forges.forge_tables import ADOPTION_CLASSES, EXAMPLE_FORGE, ForgeTables, recognize_forge
 from forges.row_counts import RowCount, count_rows
 
-NOTHING = (
+NO_TABLES_ERROR = (
     "schema {} has no tables that a batch could delete from: name the schema of the forge's tables with --tables, or"
     " the forge with --forge"
 )
 CONNECT_TIMEOUT = timedelta(seconds=10)
-FLAG = "select enabled from forge_flags where name = %s"
-NOT_COUNTED = {
+SELECT_FLAG = "select enabled from forge_flags where name = %s"
+NOT_COUNTED_REASONS = {
     "delete_objects": "its outbox is empty until expired_job_artifacts has run",
     "stale_direct_uploads": "its register of uploads is in Redis",
 }
@@ -53,47 +61,51 @@ class PeekedBatch:
     refused: str | None = None
 
 
-def peek(url: str | None, *, forge: str | None, tables: str, seconds: float, json: bool) -> None:
+def print_due_records(url: str | None, *, forge: str | None, tables: str, seconds: float, json: bool) -> None:
     """Print the records that each batch would delete; the command explains the arguments."""
-    if forge not in (None, EXAMPLE, *KINDS):
-        wrong_use(f"there is no forge {forge!r}; there are: {', '.join((*KINDS, EXAMPLE))}")
-    settings = configured()
+    if forge not in (None, EXAMPLE_FORGE, *ADOPTION_CLASSES):
+        wrong_use(f"there is no forge {forge!r}; there are: {', '.join((*ADOPTION_CLASSES, EXAMPLE_FORGE))}")
+    settings = load_and_configure_logging()
     given = SecretStr(url) if url else settings.database_url
     if given is None:
         raise Problem("name a database: `forgekeeper peek postgresql://user@host/database`")
     settings = settings.model_copy(update={"database_url": given, "forge_schema": tables, "own_schema": tables})
-    limits = Limits.of_worker(settings.model_copy(update={"database_connect_timeout": CONNECT_TIMEOUT}))
-    connect(settings.model_copy(update={"redis_url": None}), limits, name="peek", connections=1, redis_needed=False)
+    limits = ServerTimeouts.for_worker(settings.model_copy(update={"database_connect_timeout": CONNECT_TIMEOUT}))
+    configure_clients(
+        settings.model_copy(update={"redis_url": None}), limits, name="peek", connections=1, redis_needed=False
+    )
     database.connect()
     try:
-        with looking("peek"):
+        with read_only_snapshot("peek"):
             instant, until = now(), time.monotonic() + seconds
             found = recognize_forge(tables, forge)
-            batches = list(_peek_at_batches(found, settings, instant, until))
+            batches = list(_count_batches(found, settings, instant, until))
         if not any(one.records for one in batches):
-            raise Problem(next((one.refused for one in batches if one.refused), NOTHING.format(tables)))
-    except Unfit as unfit:
+            raise Problem(next((one.refused for one in batches if one.refused), NO_TABLES_ERROR.format(tables)))
+    except AdoptionRefused as unfit:
         raise Problem(str(unfit)) from None
     finally:
-        release()
-        progress("")
+        release_connection()
+        show_progress_line("")
     if json:
-        emit({"at": instant, "forge": found.forge, "schema": tables, "batches": list(map(asdict, batches))})
+        print_json({"at": instant, "forge": found.forge_name, "schema": tables, "batches": list(map(asdict, batches))})
     else:
-        _print(found, instant, batches)
+        _print_counts(found, instant, batches)
 
 
-def _peek_at_batches(found: ForgeTables, settings: Settings, instant: datetime, until: float) -> Iterator[PeekedBatch]:
-    batches = [batch for batch in BATCHES.values() if batch.relations or batch.name in NOT_COUNTED]
+def _count_batches(found: ForgeTables, settings: Settings, instant: datetime, until: float) -> Iterator[PeekedBatch]:
+    batches = [batch for batch in BATCHES.values() if batch.relations or batch.name in NOT_COUNTED_REASONS]
     for left, batch in zip(range(len(batches), 0, -1), batches, strict=True):
-        progress(f"looking at {batch.name}")
+        show_progress_line(f"looking at {batch.name}")
         share = time.monotonic() + max(0.0, until - time.monotonic()) / left
-        yield _peek_at(batch, found, settings, instant, share)
+        yield _count_batch(batch, found, settings, instant, share)
 
 
-def _peek_at(batch: BatchSpec, found: ForgeTables, settings: Settings, instant: datetime, until: float) -> PeekedBatch:
-    made = PeekedBatch(batch.name, note=NOT_COUNTED.get(batch.name))
-    made.missing += [lack for relation in batch.relations for lack in found.find_lacks(relation)]
+def _count_batch(
+    batch: BatchSpec, found: ForgeTables, settings: Settings, instant: datetime, until: float
+) -> PeekedBatch:
+    made = PeekedBatch(batch.name, note=NOT_COUNTED_REASONS.get(batch.name))
+    made.missing += [lack for relation in batch.relations for lack in found.find_missing_parts(relation)]
     lacks_tables = bool(made.missing)
     made.missing += _find_missing_settings(batch, settings)
     if lacks_tables:
@@ -108,7 +120,7 @@ def _peek_at(batch: BatchSpec, found: ForgeTables, settings: Settings, instant: 
         ]
         made.records += [count_rows(one, found, instant, until) for one in shown]
     except pw.DatabaseError as error:
-        made.refused = sentence(error) or str(error)
+        made.refused = describe_with_remedy(error) or str(error)
         made.missing.append(made.refused)
     return made
 
@@ -125,29 +137,34 @@ def _find_flag(batch: BatchSpec, found: ForgeTables) -> Iterator[str]:
     if batch.flag is None:
         return
     row = None
-    if found.adoption and any(part.name == "flags" for part in found.adoption.parts):
-        with looking("peek"):
-            row = found.ask(FLAG, [batch.flag])
+    if found.adoption and any(part.name == "flags" for part in found.adoption.adopted_parts):
+        with read_only_snapshot("peek"):
+            row = found.fetch_row(SELECT_FLAG, [batch.flag])
         if row is None or not row[0]:
             yield f"the forge's flag {batch.flag} is off"
     else:
         yield f"its flag is off in a new installation: `forgekeeper flags on {batch.flag}`"
 
 
-def _print(tables: ForgeTables, instant: datetime, batches: Sequence[PeekedBatch]) -> None:
-    say([f"{tables.forge}, schema {tables.schema}, at {moment(instant)} UTC; nothing was created or changed"])
-    table(("batch", "would be", "records", "size", "due since", "kept"), [row for one in batches for row in _rows(one)])
+def _print_counts(tables: ForgeTables, instant: datetime, batches: Sequence[PeekedBatch]) -> None:
+    print_sentences(
+        [f"{tables.forge_name}, schema {tables.schema}, at {format_time(instant)} UTC; nothing was created or changed"]
+    )
+    print_table(
+        ("batch", "would be", "records", "size", "due since", "kept"),
+        [row for one in batches for row in _format_rows(one)],
+    )
     if any(counted.estimate for one in batches for counted in one.records):
-        say(["~ is an estimate by PostgreSQL, as there was no time to count: --seconds gives more"])
+        print_sentences(["~ is an estimate by PostgreSQL, as there was no time to count: --seconds gives more"])
     for one in batches:
-        say([] if one.note is None else [f"{one.batch} was not counted: {one.note}"])
-        say([f"{one.batch} needs: {'; '.join(one.missing)}"] if one.missing else [])
+        print_sentences([] if one.note is None else [f"{one.batch} was not counted: {one.note}"])
+        print_sentences([f"{one.batch} needs: {'; '.join(one.missing)}"] if one.missing else [])
 
 
-def _rows(one: PeekedBatch) -> Iterator[tuple[Any, ...]]:
+def _format_rows(one: PeekedBatch) -> Iterator[tuple[Any, ...]]:
     for counted in one.records:
         about = "~" if counted.estimate else ""
         size = None if counted.bytes is None else f"{about}{decimal(counted.bytes)}"
         kept = ", ".join(f"{'?' if count is None else f'{count:,}'} {why}" for why, count in counted.kept.items())
         records = f"{about}{counted.records:,} {counted.record}"
-        yield one.batch, counted.verb, records, size, counted.oldest and moment(counted.oldest), kept
+        yield one.batch, counted.verb, records, size, counted.oldest and format_time(counted.oldest), kept

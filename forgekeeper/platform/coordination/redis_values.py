@@ -13,52 +13,52 @@ from datetime import UTC, datetime
 
 import redis
 
-DECLARED: dict[str, str] = {}
+KEY_TYPES: dict[str, str] = {}
 """Type of each of our keys, added by the module that uses the key; with a key of another type nothing works."""
-FIRST = datetime(1, 1, 2, tzinfo=UTC)
-LAST = datetime(9999, 12, 30, tzinfo=UTC)
+FIRST_MOMENT = datetime(1, 1, 2, tzinfo=UTC)
+LAST_MOMENT = datetime(9999, 12, 30, tzinfo=UTC)
 """First and last instant that can be written in every time zone."""
 
-_WHOLE = re.compile(rb"[0-9]{1,15}")
+_COUNT_PATTERN = re.compile(rb"[0-9]{1,15}")
 
 
-def text(value: bytes) -> str:
+def decode_text(value: bytes) -> str:
     """Decode a value; bytes that are not UTF-8 become surrogates, which `raw` restores."""
     return value.decode(errors="surrogateescape")
 
 
-def raw(value: str) -> bytes:
+def encode_text(value: str) -> bytes:
     """Encode a text that `text` has decoded, to the same bytes."""
     return value.encode(errors="surrogateescape")
 
 
-def whole(value: str | bytes | None) -> int:
+def parse_count(value: str | bytes | None) -> int:
     """Parse a count; return 0 if the value is malformed."""
-    return int(value) if value is not None and is_whole(value) else 0
+    return int(value) if value is not None and is_count(value) else 0
 
 
-def is_whole(value: str | bytes) -> bool:
+def is_count(value: str | bytes) -> bool:
     """Return whether the value is a valid count: bytes of 1 to 15 digits."""
-    return isinstance(value, bytes) and _WHOLE.fullmatch(value) is not None
+    return isinstance(value, bytes) and _COUNT_PATTERN.fullmatch(value) is not None
 
 
-def second(value: bytes | float) -> int:
+def parse_second(value: bytes | float) -> int:
     """Parse an epoch second; return 0 if it is malformed or outside the range of `moment`."""
     try:
         number = float(value)
     except ValueError:
         return 0
-    return math.floor(number) if 0 <= number <= LAST.timestamp() else 0
+    return math.floor(number) if 0 <= number <= LAST_MOMENT.timestamp() else 0
 
 
-def moment(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
     """Return the instant of an epoch second, or outside the range `FIRST` or `LAST`."""
-    if not seconds > FIRST.timestamp():
-        return FIRST
-    return LAST if seconds >= LAST.timestamp() else datetime.fromtimestamp(seconds, UTC)
+    if not seconds > FIRST_MOMENT.timestamp():
+        return FIRST_MOMENT
+    return LAST_MOMENT if seconds >= LAST_MOMENT.timestamp() else datetime.fromtimestamp(seconds, UTC)
 
 
-def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
+def find_wrong_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each key that exists with another type than in *types*."""
     with client.pipeline(transaction=False) as pipe:
         for name in types:

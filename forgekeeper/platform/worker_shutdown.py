@@ -26,22 +26,22 @@ from dramatiq import Worker
 from dramatiq.common import q_name
 
 from forgekeeper.platform import shutdown
-from forgekeeper.platform.connections import identity
-from metrics.endpoint import FOLDER, READY
-from metrics.threads import Thread, find_stalled
+from forgekeeper.platform.connections import process_identity
+from metrics.endpoint import MULTIPROC_DIR_VARIABLE, READY_SUFFIX
+from metrics.threads import DaemonThread, find_stalled
 
-SOON = 2.0
+IDLE_END_SECONDS = 2.0
 """Time in seconds in which an idle process normally ends by itself; otherwise its threads wait for servers."""
-SIGN_SECONDS = 5.0
+READINESS_INTERVAL_SECONDS = 5.0
 """Seconds between two updates of a process's readiness file."""
-LAST_WORDS = 1.2
-"""Time limit of the steps of `at_last` in seconds: shorter than the timeouts of unreachable servers."""
-TIME_UP = 1
+LAST_STEPS_SECONDS = 1.2
+"""Time limit of the steps of `last_steps` in seconds: shorter than the timeouts of unreachable servers."""
+TIMED_OUT_STATUS = 1
 """Exit status of a process that still worked at the end of its shutdown time."""
 
 PR_SET_PDEATHSIG = 1
 
-at_last: list[Callable[[], None]] = []
+last_steps: list[Callable[[], None]] = []
 """Steps in the last second of a process that does not end in an orderly way; each step may hang."""
 
 log = structlog.get_logger(__name__)
@@ -62,11 +62,11 @@ def tell_supervisor(*facts: str) -> None:
         supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
-def mark(*, ready: bool) -> None:
+def mark_readiness(*, ready: bool) -> None:
     """Tell this worker's endpoint that this process is alive, and whether it takes messages."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(MULTIPROC_DIR_VARIABLE)
     if folder:
-        file = Path(folder) / f"{os.getpid()}{READY}"
+        file = Path(folder) / f"{os.getpid()}{READY_SUFFIX}"
         with suppress(OSError):
             if ready:
                 file.write_text(str(time.monotonic()))
@@ -79,7 +79,7 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def follow() -> None:
+def drain_on_signals() -> None:
     """Drain at the first SIGTERM, ignore later signals, and end when the master dies.
 
     Dramatiq drops all work at a second signal.  But a terminal, systemd and the kernel send several: to the group and
@@ -100,7 +100,7 @@ def _drain_once() -> None:
     assert callable(drain)
     once = iter([drain])
 
-    def first(number: int, frame: FrameType | None) -> None:
+    def drain_first(number: int, frame: FrameType | None) -> None:
         # Until here a second signal may interrupt this function and execute all of it first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -109,17 +109,17 @@ def _drain_once() -> None:
         for call in once:
             call(number, frame)
 
-    signal.signal(signal.SIGTERM, first)
-    signal.signal(signal.SIGHUP, first)
+    signal.signal(signal.SIGTERM, drain_first)
+    signal.signal(signal.SIGHUP, drain_first)
 
 
-def reserve(shutdown_timeout: timedelta) -> float:
-    """Return the seconds of the timeout that processes leave to their master and to `at_last`."""
+def reserved_seconds(shutdown_timeout: timedelta) -> float:
+    """Return the seconds of the timeout that processes leave to their master and to `last_steps`."""
     return min(3.0, shutdown_timeout.total_seconds() / 2)
 
 
 @contextmanager
-def needed() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """End the process if a hook fails: Dramatiq would ignore the error and continue."""
     try:
         yield
@@ -128,68 +128,72 @@ def needed() -> Iterator[None]:
         raise SystemExit(1) from error
 
 
-class Drain:
+class ShutdownWatchdog:
     """Ends the process when its shutdown takes too long; *working* lists its work in flight."""
 
-    def __init__(self, working: Callable[[], list[dict[str, object]]], allowed: timedelta) -> None:
-        self._working = working
-        self._allowed = allowed
+    def __init__(self, list_in_flight: Callable[[], list[dict[str, object]]], timeout: timedelta) -> None:
+        self._list_in_flight = list_in_flight
+        self._timeout = timeout
         self._worker: Worker | None = None
-        Thread(self._watch, "drain").start()
+        DaemonThread(self._watch_shutdown, "drain").start()
 
-    def ready(self, worker: Worker) -> None:
+    def announce_ready(self, worker: Worker) -> None:
         """Announce that the process takes messages."""
         self._worker = worker
         if shutdown.requested.is_set():
             return
-        mark(ready=True)
+        mark_readiness(ready=True)
         queues = sorted({q_name(queue) for queue in worker.consumers})
         tell_supervisor("READY=1", f"STATUS=working on {', '.join(queues)}")
-        log.info("worker ready", worker=identity(), queues=queues, threads=len(worker.workers))
+        log.info("worker ready", worker=process_identity(), queues=queues, threads=len(worker.workers))
 
-    def _watch(self) -> None:
+    def _watch_shutdown(self) -> None:
         """Update readiness until shutdown; then end a process that is idle or out of time."""
-        while not shutdown.requested.wait(SIGN_SECONDS):
+        while not shutdown.requested.wait(READINESS_INTERVAL_SECONDS):
             if self._worker is not None and find_stalled() is None:
-                mark(ready=True)
-        time_up = time.monotonic() + self._allowed.total_seconds() - reserve(self._allowed)
+                mark_readiness(ready=True)
+        time_up = time.monotonic() + self._timeout.total_seconds() - reserved_seconds(self._timeout)
         # Dramatiq's main thread would stop them up to a second later.
         for thread in self._worker.workers if self._worker else ():
             thread.stop()
-        mark(ready=False)
+        mark_readiness(ready=False)
         idle_since = time.monotonic()
         while time.monotonic() < time_up:
-            if self._working():
+            if self._list_in_flight():
                 idle_since = time.monotonic()
-            elif time.monotonic() > idle_since + min(SOON, reserve(self._allowed)):
+            elif time.monotonic() > idle_since + min(IDLE_END_SECONDS, reserved_seconds(self._timeout)):
                 log.warning("worker ends although threads wait for servers")
-                _end(status=0)
+                _end_process(status=0)
             time.sleep(0.05)
-        if in_flight := self._working():
-            _end(status=TIME_UP, tell=lambda: log.critical("shutdown timed out", at_work=in_flight))
-        _end(status=0)
+        if in_flight := self._list_in_flight():
+            _end_process(
+                status=TIMED_OUT_STATUS, log_reason=lambda: log.critical("shutdown timed out", at_work=in_flight)
+            )
+        _end_process(status=0)
 
 
-def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
+def _end_process(*, status: int, log_reason: Callable[[], None] = lambda: None) -> NoReturn:
     """Execute the last steps within `LAST_WORDS`, and end the process.
 
     An exception or a signal would not end it: the main thread waits for the others, and a thread in C code, such as
     libpq, receives neither.  `os._exit` skips exit handlers, but these never run in a fork of Dramatiq's master.
     """
     # In parallel: each step may wait for another server, and hang.
-    threads = [Thread(step, timeout=LAST_WORDS) for step in (tell, end_programs, *at_last)]
-    ends = time.monotonic() + LAST_WORDS
+    threads = [
+        DaemonThread(step, timeout=LAST_STEPS_SECONDS) for step in (log_reason, terminate_git_processes, *last_steps)
+    ]
+    ends = time.monotonic() + LAST_STEPS_SECONDS
     for thread in threads:
         with suppress(RuntimeError, MemoryError):  # a thread that cannot start must not delay the end
             thread.start()
-    for thread in filter(Thread.is_alive, threads):
+    for thread in filter(DaemonThread.is_alive, threads):
         thread.join(max(0.0, ends - time.monotonic()))
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(status)
 
 
-def end_programs() -> None:
+def terminate_git_processes() -> None:
     """Send SIGTERM to every git that this process has started, so that git cleans up."""
     for listed in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):

@@ -15,25 +15,25 @@ from typing import Any, ParamSpec, TypeVar
 
 import peewee as pw
 
-from forgekeeper.platform.database.sessions import READ_ONLY, database, sqlstate
+from forgekeeper.platform.database.sessions import READ_ONLY_ERROR, database, sqlstate
 
-SNAPSHOT = "repeatable read, read only"
-WRITES = (
+SNAPSHOT_MODE = "repeatable read, read only"
+WRITES_MESSAGE = (
     "{} writes, though it is only looked at, and PostgreSQL has refused that ({}): let no condition, view or function"
     " that it reads write"
 )
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
-_looks: ContextVar[bool] = ContextVar("looks", default=False)
+_reads_only: ContextVar[bool] = ContextVar("reads_only", default=False)
 
 
-class WritesInLook(pw.InternalError):
+class ReadOnlyViolation(pw.InternalError):
     """A look tried to write; the message is a sentence that names the look."""
 
 
 @contextmanager
-def looking(whose: str = "what is shown here") -> Iterator[None]:
+def read_only_snapshot(reader: str = "what is shown here") -> Iterator[None]:
     """Run the body as a look; raise `WritesInLook` if it writes.  *whose* names the look.
 
     Within another transaction the look is a savepoint, and ``set local`` in the body ends with it.  Without a
@@ -42,24 +42,24 @@ def looking(whose: str = "what is shown here") -> Iterator[None]:
     if database.is_closed():
         yield
         return
-    reads_already, token = _looks.get(), _looks.set(True)
+    reads_already, token = _reads_only.get(), _reads_only.set(True)
     try:
         if database.transaction_depth():
-            with _within_another(reads_already=reads_already):
+            with _read_only_savepoint(reads_already=reads_already):
                 yield
         else:
-            with database.atomic(SNAPSHOT):
+            with database.atomic(SNAPSHOT_MODE):
                 yield
     except pw.PeeweeException as error:
-        if sqlstate(error) != READ_ONLY:
+        if sqlstate(error) != READ_ONLY_ERROR:
             raise
-        raise WritesInLook(WRITES.format(whose, str(error).strip().splitlines()[0])) from error
+        raise ReadOnlyViolation(WRITES_MESSAGE.format(reader, str(error).strip().splitlines()[0])) from error
     finally:
-        _looks.reset(token)
+        _reads_only.reset(token)
 
 
 @contextmanager
-def _within_another(*, reads_already: bool) -> Iterator[None]:
+def _read_only_savepoint(*, reads_already: bool) -> Iterator[None]:
     with database.atomic() as savepoint:
         if not reads_already:
             database.execute_sql("set transaction read only")
@@ -67,13 +67,13 @@ def _within_another(*, reads_already: bool) -> Iterator[None]:
         savepoint.rollback(begin=False)
 
 
-def as_look(whose: str, ask: Callable[Given, Answer]) -> Callable[Given, Answer]:
+def as_read_only(reader: str, ask: Callable[Given, Answer]) -> Callable[Given, Answer]:
     """Return *ask* as a look; an iterator becomes a list, because it is read within the look."""
 
     @wraps(ask)
-    def look(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        with looking(whose):
+    def ask_read_only(*args: Given.args, **kwargs: Given.kwargs) -> Any:
+        with read_only_snapshot(reader):
             found = ask(*args, **kwargs)
             return list(found) if isinstance(found, Iterator) else found
 
-    return look
+    return ask_read_only

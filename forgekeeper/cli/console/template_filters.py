@@ -11,11 +11,18 @@ from typing import Any
 from markupsafe import Markup, escape
 from rich.filesize import decimal
 
-from forgekeeper.cli.console.drawing import line
-from forgekeeper.cli.terminal import facts, lasting, moment, plain, relative, visible
-from metrics.logs import clean, text_of
+from forgekeeper.cli.console.drawing import draw_line
+from forgekeeper.cli.terminal import (
+    escape_unprintable,
+    format_duration,
+    format_facts,
+    format_relative_time,
+    format_time,
+    format_value,
+)
+from metrics.logs import clean_text, text_of
 
-SHAPES = {
+STATES_BY_SHAPE = {
     "✓": ("succeeded", "ok", "done", "alive", "on"),
     "▶": ("started", "running"),
     "…": ("claimed", "enqueued", "draining"),
@@ -28,11 +35,11 @@ SHAPES = {
     "i": ("info",),
 }
 """Shapes of states, because many people cannot tell states by colour alone."""
-SHAPE_OF = {name: shape for shape, names in SHAPES.items() for name in names}
+SHAPES_BY_STATE = {name: shape for shape, names in STATES_BY_SHAPE.items() for name in names}
 
-ROW, CELL = re.compile(r"<tr\b.*?</tr>", re.DOTALL), re.compile(r"<(t[dh])\b([^>]*)>")
-COMMAND = re.compile("`([^`]*)`")
-PAGES_OF_COMMANDS = (
+TABLE_ROW, TABLE_CELL = re.compile(r"<tr\b.*?</tr>", re.DOTALL), re.compile(r"<(t[dh])\b([^>]*)>")
+COMMAND_IN_BACKTICKS = re.compile("`([^`]*)`")
+PAGES_BY_COMMAND = (
     (r"forgekeeper run (\w+) --dry-run", r"/batches/\1/preview", r"preview of \1"),
     (r"forgekeeper (?:why|ticks|run|stop|resume|release|pause) ([a-z_]+)", r"/batches/\1", r"\1"),
     (r"forgekeeper (?:objects|refs) (?:hold|restore) --run (\d+)", r"/undo", "undo"),
@@ -43,32 +50,32 @@ PAGES_OF_COMMANDS = (
 """Pages that replace a command: pattern of the command, address and words."""
 
 
-def when(instant: datetime | None, now: datetime) -> Markup | str:
+def render_time(instant: datetime | None, now: datetime) -> Markup | str:
     """Format an instant relative to *now*; its title is the exact time."""
     if instant is None:
         return "never"
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        instant.isoformat(), moment(instant), relative(instant, now)
+        instant.isoformat(), format_time(instant), format_relative_time(instant, now)
     )
 
 
-def state(name: str) -> Markup:
+def render_state(name: str) -> Markup:
     """Format a state with its shape, its word, and its name as the CSS class for a colour."""
     return Markup('<span class="state {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        name, SHAPE_OF.get(name, "•"), name
+        name, SHAPES_BY_STATE.get(name, "•"), name
     )
 
 
-def foreign(value: Any) -> str:
+def escape_foreign_text(value: Any) -> str:
     """Format foreign text: secrets masked, unprintable characters escaped; Jinja escapes HTML."""
-    return "" if value is None else clean(visible(text_of(value)))
+    return "" if value is None else clean_text(escape_unprintable(text_of(value)))
 
 
-def seconds(count: float | timedelta | None) -> str:
+def format_seconds(count: float | timedelta | None) -> str:
     """Format a duration."""
     if count is None:
         return ""
-    return lasting(count if isinstance(count, timedelta) else timedelta(seconds=count))
+    return format_duration(count if isinstance(count, timedelta) else timedelta(seconds=count))
 
 
 def label_cells(rows: str, columns: Sequence[str]) -> Markup:
@@ -79,43 +86,43 @@ def label_cells(rows: str, columns: Sequence[str]) -> Markup:
 
     def label_row(row: re.Match[str]) -> str:
         places = count()
-        return CELL.sub(lambda cell: label(cell, next(places)), row[0])
+        return TABLE_CELL.sub(lambda cell: label_cell(cell, next(places)), row[0])
 
-    def label(cell: re.Match[str], place: int) -> str:
+    def label_cell(cell: re.Match[str], place: int) -> str:
         role = "rowheader" if cell[1] == "th" else "cell"
         name = "" if "colspan" in cell[2] else f' data-column="{escape(columns[place].removeprefix("#"))}"'
         return f'<{cell[1]} role="{role}"{name}{cell[2]}>'
 
-    return Markup(ROW.sub(label_row, rows).replace("<tr", '<tr role="row"'))  # noqa: S704, our own template wrote it
+    return Markup(TABLE_ROW.sub(label_row, rows).replace("<tr", '<tr role="row"'))  # noqa: S704, our own template wrote it
 
 
-def told(sentence: Any) -> Markup:
+def link_commands(sentence: Any) -> Markup:
     """Format a sentence of ours; commands in backticks become links to their pages."""
-    parts = COMMAND.split(foreign(sentence))
+    parts = COMMAND_IN_BACKTICKS.split(escape_foreign_text(sentence))
     return Markup("").join(_write_command(part) if place % 2 else escape(part) for place, part in enumerate(parts))
 
 
 def _write_command(command: str) -> Markup:
-    for pattern, address, words in PAGES_OF_COMMANDS:
+    for pattern, address, words in PAGES_BY_COMMAND:
         if match := re.match(pattern, command):
             target, shown = match.expand(address), match.expand(words)
             return Markup('<a href="{}" title="{}">{}</a>').format(target, command, shown)
     return Markup("<code>{}</code>").format(command)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    "when": when,
-    "state": state,
+TEMPLATE_FILTERS: dict[str, Callable[..., Any]] = {
+    "when": render_time,
+    "state": render_state,
     "figure": lambda count: "?" if count is None else f"{count:,}",
     "size": decimal,
-    "foreign": foreign,
-    "since": lambda instant, now: "" if instant is None else lasting(now - instant),
-    "seconds": seconds,
-    "moment": moment,
-    "facts": facts,
-    "plain": plain,
-    "clean": clean,
+    "foreign": escape_foreign_text,
+    "since": lambda instant, now: "" if instant is None else format_duration(now - instant),
+    "seconds": format_seconds,
+    "moment": format_time,
+    "facts": format_facts,
+    "plain": format_value,
+    "clean": clean_text,
     "label_cells": label_cells,
-    "told": told,
-    "line": line,
+    "link_commands": link_commands,
+    "line": draw_line,
 }

@@ -11,7 +11,7 @@ from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.settings.cron import Cron
 
 
-class Off(NamedTuple):
+class SwitchedOffBatch(NamedTuple):
     """A batch that is switched off *by* its cron or flag.
 
     *since* is None if it was never registered.
@@ -22,15 +22,19 @@ class Off(NamedTuple):
     by: Literal["cron_off", "flag_off"]
 
 
-def switched_off(registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]) -> Iterator[Off]:
+def find_switched_off(
+    registered: Mapping[str, datetime], schedules: Mapping[str, Cron | None]
+) -> Iterator[SwitchedOffBatch]:
     """Yield batches that are switched off, by their times of registration and *schedules*."""
     for name in BATCHES:
         if schedules[name] is None:
             # The switch-off of a cron is not recorded: its last tick was still on time.
-            yield Off(name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off")
+            yield SwitchedOffBatch(
+                name, registered.get(name) and (JobRun.newest_tick(name) or registered[name]), "cron_off"
+            )
     for name, one in BATCHES.items():
         if one.flag and not FeatureFlag.is_on(one.flag):
-            ours = FeatureFlag.owner() is None
+            ours = FeatureFlag.find_forge_relation() is None
             turned = FeatureFlag.get_or_none(FeatureFlag.name == one.flag) if ours else None
             since = registered.get(name)
-            yield Off(name, since and (turned.updated_at if turned else since), "flag_off")
+            yield SwitchedOffBatch(name, since and (turned.updated_at if turned else since), "flag_off")

@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 
 from forgekeeper.api.answers import Backlog, Rows
 from forgekeeper.platform.database import now, survey
-from forgekeeper.platform.database.looking import as_look
+from forgekeeper.platform.database.read_only import as_read_only
 from forgekeeper.platform.settings import Settings
-from metrics.catalogue import Gauge, Reading, at
+from metrics.catalogue import Gauge, Reading, read_instant
 
-PROJECTS = 10
+MAX_SHOWN_PROJECTS = 10
 """Projects that a preview names, beginning with the most records."""
-PASSED_OVER = "passed_over"
+PASSED_OVER_REASON = "passed_over"
 """Reason why a bad record stays for now: `forgekeeper quarantine` shows it."""
-BUSY = "busy"
+BUSY_REASON = "busy"
 """Reason why a row stays that another session has locked: it is left for later."""
-NOTHING = timedelta(0)
-Readings = Callable[[Settings], Iterator[Reading]]
+ZERO_TIME = timedelta(0)
+ReadMetrics = Callable[[Settings], Iterator[Reading]]
 
 
 @dataclass
-class Part:
+class PreviewPart:
     """The effect of a run on one kind of record; it grows while records are counted.
 
     *verb* names the effect.  With *estimate* the time was up before all records were counted.  *kept* has the numbers
@@ -49,20 +49,20 @@ class Part:
     kept: dict[str, int | None] = field(default_factory=dict)
     sample: list[tuple[str, str | None]] = field(default_factory=list)
 
-    def add_survey(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
+    def add_survey(self, found: survey.Survey, *, after: timedelta = ZERO_TIME) -> None:
         """Add the rows of a survey.  *after* is the time from a row's instant until it is due."""
         self.sample += [(row.id, row.name) for row in found.first or ()]
         if found.expected is None:
             for group in found.groups:
                 self._add_group(group, after)
         else:
-            self.guess(found.expected)
+            self.set_estimate(found.expected)
             self.oldest = found.first[0].due + after if found.first else None
 
-    def _add_group(self, group: survey.Group, after: timedelta) -> None:
+    def _add_group(self, group: survey.ProjectCounts, after: timedelta) -> None:
         """Add the rows of a project: a run would delete the free rows and leave the locked rows for later."""
         self.records += group.free
-        self.keep(BUSY, group.rows - group.free)
+        self.add_kept(BUSY_REASON, group.rows - group.free)
         if group.bytes is not None:
             self.bytes = (self.bytes or 0) + group.bytes
         if group.oldest is not None:
@@ -70,7 +70,9 @@ class Part:
         if group.project is not None and group.free:
             self.projects[group.project] += group.free
 
-    def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
+    def add_record(
+        self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None
+    ) -> None:
         """Count a single record."""
         self.records += 1
         self._note_due(due)
@@ -83,25 +85,25 @@ class Part:
         """Set the instant since when the oldest record is due, if *due* is before it."""
         self.oldest = min(filter(None, (self.oldest, due)), default=None)
 
-    def keep(self, reason: str, records: int) -> None:
+    def add_kept(self, reason: str, records: int) -> None:
         """Add records that stay, with the reason."""
         if records:
             self.kept[reason] = (self.kept.get(reason) or 0) + records
 
-    def guess(self, records: int) -> None:
+    def set_estimate(self, records: int) -> None:
         """Estimate the number of all records, at least the number counted so far."""
         self.estimate, self.bytes, self.records = True, None, max(records, self.records)
 
     def as_json(self) -> dict[str, Any]:
         """Return the part as `--json` shows it: the largest projects, and the others summed."""
-        most = dict(self.projects.most_common(PROJECTS))
+        most = dict(self.projects.most_common(MAX_SHOWN_PROJECTS))
         others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
         sample = [{"id": key, "name": name} for key, name in self.sample]
         return vars(self) | {"projects": most, "other_projects": others, "sample": sample}
 
 
 @dataclass(frozen=True)
-class Look:
+class PreviewContext:
     """The resources for the preview of a batch or of a child; *now* decides if a record is due.
 
     The preview has to end at *until*, an instant of the monotonic clock.  *size* is the number of records to name.
@@ -113,51 +115,51 @@ class Look:
     now: datetime
     settings: Settings
     until: float
-    size: int = 10
+    sample_size: int = 10
     passed_over: Callable[[str], Collection[int]] = lambda _record: ()
-    told: Callable[[Part], None] = lambda _part: None
+    on_progress: Callable[[PreviewPart], None] = lambda _part: None
 
-    def part(self, record: str, *, verb: str = "deleted") -> Part:
+    def begin_part(self, record: str, *, verb: str = "deleted") -> PreviewPart:
         """Begin the part about a kind of record."""
-        return Part(self.batch, record, verb)
+        return PreviewPart(self.batch, record, verb)
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the time is up."""
         return time.monotonic() >= self.until
 
-    def within_share(self, share: float) -> Look:
+    def within_share(self, share: float) -> PreviewContext:
         """Return a look that has this share of the remaining time."""
         now = time.monotonic()
         return replace(self, until=now + max(0.0, self.until - now) * share)
 
-    def count(self, part: Part, rows: survey.Rows, *, after: timedelta = NOTHING) -> Part:
+    def count_rows(self, part: PreviewPart, rows: survey.SurveyedRows, *, after: timedelta = ZERO_TIME) -> PreviewPart:
         """Count the rows, except bad records; estimate the rest if the time is up.
 
         A row is due the time *after* past its instant.
         """
         bad = self.passed_over(part.record)
-        part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
-        part.add_survey(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
-        self.told(part)
+        part.add_kept(PASSED_OVER_REASON, rows.count_among(bad) if bad else 0)
+        part.add_survey(survey.survey_rows(rows, without=bad, size=self.sample_size, until=self.until), after=after)
+        self.on_progress(part)
         return part
 
-    def keep(self, part: Part, due: survey.Rows, reasons: Mapping[str, str]) -> None:
+    def count_kept(self, part: PreviewPart, due: survey.SurveyedRows, reasons: Mapping[str, str]) -> None:
         """Count the rows that look due and stay, by the condition of each reason."""
-        found = survey.within(self.until, lambda: due.counts(reasons))
+        found = survey.answer_within(self.until, lambda: due.count_each(reasons))
         if found is None:
             part.kept |= dict.fromkeys(reasons, None)
             return
         for reason, records in found.items():
-            part.keep(reason, records)
+            part.add_kept(reason, records)
 
 
-Preview = Callable[[Look], "Iterator[Part] | Sequence[Part]"]
+PreviewFunction = Callable[[PreviewContext], "Iterator[PreviewPart] | Sequence[PreviewPart]"]
 
 
 FindRows = Callable[[datetime, Settings], "Iterable[Rows[Any]]"]
 
 
-class Entry(NamedTuple):
+class RefusedEntry(NamedTuple):
     """A record that was refused or given up; without *retry_at* it waits for a person."""
 
     key: str
@@ -168,7 +170,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedRecords:
     """Refused records that a batch stores itself: how to count, list, retry and discard them.
 
     The oldest entry is listed first.  *retry* and *discard* take keys, None for all, and return the number of records.
@@ -178,7 +180,7 @@ class Refused:
     kind: str
     record: str
     count: Callable[[], int]
-    entries: Callable[[Settings, int], Iterable[Entry]]
+    entries: Callable[[Settings, int], Iterable[RefusedEntry]]
     retry: Callable[[Sequence[str] | None], int]
     discard: Callable[[Sequence[str] | None], int]
     redis: bool = False
@@ -190,76 +192,76 @@ class Collector(NamedTuple):
     *database* says that it needs a connection.
     """
 
-    look: Readings
+    read: ReadMetrics
     gauges: Sequence[Gauge] = ()
     database: bool = True
 
 
-class Status(NamedTuple):
+class StatusPart(NamedTuple):
     """A part of `status`: *look* returns the value for `--json`, *sentence* a text about it."""
 
-    look: Callable[[], Any]
+    read: Callable[[], Any]
     sentence: Callable[[Any], str]
 
 
 @dataclass(kw_only=True, eq=False)
-class Shown:
+class InspectionHooks:
     """The looks of a declaration; *collected_as* labels the collector that reads its backlogs."""
 
     name: str
     collected_as: str
     backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRecords] = field(default_factory=list)
     collectors: dict[str, Collector] = field(default_factory=dict)
-    statuses: dict[str, Status] = field(default_factory=dict)
-    previews: list[Preview] = field(default_factory=list)
+    statuses: dict[str, StatusPart] = field(default_factory=dict)
+    previews: list[PreviewFunction] = field(default_factory=list)
     shown_rows: list[FindRows] = field(default_factory=list)
 
-    def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
+    def add_backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
         """Let the function return the backlog of *record* at an instant."""
 
-        def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
-            self.backlogs[record] = as_look(self.name, look)
-            self.collectors.setdefault(self.collected_as, Collector(self._readings))
+        def declare_backlog(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
+            self.backlogs[record] = as_read_only(self.name, look)
+            self.collectors.setdefault(self.collected_as, Collector(self._read_backlogs))
             return look
 
-        return declare
+        return declare_backlog
 
-    def quarantines(self, refused: Refused) -> None:
+    def add_quarantine(self, refused: RefusedRecords) -> None:
         """Show refused records that the batch stores itself as quarantined records."""
-        count, entries = as_look(self.name, refused.count), as_look(self.name, refused.entries)
+        count, entries = as_read_only(self.name, refused.count), as_read_only(self.name, refused.entries)
         self.refused.append(replace(refused, count=count, entries=entries))
-        self.collectors.setdefault(self.collected_as, Collector(self._readings))
+        self.collectors.setdefault(self.collected_as, Collector(self._read_backlogs))
 
-    def collector(
+    def add_collector(
         self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True
-    ) -> Callable[[Readings], Readings]:
+    ) -> Callable[[ReadMetrics], ReadMetrics]:
         """Let the exporter call the function, as the collector *name*.
 
         The name *collected_as* replaces the collector of the backlogs.
         """
 
-        def declare(look: Readings) -> Readings:
-            self.collectors[name] = Collector(as_look(self.name, look), tuple(gauges), database)
+        def declare_collector(look: ReadMetrics) -> ReadMetrics:
+            self.collectors[name] = Collector(as_read_only(self.name, look), tuple(gauges), database)
             return look
 
-        return declare
+        return declare_collector
 
-    def status(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
+    def add_status_part(self, name: str, look: Callable[[], Any], sentence: Callable[[Any], str]) -> None:
         """Let `status` show the result of *look*: as *name* in `--json`, as *sentence* to people."""
-        self.statuses[name] = Status(as_look(self.name, look), sentence)
+        self.statuses[name] = StatusPart(as_read_only(self.name, look), sentence)
 
-    def preview(self, look: Preview) -> Preview:
+    def add_preview(self, look: PreviewFunction) -> PreviewFunction:
         """Let `run --dry-run` call the function to preview a run; PostgreSQL refuses its writes."""
-        self.previews.append(as_look(self.name, look))
+        self.previews.append(as_read_only(self.name, look))
         return look
 
-    def shows_rows(self, find: FindRows) -> FindRows:
+    def add_shown_rows(self, find: FindRows) -> FindRows:
         """Let `peek` ask the function which rows of the forge's own tables are due at an instant."""
         self.shown_rows.append(find)
         return find
 
-    def _readings(self, _settings: Settings) -> Iterator[Reading]:
+    def _read_backlogs(self, _settings: Settings) -> Iterator[Reading]:
         instant = now()
         for record, look in self.backlogs.items():
             yield from backlog_readings(self.name, record, look(instant))
@@ -270,9 +272,9 @@ class Shown:
 def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Reading]:
     """Yield the number of due records, and the time of the oldest if there is one."""
     yield Reading("backlog_records", found.records, (batch, record))
-    yield from at("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
+    yield from read_instant("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
 
 
-def numbers(keys: Sequence[str] | None) -> list[int] | None:
+def parse_ids(keys: Sequence[str] | None) -> list[int] | None:
     """Return the keys that are numbers, as ids; None for all."""
     return None if keys is None else [int(key) for key in keys if key.isdecimal()]

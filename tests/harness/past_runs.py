@@ -18,7 +18,7 @@ RUNS = """
 """
 
 
-def lived(batch, ago, records):
+def add_past_runs(batch, ago, records):
     """Write down runs of so many seconds *ago*, and how many records each has deleted: a number, or one for each."""
     each = records if isinstance(records, list) else [records] * len(ago)
     with db.atomic():

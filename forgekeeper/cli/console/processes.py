@@ -6,33 +6,35 @@ from typing import Any
 
 from forgekeeper.api.batches import all_declared
 from forgekeeper.cli import process_list, status
-from forgekeeper.cli.console.pages import Asked, page
-from forgekeeper.ledger.processes import Process
+from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.platform.database import now
 
 
 @page("/processes", "processes.html", "Queues and processes")
-def processes(_asked: Asked) -> dict[str, Any]:
+def show_processes(_asked: PageRequest) -> dict[str, Any]:
     """Show each queue's messages, each process and its work, and warnings."""
-    with status.Looks() as looks:
-        instant, known = now(), Process.known()
+    with status.TolerantReader() as looks:
+        instant, known = now(), Process.list_all()
         queues = status.queue_facts(known, instant, looks)
-    wrong = [*([looks.trouble] if looks.trouble else []), *process_list.warnings(known, instant)]
-    return {"at": instant, "queues": queues, "processes": process_list.facts_of(known, instant), "warnings": wrong}
+    wrong = [*([looks.trouble] if looks.trouble else []), *process_list.describe_warnings(known, instant)]
+    return {"at": instant, "queues": queues, "processes": process_list.process_facts(known, instant), "warnings": wrong}
 
 
 @page("/leases", "leases.html", "Leases and buckets")
-def leases(_asked: Asked) -> dict[str, Any]:
+def show_leases(_asked: PageRequest) -> dict[str, Any]:
     """Show leases and parts declared by batches, such as buckets; None if Redis is away."""
-    with status.Looks() as looks:
-        held = looks.ask(process_list.held)
+    with status.TolerantReader() as looks:
+        held = looks.read_or_none(process_list.list_held_leases)
         declared = {name: part for one in all_declared() for name, part in one.statuses.items()}
-        parts = {name: (part.sentence, looks.ask(part.look)) for name, part in declared.items()}
-    shown = {name: None if found is None else (say(found), _rows(found)) for name, (say, found) in parts.items()}
+        parts = {name: (part.sentence, looks.read_or_none(part.read)) for name, part in declared.items()}
+    shown = {
+        name: None if found is None else (say(found), _list_part_rows(found)) for name, (say, found) in parts.items()
+    }
     return {"at": now(), "leases": held, "parts": shown, "warnings": [looks.trouble] if looks.trouble else []}
 
 
-def _rows(found: Any) -> list[tuple[str, Any]]:
+def _list_part_rows(found: Any) -> list[tuple[str, Any]]:
     """Return the facts of a declared part as rows of a word and a fact."""
     if not isinstance(found, dict):
         return [("", found)]

@@ -22,17 +22,17 @@ from playhouse.postgres_ext import DateTimeTZField
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from forgekeeper.ledger.job_runs import JobRun, Started
+from forgekeeper.ledger.job_runs import JobRun, StartedRun
 from forgekeeper.platform import migrations
-from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default, release
-from metrics.logs import describe
-from metrics.threads import Vital
+from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default_sql, release_connection
+from metrics.logs import describe_error
+from metrics.threads import CriticalThread
 
-STOP_WITHIN = 2.0
+ROW_DELETION_TIMEOUT_SECONDS = 2.0
 """Maximum seconds that a process waits at its end for the deletion of its row; a row that stays expires."""
 
 # The row is read as JSON, because tables of the first versions lack the column `migration`.
-FIND_OLDER = """
+SELECT_OLDER_PROCESSES = """
     select format('%%s %%s:%%s (version %%s)', kind, host, pid, version) from processes
     where silent_from > clock_timestamp() and coalesce(to_jsonb(processes) ->> 'migration', '') < %s
     order by kind, host, pid
@@ -45,33 +45,33 @@ class LostRun(Exception):
     """Another process may have the run: this process's heartbeat was missing for too long."""
 
 
-class Row:
+class WatchedRun:
     """The row of a started run.
 
     It is lost if a heartbeat finds it taken or none succeeds for *dead_after*.  *so_far* returns the run's result so
     far.
     """
 
-    def __init__(self, started: Started, so_far: Callable[[], dict[str, Any]], *, dead_after: timedelta) -> None:
+    def __init__(self, started: StartedRun, so_far: Callable[[], dict[str, Any]], *, dead_after: timedelta) -> None:
         self.started = started
         self.so_far = so_far
         self._dead_after = dead_after.total_seconds()
         self._alive = time.monotonic()
         self._taken = False
 
-    def heard(self, *, ours: bool) -> None:
+    def note_heartbeat(self, *, ours: bool) -> None:
         """Record the finding of a heartbeat: whether the run is still *ours*."""
         self._alive = time.monotonic()
         self._taken = self._taken or not ours
 
-    def check(self) -> None:
+    def require_ours(self) -> None:
         """Raise `LostRun` if the run was taken from this process, or may have been."""
         if self._taken or time.monotonic() - self._alive > self._dead_after:
             run = self.started
             raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
 
 
-class Work(TypedDict):
+class MessageInProgress(TypedDict):
     """A message that a process has worked on for some *seconds*."""
 
     what: str
@@ -94,13 +94,13 @@ class Process(Base):
     pid = pw.IntegerField()
     version = pw.TextField()
     migration = pw.TextField(null=True)
-    started_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    started_at = DateTimeTZField(constraints=default_sql("clock_timestamp()"))
     alive_at = DateTimeTZField()
     silent_from = DateTimeTZField()
-    draining = pw.BooleanField(constraints=default("false"))
+    draining = pw.BooleanField(constraints=default_sql("false"))
     queues = Document(list[str], null=True)
     timetable = Document(dict[str, str], null=True)
-    at_work = Document(list[Work], null=True)
+    at_work = Document(list[MessageInProgress], null=True)
 
     class Meta:
         table_name = "processes"
@@ -115,7 +115,7 @@ class Process(Base):
         return bool(self.silent_from <= instant)
 
     @classmethod
-    def known(cls) -> list[Process]:
+    def list_all(cls) -> list[Process]:
         """Return all processes without an orderly end: living and expired processes."""
         return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
 
@@ -125,10 +125,12 @@ class Process(Base):
 
         Works on the table of every version that has it.
         """
-        return [name for (name,) in database.execute_sql(FIND_OLDER, (migration,)).fetchall()]
+        return [name for (name,) in database.execute_sql(SELECT_OLDER_PROCESSES, (migration,)).fetchall()]
 
     @classmethod
-    def beat(cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any) -> Process:
+    def record_heartbeat(
+        cls, entry: Process | None, *, dead_after: timedelta, facts: dict[str, Any], **identity: Any
+    ) -> Process:
         """Send a heartbeat; insert a row if the process has none, with its first start time.
 
         Deletes an older row with the same name, as process ids are reused.  If that process still lives, as with two
@@ -147,7 +149,7 @@ class Process(Base):
         return entered
 
 
-class Heartbeat(Vital):
+class Heartbeat(CriticalThread):
     """The thread that sends three heartbeats in *dead_after* for the process and its runs.
 
     *facts* returns further columns of its row.  If the database is down, heartbeats fail and the thread continues.
@@ -161,75 +163,75 @@ class Heartbeat(Vital):
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         super().__init__("heartbeat")
-        self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
-        self._identity["migration"] = migrations.newest()
+        self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": read_version()}
+        self._identity["migration"] = migrations.find_newest()
         self._dead_after = dead_after
         self._interval = dead_after.total_seconds() / 3
         self._facts = facts
         self._entry: Process | None = None
-        self._watched: dict[int, Row] = {}
+        self._watched: dict[int, WatchedRun] = {}
         self._woken = threading.Event()
 
-    def watch(self, row: Row) -> None:
+    def watch(self, row: WatchedRun) -> None:
         """Keep the row alive from now on; an earlier attempt of ours at the same run is lost."""
         earlier = self._watched.get(row.started.id)
         self._watched[row.started.id] = row
         if earlier is not None:
-            earlier.heard(ours=False)
+            earlier.note_heartbeat(ours=False)
 
-    def forget(self, row: Row) -> None:
+    def stop_watching(self, row: WatchedRun) -> None:
         """Stop keeping the row alive; it is closed or lost."""
         if self._watched.get(row.started.id) is row:
             del self._watched[row.started.id]
 
-    def wake(self) -> None:
+    def send_now(self) -> None:
         """Send the next heartbeat now."""
         self._woken.set()
 
-    def stop(self, *, within: float = STOP_WITHIN) -> None:
+    def stop(self, *, within: float = ROW_DELETION_TIMEOUT_SECONDS) -> None:
         """End the thread and delete the row; runs that are still open count as lost."""
         self.stopped.set()
         self._woken.set()
         if self.is_alive():
-            self.join(min(within, STOP_WITHIN))
+            self.join(min(within, ROW_DELETION_TIMEOUT_SECONDS))
 
-    def work(self) -> None:
+    def run_until_stopped(self) -> None:
         """Send heartbeats until stopped, sooner after a failure.
 
         A process expires with its third missing heartbeat.
         """
         while not self.stopped.is_set():
-            well = self.take_turn(self._turn)
+            well = self.take_turn(self._send_heartbeats)
             self._woken.wait(self._interval if well else self._interval / 3)
             self._woken.clear()
         if self._entry is not None:
-            self._reach(Process.delete().where(Process.id == self._entry.id).execute)
+            self._try_with_connection(Process.delete().where(Process.id == self._entry.id).execute)
 
-    def _turn(self) -> None:
-        self._reach(self._keep_runs_alive)
-        self._reach(self._keep_alive)
+    def _send_heartbeats(self) -> None:
+        self._try_with_connection(self._keep_runs_alive)
+        self._try_with_connection(self._keep_alive)
 
     def _keep_runs_alive(self) -> None:
         rows = list(self._watched.values())
         alive = JobRun.keep_alive([row.started for row in rows], [row.so_far() for row in rows]) if rows else ()
         for row in rows:
-            row.heard(ours=row.started.id in alive)
+            row.note_heartbeat(ours=row.started.id in alive)
 
     def _keep_alive(self) -> None:
         facts = self._facts()
-        self._entry = Process.beat(self._entry, dead_after=self._dead_after, facts=facts, **self._identity)
+        self._entry = Process.record_heartbeat(self._entry, dead_after=self._dead_after, facts=facts, **self._identity)
 
-    def _reach(self, change: Callable[[], object]) -> None:
+    def _try_with_connection(self, change: Callable[[], object]) -> None:
         try:
             database.connect(reuse_if_open=True)
             change()
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
-            log.warning("heartbeat failed", error=describe(error))
+            log.warning("heartbeat failed", error=describe_error(error))
         finally:
-            release()
+            release_connection()
 
 
-def version() -> str:
+def read_version() -> str:
     """Return the version of forgekeeper that runs here."""
     try:
         return metadata.version("forgekeeper")

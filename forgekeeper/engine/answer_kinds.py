@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forgekeeper.api.answers import Answer, Due, Mistake, Note, Rows, Skip, answers_of
-from forgekeeper.api.batches import Declared, Record
+from forgekeeper.api.answers import Answer, DueFunction, Mistake, Note, Rows, Skip, ask_for_answers
+from forgekeeper.api.batches import Declaration, Record
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.objects import Objects
 from forgekeeper.api.refs import ChildPerRepository, Refs
@@ -17,7 +17,7 @@ from forgekeeper.engine import declared_buckets, declared_housekeeping, declared
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+SAMPLE_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 """The instant passed to a batch that is asked for the shape of its answer."""
 
 
@@ -30,15 +30,15 @@ class AnswerKind(Protocol):
     def list_records(self, answers: Sequence[Answer], /) -> Iterable[Record]:
         """Return how the fields of that result count records."""
 
-    def check_declaration(self, declared: Declared, answers: Sequence[Answer], /) -> None:
+    def check_declaration(self, declared: Declaration, answers: Sequence[Answer], /) -> None:
         """Raise `Mistake` for a declaration that does not fit the answers."""
 
-    def complete_declaration(self, declared: Declared, answers: Sequence[Answer], due: Due, /) -> None:
+    def complete_declaration(self, declared: Declaration, answers: Sequence[Answer], due: DueFunction, /) -> None:
         """Derive tables, backlog, stake, preview, quarantine and audit; *due* returns the answers at an instant."""
 
 
 # A module has no `self`: its functions are the methods.
-KINDS: dict[type[Answer], AnswerKind] = {
+KIND_BY_ANSWER: dict[type[Answer], AnswerKind] = {
     Rows: declared_rows,
     Objects: declared_objects,
     Refs: declared_refs,
@@ -55,29 +55,30 @@ def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> Ans
     """
     if in_bucket:
         return declared_buckets
-    kinds = [kind for answer in answers for type_, kind in KINDS.items() if isinstance(answer, type_)]
+    kinds = [kind for answer in answers for type_, kind in KIND_BY_ANSWER.items() if isinstance(answer, type_)]
     if any(kind is not kinds[0] for kind in kinds):
         types = ", ".join(sorted({type(one).__name__ for one in answers if not isinstance(one, (Note, Skip))}))
         raise Mistake(f"{name} answers with {types}: declare a batch for each")
     return kinds[0] if kinds else declared_rows
 
 
-def ask_batch(name: str, due: Due) -> list[Answer]:
+def ask_batch_shape(name: str, due: DueFunction) -> list[Answer]:
     """Return the answers at any instant, for their shape; execute nothing of them.
 
     Raises `Mistake` if the function needs a run to answer.
     """
     try:
-        return answers_of(name, due, ANY_INSTANT)
+        return ask_for_answers(name, due, SAMPLE_INSTANT)
     except Mistake:
         raise
     except Exception as error:
         raise Mistake(
-            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}){_advise(error)}"
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}:"
+            f" {error}){_suggest_correction(error)}"
         ) from error
 
 
-def _advise(error: Exception) -> str:
+def _suggest_correction(error: Exception) -> str:
     """Return the advice for an error of a function that was asked for its answers."""
     if "uninitialized Proxy" in str(error):
         return ": it queries the database; return the expression, which the engine queries"
@@ -86,16 +87,16 @@ def _advise(error: Exception) -> str:
     return ": build the expression alone, or declare records=, tables= and outcome="
 
 
-def ask_child(name: str, function: Callable[..., Any]) -> list[Answer]:
+def ask_child_shape(name: str, function: Callable[..., Any]) -> list[Answer]:
     """Return the answers of a child for some project; their shape is the same for each.
 
     Raises `Mistake` for other answers than `Refs`: nobody knows how much of them is due to all children together.
     """
-    answers = ask_batch(name, lambda now: function(now, declared_refs.SOME_PROJECT))
+    answers = ask_batch_shape(name, lambda now: function(now, declared_refs.SAMPLE_PROJECT_ID))
     for answer in answers:
         if not isinstance(answer, (Refs, ChildPerRepository)):
             raise Mistake(f"{name} has no due=: it says what is due to all children together")
         if isinstance(answer, Refs):
-            ask_missing = partial(function, ANY_INSTANT, declared_refs.SOME_PROJECT, True)
-            declared_refs.refuse_other_arguments(name, answer, ask_missing)
+            ask_missing = partial(function, SAMPLE_INSTANT, declared_refs.SAMPLE_PROJECT_ID, True)
+            declared_refs.require_ref_arguments(name, answer, ask_missing)
     return answers

@@ -13,17 +13,17 @@ import structlog
 
 from forgekeeper.platform.database import database, sqlstate
 from forgekeeper.platform.database.sessions import LOCK_NOT_AVAILABLE
-from metrics.logs import describe
+from metrics.logs import describe_error
 
 # A process that waits for a table blocks all later ones: deletions, which write to the audit.
-PATIENTLY = "set local lock_timeout = '1s'; "
+SET_LOCK_TIMEOUT = "set local lock_timeout = '1s'; "
 # The same default as in the function of migration 0015.
-KEPT = "select coalesce((select audit_keep from installation), 400)"
+SELECT_RETENTION_DAYS = "select coalesce((select audit_keep from installation), 400)"
 
 log = structlog.get_logger(__name__)
 
 
-def keep_up(*, until: datetime, horizon: datetime) -> int:
+def maintain_partitions(*, until: datetime, horizon: datetime) -> int:
     """Create months up to *until*, and drop months that had ended by *horizon*.
 
     Creates at most a year ahead, and drops at most a year's months.  Returns the number of dropped months.  Waits at
@@ -32,29 +32,29 @@ def keep_up(*, until: datetime, horizon: datetime) -> int:
     try:
         for statement, instant in (("select audit_partitions(%s)", until), ("select audit_drop(%s)", horizon)):
             with database.atomic():
-                (dropped,) = database.execute_sql(PATIENTLY + statement, (instant,)).fetchone()
+                (dropped,) = database.execute_sql(SET_LOCK_TIMEOUT + statement, (instant,)).fetchone()
     except pw.OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
-        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(error))
+        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe_error(error))
         return 0
     return dropped or 0
 
 
-def kept() -> int:
+def read_retention_days() -> int:
     """Return for how many days the installation keeps the audit.
 
     Ignores this process's setting.
     """
-    return int(database.execute_sql(KEPT).fetchone()[0])
+    return int(database.execute_sql(SELECT_RETENTION_DAYS).fetchone()[0])
 
 
-def keep(days: int) -> int:
+def store_retention_days(days: int) -> int:
     """Record for how many days the audit is kept, and return the former number.
 
     Needs the rights of the owner of the tables.
     """
-    before = kept()
+    before = read_retention_days()
     if before != days:
         database.execute_sql("update installation set audit_keep = %s", (days,))
     return before

@@ -10,11 +10,11 @@ from inspect import signature
 from typing import Any
 
 from forgekeeper.api.answers import Mistake
-from forgekeeper.platform.settings.cron import BadCron, parse
+from forgekeeper.platform.settings.cron import BadCron, parse_schedule
 
-NAME = re.compile("[a-z][a-z0-9_]{0,62}")
+BATCH_NAME_PATTERN = re.compile("[a-z][a-z0-9_]{0,62}")
 """Names of batches are names of settings and labels of metrics; PostgreSQL's names have 63 bytes."""
-QUEUE = re.compile("[a-zA-Z_][a-zA-Z0-9._-]*")
+QUEUE_NAME_PATTERN = re.compile("[a-zA-Z_][a-zA-Z0-9._-]*")
 """Names of queues, as Dramatiq accepts them."""
 
 
@@ -29,12 +29,12 @@ def require_declarable(function: Callable[..., Any], facts: Mapping[str, Any], o
     _require_times(name, facts["budget"], facts.get("time_limit"))
     if "cron" in facts:
         _require_schedule(name, facts["cron"])
-    if "queue" in facts and not (isinstance(facts["queue"], str) and QUEUE.fullmatch(facts["queue"])):
+    if "queue" in facts and not (isinstance(facts["queue"], str) and QUEUE_NAME_PATTERN.fullmatch(facts["queue"])):
         raise Mistake(f"{name}: queue= has to be a name of letters, digits, `.`, `_` and `-`, not {facts['queue']!r}")
 
 
 def _require_function(name: str, function: Callable[..., Any]) -> None:
-    if not NAME.fullmatch(name):
+    if not BATCH_NAME_PATTERN.fullmatch(name):
         raise Mistake(f"{name}: settings and metrics take this name; use small letters, digits and `_`, 63 at most")
     if not (function.__doc__ or "").strip():
         raise Mistake(f"{name}: its docstring is missing; the first sentence tells operators about the batch")
@@ -62,6 +62,6 @@ def _require_schedule(name: str, cron: object) -> None:
     if not isinstance(cron, str):
         raise Mistake(f"{name}: cron= has to be text, as '*/10 * * * *' is, not {cron!r}")
     try:
-        parse(cron)
+        parse_schedule(cron)
     except BadCron as error:
         raise Mistake(f"{name}: cron= is wrong: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from forgekeeper.api.answers import Answer, Mistake, Note, Skip
-from forgekeeper.api.batches import BATCHES, Declared, Record
+from forgekeeper.api.batches import BATCHES, Declaration, Record
 from forgekeeper.api.objects import REGISTER_RESULT, Objects
 from forgekeeper.platform.database import Base
 from forgekeeper.sources.outbox import DeletedObject
@@ -17,31 +17,34 @@ REGISTER_TABLES: tuple[type[Base], ...] = (DeletedObject, SettledUpload)
 """Tables of forgekeeper's own that decide about the objects of a register."""
 
 
-def require_register(declared: Declared, objects: Objects[Any], answers: Sequence[Answer]) -> None:
+def require_register(declared: Declaration, objects: Objects[Any], answers: Sequence[Answer]) -> None:
     """Raise `Mistake` unless the register is the batch's alone, and its result has all fields."""
     name, register = declared.name, objects.register.name
     if len([one for one in answers if not isinstance(one, (Note, Skip))]) > 1:
         raise Mistake(f"{name} answers with a Register and something else: declare a batch for each")
-    for other in (one for one in BATCHES.values() if one.registered and one.registered.register.name == register):
+    for other in (
+        one for one in BATCHES.values() if one.registered_objects and one.registered_objects.register.name == register
+    ):
         raise Mistake(f"{name}: {other.name} deletes the objects of the register {register!r}; name another")
     known = {one.name for one in fields(declared.outcome)}
-    for fact, counted in objects.result.items():
+    for fact, counted in objects.result_fields.items():
         if counted not in known:
             raise Mistake(f"{name}: its outcome has no field {counted!r}; name one with counted={{{fact!r}: ...}}")
 
 
-def register_fields(objects: Objects[Any]) -> list[tuple[str, type, Any]]:
+def list_register_fields(objects: Objects[Any]) -> list[tuple[str, type, Any]]:
     """Return the fields of the result of a run on a register."""
     kinds = {"timed_out": bool}
     counted = [
-        (name, kinds.get(fact, int), field(default=kinds.get(fact, int)())) for fact, name in objects.result.items()
+        (name, kinds.get(fact, int), field(default=kinds.get(fact, int)()))
+        for fact, name in objects.result_fields.items()
     ]
     return [*counted, ("stopped", str, field(default="drained"))]
 
 
-def register_records(objects: Objects[Any]) -> tuple[Record, ...]:
+def list_register_records(objects: Objects[Any]) -> tuple[Record, ...]:
     """Return the records of a register: pending, due and failed entries."""
-    pending, deleted, _timed_out, failed = ((objects.result[fact],) for fact in REGISTER_RESULT)
+    pending, deleted, _timed_out, failed = ((objects.result_fields[fact],) for fact in REGISTER_RESULT)
     errors, by = {"object_storage": failed}, ("pattern",)
     due = Record(objects.record, (), deleted, errors, objective=objects.objective, excluded_by=by)
     called = objects.called

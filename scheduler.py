@@ -115,7 +115,7 @@ class BatchLoop(CriticalThread):
 
 
 class Stopper(CriticalThread):
-    """Shuts the clock down on a request in *asked*; without it no signal ends the process."""
+    """Shuts the clock down on a request in *stop_requests*; without it no signal ends the process."""
 
     def __init__(self, stop_requests: SimpleQueue[None], clock: BlockingScheduler) -> None:
         super().__init__("stopper")
@@ -133,10 +133,10 @@ class Stopper(CriticalThread):
 
 
 def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_ready: Callable[[], None]) -> int:
-    """Keep the timetable until a signal arrives in *asked*; return the exit status.
+    """Keep the timetable until a signal arrives in *stop_requests*; return the exit status.
 
-    *ready* is called when the timetable is kept.  If a loop breaks, the process ends with status 1, and its supervisor
-    restarts it: a scheduler that continues without one of its batches would be worse.
+    *on_ready* is called when the timetable is kept.  If a loop breaks, the process ends with status 1, and its
+    supervisor restarts it: a scheduler that continues without one of its batches would be worse.
     """
     SCHEDULER_COUNTERS.declare_metrics(build_metrics(all_declared())).create_all_series()
     arm_failpoints(settings.failpoints)

@@ -172,7 +172,7 @@ def _count_backlog() -> int:
 
 
 class ExpectedValue(NamedTuple):
-    """An expected value: the series of *metric* with these labels add up to *done*."""
+    """An expected value: the series of *metric* with these labels add up to *expected*."""
 
     page: str
     metric: str

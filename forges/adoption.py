@@ -72,8 +72,8 @@ class Adoption:
     in the schema of the views. Names are quoted for SQL; *schema* is the unquoted name of *tables*. *created* tells
     that the views' schema exists. *columns* has the types of the columns of each table.
 
-    A forge has the name *forge* in commands and *shown* in sentences; some of its SQL runs *before* the parts, and some
-    *after* them.
+    A forge has the name *forge* in commands and *display_name* in sentences; its SQL begins with *templates_before*
+    and ends with *templates_after*.
     """
 
     forge: ClassVar[str]
@@ -206,7 +206,7 @@ class Adoption:
 
 
 def plan_adoption(kind: type[AdoptionT], tables: str, views: str, role: str | None) -> AdoptionT:
-    """Inspect the tables and return their adoption; raise `Unfit` if they cannot be adopted."""
+    """Inspect the tables and return their adoption; raise `AdoptionRefused` if they cannot be adopted."""
     if views == tables:
         raise AdoptionRefused(
             f"schema {views} is that of {kind.display_name}'s own tables: set FORGEKEEPER_FORGE_SCHEMA to"
@@ -235,7 +235,7 @@ def inspect_tables(kind: type[AdoptionT], tables: str, views: str, role: str | N
 
 
 def require_owner(found: Adoption) -> None:
-    """Raise `Unfit` unless this session may become the role that owns the tables."""
+    """Raise `AdoptionRefused` unless this session may become the role that owns the tables."""
     (may_become,) = database.execute_sql("select pg_has_role(%s::regrole, 'member')", (found.owner,)).fetchone()
     if not may_become:
         raise AdoptionRefused(
@@ -261,7 +261,7 @@ def _require_readable_tables(found: Adoption) -> None:
 
 
 def _find_owner(found: Adoption) -> str:
-    """Return the tables' owner, quoted for SQL; raise `Unfit` if they have several owners."""
+    """Return the tables' owner, quoted for SQL; raise `AdoptionRefused` if they have several owners."""
     (first, owner), *others = database.execute_sql(SELECT_TABLE_OWNERS, (found.schema, found.used_tables)).fetchall()
     for table, another in others:
         if another != owner:

@@ -61,7 +61,7 @@ class ForgeTables:
 def recognize_forge(schema: str, forge: str | None) -> ForgeTables:
     """Return access to the tables in *schema*: tables of *forge*, or of the recognized forge.
 
-    Raises `Unfit` if the schema lacks the tables of *forge*.
+    Raises `AdoptionRefused` if the schema lacks the tables of *forge*.
     """
     if forge in ADOPTION_CLASSES:
         adoption = inspect_tables(ADOPTION_CLASSES[forge], schema, "forgekeeper_peek")

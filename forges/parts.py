@@ -9,8 +9,8 @@ from typing import NamedTuple
 class AdoptedPart(NamedTuple):
     """A file of ``sql/`` that creates *views*; it *needs* these tables with these columns.
 
-    A change of rows of these views also changes rows of the tables *beside* them in the same transaction, if the forge
-    has these tables. A part that names a table *instead* exists only in forks; the forge itself has that table.
+    A change of rows of these views also changes rows of the tables *also_changes* in the same transaction, if the forge
+    has these tables. A part with *unless_table* exists only in forks: the forge itself has that table.
     """
 
     name: str

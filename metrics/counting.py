@@ -63,7 +63,7 @@ values.MmapedDict = AllocatedFile  # type: ignore[assignment,attr-defined]
 
 
 class Instruments:
-    """Metrics of one kind of process, by full name; before `know`, only the engine's own."""
+    """Metrics of one kind of process, by full name; before `declare_metrics`, only the engine's own."""
 
     def __init__(self, process: ProcessKind) -> None:
         self.registry = CollectorRegistry()

@@ -63,9 +63,9 @@ class PortTaken(Exception):
 class MetricsEndpoint(ThreadingWSGIServer):
     """Serves `/metrics`, `/livez` and `/readyz`, each request in a thread of its own.
 
-    `/metrics` collects *registry*. `/livez` answers 503 if *stalled* returns a reason, and `/readyz` if *unready* does;
-    neither asks a server. An endpoint that is not *is_open* yet, because its process waits for servers, is alive, not
-    ready, and serves no metrics: Prometheus counts its target as down.
+    `/metrics` collects *registry*. `/livez` answers 503 if *find_stalled_reason* returns a reason, and `/readyz` if
+    *find_unready_reason* does; neither asks a server. An endpoint that is not *is_open* yet, because its process waits
+    for servers, is alive, not ready, and serves no metrics: Prometheus counts its target as down.
     """
 
     def __init__(
@@ -234,9 +234,9 @@ class EndpointWatch(CriticalThread):
     def start(self) -> None:
         """Start with signals blocked, as Dramatiq installs its handlers in the main thread later.
 
-        Returns when the endpoint is a process of its own, or after `START`. `Popen` waits for that on a pipe. A worker
-        process that Dramatiq forked at this moment would keep that pipe open as long as it lives: the endpoint would
-        serve, but nothing would restart it after its end.
+        Returns when the endpoint is a process of its own, or after `THREAD_START_SECONDS`. `Popen` waits for that on a
+        pipe. A worker process that Dramatiq forked at this moment would keep that pipe open as long as it lives: the
+        endpoint would serve, but nothing would restart it after its end.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SHUTDOWN_SIGNALS)
         super().start()

@@ -173,7 +173,8 @@ def _render_json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:
 
 def _is_harmless(line: str) -> bool:
     """Check whether `redact` would leave a line of plain facts unchanged; False if in doubt."""
-    parts = ("\\", "://", "sig", "passw", "secret", "token", "authoriz", "key")  # each of `WORDS` contains one of these
+    # Each of `SECRET_WORDS` contains one of these.
+    parts = ("\\", "://", "sig", "passw", "secret", "token", "authoriz", "key")
     plain = len(line) <= MAX_FACT_CHARACTERS and line.isascii() and line.isprintable()
     return plain and not any(map(line.lower().__contains__, parts))
 
@@ -232,7 +233,7 @@ def mask_and_escape(text: str) -> str:
 def clean_text(text: str) -> str:
     """Mask secrets, escape control characters, and cut the middle of a long text.
 
-    A text longer than `SEEN` loses its end, and the word at the cut, which may be half of a secret.
+    A text longer than `MAX_EXAMINED_CHARACTERS` loses its end, and the word at the cut, which may be half of a secret.
     """
     if len(text) > MAX_EXAMINED_CHARACTERS:
         rest = f"{CUT_MARK} ({len(text):,} characters)"

@@ -116,7 +116,7 @@ def start_program(
     death_signal: signal.Signals,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start *command* with a new *log*; the kernel sends it *dies_by* if this thread ends."""
+    """Start *command* with a new *log*; the kernel sends it *death_signal* if this thread ends."""
     # After the prefix: the kernel resets this when a process enters a user namespace.
     setpriv = ["setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--"]
     # We may have died before the signal was set.

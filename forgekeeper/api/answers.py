@@ -501,7 +501,7 @@ class Children(Answer):
 class Skip(Answer):
     """A run that does nothing, for a *reason* that result, log and metrics show.
 
-    `metrics.catalogue.SKIPS` lists the reasons.
+    `metrics.catalogue.SKIP_REASONS` lists the reasons.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1))
     ... def pipelines_at_night(now: datetime) -> Rows[Pipeline] | Skip:
@@ -528,7 +528,7 @@ class Note(Answer):
 
 
 class Backlog(NamedTuple):
-    """Number of due records, at most `queries.BOUND`, and when the oldest became due."""
+    """Number of due records, at most `queries.MAX_COUNTED_ROWS`, and when the oldest became due."""
 
     records: int
     oldest: datetime | None = None
@@ -556,7 +556,7 @@ def ask_for_answers(name: str, due: DueFunction, now: datetime) -> list[Answer]:
 
 
 def ask_for_rows(batch: str, due: DueFunction, now: datetime) -> list[Rows[Any]]:
-    """Return the batch's due rows at an instant; raise `Mistake` as `answers_of` does."""
+    """Return the batch's due rows at an instant; raise `Mistake` as `ask_for_answers` does."""
     return [one.bind(batch, now) for one in ask_for_answers(batch, due, now) if isinstance(one, Rows)]
 
 

@@ -153,7 +153,7 @@ class BatchSpec(Declaration):
     """The declaration of a batch; its row in the database is `forgekeeper.ledger.holds.Batch`.
 
     Its *restorable* rows can be inserted back while their objects are there.  It deletes the objects of the queues in
-    the tables *emptied*.
+    *emptied_tables*.
     """
 
     cron: str

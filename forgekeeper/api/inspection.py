@@ -107,8 +107,8 @@ class PreviewContext:
     """The resources for the preview of a batch or of a child; *now* decides if a record is due.
 
     The preview has to end at *until*, an instant of the monotonic clock.  *size* is the number of records to name.
-    *passed_over* returns the keys of a kind's bad records, which a run leaves out.  *told* is called with each part as
-    far as it has been counted.
+    *passed_over* returns the keys of a kind's bad records, which a run leaves out.  *on_progress* is called with each
+    part as far as it has been counted.
     """
 
     batch: str
@@ -198,7 +198,7 @@ class Collector(NamedTuple):
 
 
 class StatusPart(NamedTuple):
-    """A part of `status`: *look* returns the value for `--json`, *sentence* a text about it."""
+    """A part of `status`: *read* returns the value for `--json`, *sentence* a text about it."""
 
     read: Callable[[], Any]
     sentence: Callable[[Any], str]

@@ -133,7 +133,7 @@ class Deletion(Base):
 class Audit:
     """The audit of one attempt at a *run*, or at a *child* that the run has sent.
 
-    Writes nothing unless *on*.  *values* are the parameters of a statement with a `clause`.
+    Writes nothing unless *on*.  *values* are the parameters of a statement with a `build_clause`.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class Audit:
     ) -> list[int]:
         """Record the records that are about to be deleted; return the intents' ids.
 
-        There is one intent for each `ITEMS` records.  *columns* have a value for each record, or a common value.  No
-        other attempt works on the *scope*, so it identifies the intents of an attempt that died.
+        There is one intent for each `MAX_RECORDS_PER_ROW` records.  *columns* have a value for each record, or a common
+        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.
         """
         return self._insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope)
 
@@ -327,9 +327,9 @@ def find_earlier_intents(
 ) -> Iterator[list[EarlierIntent]]:
     """Yield the open intents of earlier attempts with their records' present states.
 
-    *look* returns the states by the records' details.  The caller closes each list by `Audit.outcomes` before it asks
-    for the next list.  An intent stays open while the state of any of its records is unknown.  *name* is the detail by
-    which people look for a record.
+    *find_states* returns the states by the records' details.  The caller closes each list by `Audit.outcomes` before it
+    asks for the next list.  An intent stays open while the state of any of its records is unknown.  *name* is the
+    detail by which people look for a record.
     """
     while unclosed := audit.find_open_intents(record, scope=scope):
         rows = [list(expand_records(intent.ids, intent.detail, intent.size)) for intent in unclosed]

@@ -188,7 +188,7 @@ def list_newest(
 def list_of_project(project: int, batch: str, since: datetime) -> tuple[list[AuditedRecord], bool]:
     """Return a batch's records of a project since then, and whether they are complete.
 
-    The latest record is first.  Searches the latest `LOOKED_AT` rows, because no index has projects.
+    The latest record is first.  Searches the latest `MAX_SEARCHED_LINES` rows, because no index has projects.
     """
     values = {
         "project": project,

@@ -192,7 +192,8 @@ def list_run_deletions(
 ) -> tuple[AuditAnswer, list[AuditLine]]:
     """Return the totals and the newest deletions of a run and its children.
 
-    If the audit has more than *most* rows of the run, they are not added up, because that would take too long.
+    If the audit has more than *max_summed_rows* rows of the run, they are not added up, because that would take too
+    long.
     """
     known = list_subjects()
     many = max_summed_rows is not None and lookup.has_more_rows(max_summed_rows, run)

@@ -105,7 +105,7 @@ def _check_sentinel(
 def _claim_place(
     subject: str, place: sentinel.Place, ours: str, *, adopted: bool, find_samples: SampleLookup
 ) -> Finding:
-    """Write the sentinel if samples *named* by the database show that the place is right."""
+    """Write the sentinel if the paths of *find_samples* show that the place is right."""
     try:
         if doubt := _explain_doubt(place, ours, find_samples()):
             return error(subject, f"{place} {doubt}")

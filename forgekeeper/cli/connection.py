@@ -32,7 +32,7 @@ REDIS_VARIABLE = "FORGEKEEPER_REDIS_URL"
 OWN_BUG_SQLSTATES = frozenset({"42601"})
 """SQLSTATEs that only a bug in our own statements can cause: syntax errors."""
 CHECK_SCHEMAS_REMEDY = (
-    "run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
+    "run `forgekeeper check`, and look whether it is in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
 )
 SQLSTATE_REMEDIES = {
     "42501": "grant that to the user of the database, or let another run this; "

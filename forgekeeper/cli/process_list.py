@@ -199,8 +199,8 @@ def describe_holder(lease: str) -> str:
 def free_lease(lease: str, *, seen: str | None = None) -> CompletedAct:
     """Free a lease and record it. Needs a connection.
 
-    *seen* is the sentence of `holder_of` that the person has read. Raises `Problem` if nobody holds the lease, or if
-    its holder is not the one in *seen*.
+    *seen* is the sentence of `describe_holder` that the person has read. Raises `Problem` if nobody holds the lease, or
+    if its holder is not the one in *seen*.
     """
     require_redis()
     found = _find_lease(lease)

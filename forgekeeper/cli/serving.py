@@ -202,7 +202,7 @@ class ServerWait:
         self._asked, self._process_name = asked, process_name
 
     def until_available(self, find_missing: Callable[[], MissingServer | None]) -> None:
-        """Return when *look* finds nothing missing.
+        """Return when *find_missing* finds nothing missing.
 
         Raises `typer.Exit` with status 0 if the process is asked to end meanwhile, and errors that waiting does not
         cure.
@@ -225,7 +225,7 @@ class ServerWait:
         self.end_if_asked()
 
     def _call_in_thread(self, find_missing: Callable[[], MissingServer | None]) -> MissingServer | None:
-        """Call *look* in a thread and wait for its answer.
+        """Call *find_missing* in a thread and wait for its answer.
 
         The main thread gets no signal while libpq waits for a server that hangs.
         """

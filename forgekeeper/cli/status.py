@@ -115,7 +115,7 @@ class TolerantReader:
             return None, " ".join(preconditions.find_missing_needs(batch)) or describe_with_remedy(error)
 
     def read_or_none(self, read: Callable[[], ReadResult]) -> ReadResult | None:
-        """Call *look*; return None if Redis fails or if *look* tried to write."""
+        """Call *read*; return None if Redis fails or if *read* tried to write."""
         try:
             return read()
         except ReadOnlyViolation as error:

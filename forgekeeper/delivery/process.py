@@ -131,7 +131,7 @@ class ProcessMiddleware(Middleware):
         self.heartbeat.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Note the message and connect; raise `NotReady` if the database is down."""
+        """Note the message and connect; raise `MessageNotReady` if the database is down."""
         consumers = {} if self._worker is None else self._worker.consumers
         # A consumer whose thread is still connecting does not exist yet.
         held = {name: getattr(one.consumer, "queued_message_ids", ()) for name, one in consumers.items()}

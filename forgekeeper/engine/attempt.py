@@ -152,7 +152,7 @@ class Attempt:
             self.held, self.run.skipped = held, "held"
 
     def _ask_breaker(self) -> None:
-        """Let a run of a batch begin, with its children, or raise `Held`."""
+        """Let a run of a batch begin, with its children, or raise `BatchHeld`."""
         if self.row is None or not isinstance(self.declared, BatchSpec):
             return
         batch, number = self.declared, self.row.started.id

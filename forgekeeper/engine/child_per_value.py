@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import peewee as pw
 
-from forgekeeper.api.answers import Answer, Children, Mistake, Rows
+from forgekeeper.api.answers import Answer, Children, DueFunction, Mistake, Rows
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.api.objects import Objects, Register
 from forgekeeper.sources.queue import QueueTable
@@ -22,7 +22,6 @@ OPTIONS_FROM_ANSWER = ("outcome", "records", "more_records", "counters")
 """Options that follow from the answer if a batch has a child for each value of a column."""
 
 DivisibleAnswer: TypeAlias = "Rows[Any] | Objects[Any]"
-DivisibleFunction: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 
 
 @dataclass
@@ -53,7 +52,7 @@ def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any
 
 
 def make_fan_out_function(
-    due: DivisibleFunction, column: pw.Field[Any], child: str
+    due: DueFunction, column: pw.Field[Any], child: str
 ) -> Callable[[datetime], Generator[Children, None, str]]:
     """Return the function of a run: it sends a *child* for each value of the *column* in the rows that are due.
 
@@ -71,7 +70,7 @@ def make_fan_out_function(
 
 
 def make_child_function(
-    due: DivisibleFunction, column: pw.Field[Any], child: str
+    due: DueFunction, column: pw.Field[Any], child: str
 ) -> Callable[[datetime, Any], DivisibleAnswer]:
     """Return the function of the *child*: the rows whose *column* has its value, None for rows without a value."""
 
@@ -92,7 +91,7 @@ def find_due_values(answer: DivisibleAnswer, column: pw.Field[Any], batch: str, 
     return [value for (value,) in oldest_first.tuples()]
 
 
-def _ask_for_answer(due: DivisibleFunction, now: datetime) -> DivisibleAnswer:
+def _ask_for_answer(due: DueFunction, now: datetime) -> DivisibleAnswer:
     answer = due(now)
     (one,) = [answer] if isinstance(answer, Answer) else answer
     assert isinstance(one, Rows | Objects), "the declaration has checked it"

@@ -102,7 +102,7 @@ def _settle_earlier_intent(source: ItemSource[Any], earlier: EarlierIntent) -> t
 
 
 class _MarkedItems(NamedTuple, Generic[ItemT]):
-    """Items of a scope that are ours: *going* to be deleted, or *kept*."""
+    """Claimed items of a scope: *to_delete*, and *kept* with the reasons."""
 
     to_delete: list[ItemT]
     kept: dict[ItemT, ItemState]

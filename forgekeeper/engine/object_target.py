@@ -34,8 +34,8 @@ class DeleteConditions(NamedTuple):
 class ObjectTarget(ItemTarget[Placed]):
     """The object stores of one run.
 
-    The run fails if the store at a *needed* location is unavailable.  Without *needed*, each configured store is opened
-    when an item is in it.  *away* has the error of each store that is unavailable.
+    The run fails if a store of *required_locations* is unavailable.  Without *required_locations*, each
+    configured store is opened when an item is in it.  *store_errors* has the error of each store that is unavailable.
     """
 
     audit_key = "path"

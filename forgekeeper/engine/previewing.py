@@ -30,7 +30,7 @@ class BatchPreview:
     """The effect of a run of the batch, begun at *now*, and notes on its obstacles.
 
     *due* is the number of all due records, as the breaker counts them, and the number to release; None if it is
-    unknown.  *held* says that a brake holds the batch.
+    unknown.  *is_held* says that a brake holds the batch.
     """
 
     batch: str

@@ -210,7 +210,7 @@ def is_malformed(entry: UploadEntry) -> bool:
 
 
 def find_unfit_state(entry: UploadEntry, settings: Settings) -> str | None:
-    """Return why no object of the entry may be deleted, a key of `UNFIT`; None if it may be."""
+    """Return why no object of the entry may be deleted, a key of `UNFIT_REASONS`; None if it may be."""
     if is_malformed(entry):
         return "malformed"
     if entry.location not in settings.object_stores:

@@ -64,7 +64,10 @@ def describe_subject(rows: Rows[Any]) -> Subject:
 
 
 class RestorableRows:
-    """Deleted rows of an answer that can be inserted back; people call one *called*, and it is *done*: destroyed."""
+    """Deleted rows of an answer that can be inserted back.
+
+    People call one *called*, and say that it is *past_participle*, such as destroyed.
+    """
 
     def __init__(self, rows: Rows[Any]) -> None:
         assert rows.outbox is not None, "rows without an outbox are not restored"

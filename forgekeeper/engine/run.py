@@ -63,7 +63,7 @@ class Run(Generic[OutcomeType]):
     Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
     *deadline* ends with the budget of its declaration.  *number* is the id of its row, or of the run that sent the
     child.  *audit* records its deletions, *brakes* limit them, and *lease* is a child's exclusive claim.  A child sets
-    *more* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
+    *has_more_work* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class TooManyBadRecords(Exception):
 class BadRecords:
     """The bad records of a kind in one run, which leaves out their *keys*.
 
-    *still* returns the keys, among some keys, that a run would still process, or selects all such rows: other records
-    are forgotten.  *failed* counts records that failed in this run, *error* is the last error.  Metrics count them only
-    if the record's declaration names errors of the database.
+    *still_due* returns the keys, among some keys, that a run would still process, or selects all such rows: other
+    records are forgotten.  *failed* counts records that failed in this run, *error* is the last error.  Metrics count
+    them only if the record's declaration names errors of the database.
     """
 
     def __init__(self, run: Run[Any], record: str, still_due: StillDue) -> None:
@@ -185,8 +185,8 @@ class BadRecords:
     def _work_one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
         """Process each record alone, and pass over the records that raise.
 
-        Each record may wait for a lock as long as the whole chunk has.  If the budget is used up, the loop ends `ALONE`
-        seconds after its start.
+        Each record may wait for a lock as long as the whole chunk has.  If the budget is used up, the loop ends
+        `MAX_OVERTIME_SECONDS` after its start.
         """
         ends = time.monotonic() + MAX_OVERTIME_SECONDS
         for key in keys:

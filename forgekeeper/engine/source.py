@@ -15,10 +15,10 @@ from forgekeeper.platform.database.queries import KeyPage
 class ItemSource(ABC, Generic[ItemT]):
     """The items of an answer, for one run.  `forgekeeper.engine.deletion_loop` says when each method is called.
 
-    *record* names an item in metrics and the audit.  *chunk* items are claimed at a time, and belong to the run for
-    *visibility*; None if the run's lease is their claim.  `mark` gets at most *locked* items in one transaction.  A run
-    ends after *most* items.  *deleted_field* is the field of the result that grows by `settle_earlier`.
-    *share* names a child's part of the items: intents of other shares are not this run's to close.
+    *record* names an item in metrics and the audit.  *chunk_size* items are claimed at a time, and belong to the run
+    for *visibility*; None if the run's lease is their claim.  `mark` gets at most *max_locked_items* items in one
+    transaction.  A run ends after *max_items* items.  *deleted_field* is the field of the result that grows by
+    `settle_earlier`.  *share* names a child's part of the items: intents of other shares are not this run's to close.
     """
 
     record: str

@@ -16,13 +16,13 @@ Its common tables, in this order:
 subquery, finds other unlocked rows each time, and deletes them all.
 
 A row that changes between our snapshot and our lock is locked with its new values.  The deletion repeats the condition,
-so such a row stays unless it is still due.  In a table rows are deleted by place (`Target`), which is unique.  A view
-lacks places: its rows are deleted by key, and nothing is committed if these are more rows than keys.
+so such a row stays unless it is still due.  In a table rows are deleted by place (`TargetRelation`), which is unique.
+A view lacks places: its rows are deleted by key, and nothing is committed if these are more rows than keys.
 
 Statistics may be outdated.  If few rows were due when the table was analyzed, PostgreSQL would read all due rows for
 each chunk; with a plan from a time when the table was tiny it would read the whole table.  So the claim reads the index
-in its order (`IN_ORDER`), and the deletion repeats the condition in a form that no index answers and finds its rows by
-place or key.
+in its order (`WALK_IN_ORDER`), and the deletion repeats the condition in a form that no index answers and finds its
+rows by place or key.
 
 Children lock a total one after another, so the totals are locked last: two processes then delete 1.75 times as much as
 one, but 0.97 times if they lock the totals first (`python -m benchmarks artifacts_two`).  If another session has
@@ -103,7 +103,7 @@ class ChunkResult(NamedTuple):
 
     *instant* and *key* are the position of the last row, *held_up* the owners of the totals that others have locked.
     *keys* belong to the deleted rows, None if nobody looks at them.  *followers* are places of ``cascades.models``,
-    each with its number of rows.  *so_far* counts rows that the session had deleted before.
+    each with its number of rows.  *deleted_before* counts rows that the session had deleted before.
     """
 
     records: int

@@ -61,7 +61,8 @@ class Fence(Generic[ItemT]):
 class ItemTarget(ABC, Generic[ItemT]):
     """The places that items are deleted from, for one run.
 
-    A scope is a store or a repository, and None a place without a name.  The audit finds an item by the detail *name*.
+    A scope is a store or a repository, and None a place without a name.  The audit finds an item by the detail
+    *audit_key*.
     """
 
     audit_key: str

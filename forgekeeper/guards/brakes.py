@@ -154,9 +154,9 @@ class Brakes:
     def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
         """Reserve up to *records* and *size* bytes; return the granted amount.
 
-        Returns `NONE` if fewer than *least_records* or *least* bytes are left.  The reservation is committed when this
-        returns.  It stays used up unless the transaction that deletes settles it.  Reservations that others may give
-        back are not waited for: the next run can use them.
+        Returns `NO_AMOUNT` if fewer than *least_records* or *least* bytes are left.  The reservation is committed when
+        this returns.  It stays used up unless the transaction that deletes settles it.  Reservations that others may
+        give back are not waited for: the next run can use them.
         """
         assert not database.in_transaction(), "what is rolled back was never reserved"
         self._reserved = NO_AMOUNT
@@ -200,15 +200,15 @@ class Brakes:
         return [CommonTable("settled", settle)]
 
     def settlement_values(self, of_reserved: int | None = None) -> dict[str, Any]:
-        """Return the values for a statement with `settled`; it settles *of* the records, or all."""
+        """Return the values for a statement with `settled`; it settles *of_reserved* of the records, or all."""
         records = self._reserved.records if of_reserved is None else min(of_reserved, self._reserved.records)
         return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
 
     def settle(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Count the deleted amount *did*, and give the rest of the reservation back.
 
-        Call it in the transaction that deletes.  It settles *of* the reserved records, or all; the others stay used up.
-        Call `went` after the commit.
+        Call it in the transaction that deletes.  It settles *of_reserved* of the reserved records, or all; the others
+        stay used up.  Call `note_settled` after the commit.
         """
         if self._reserved != NO_AMOUNT:
             values = self.settlement_values(of_reserved) | {"records": did.records, "bytes": did.bytes}
@@ -234,7 +234,7 @@ class Brakes:
         self._carried += records
 
     def give_back(self, of_reserved: int | None = None) -> None:
-        """Give back *of* the reserved records, or all; they were certainly not deleted."""
+        """Give back *of_reserved* of the reserved records, or all; they were certainly not deleted."""
         if self._reserved != NO_AMOUNT and of_reserved != 0:
             with write_transaction():
                 self.settle(NO_AMOUNT, of_reserved=of_reserved)
@@ -255,7 +255,7 @@ class Brakes:
             raise
 
     def settle_earlier(self, run: int | None, deleted: int, *, of_reserved: int) -> int:
-        """Count records that an earlier attempt at a *run* deleted, *of* the reserved records.
+        """Count records that an earlier attempt at a *run* deleted, of *of_reserved* reserved records.
 
         Call it in the transaction that closes these records, and call `note_earlier` after the commit.  Returns the
         number of counted records: 0 if that attempt reserved nothing because it had no limits.

@@ -108,7 +108,7 @@ class Verdict(NamedTuple):
 def check_run(
     batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool = False
 ) -> bool | None:
-    """Return whether the run is ordinary; raise `Held` if it must not begin.
+    """Return whether the run is ordinary; raise `BatchHeld` if it must not begin.
 
     A *released* run is not held, nor a run whose feature flag is off.
     """
@@ -221,7 +221,7 @@ def _estimate_growth(values: dict[str, Any]) -> float:
 
 
 def _in_time(count: Callable[[], int]) -> int | None:
-    """Return the count of *look*; None if it takes too long."""
+    """Return the result of *count*; None if it takes too long."""
     return answer_within(time.monotonic() + COUNT_TIME_LIMIT.total_seconds(), count)
 
 

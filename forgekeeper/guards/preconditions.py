@@ -184,7 +184,7 @@ def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
 
 
 def _require_installation(deletes_from: DeletionPlace | None, settings: Settings, *, claims: bool) -> None:
-    """Raise `Disagreement` unless database, Redis and places to delete from have one owner.
+    """Raise `InstallationMismatch` unless database, Redis and places to delete from have one owner.
 
     A copied or moved database does not agree until a person says which installation it is.  Redis and places that do
     not answer are left out: the batch fails if it needs them.  Without *claims* nothing is written, and a Redis that is
@@ -255,7 +255,7 @@ class ClockDifference(NamedTuple):
     def as_sentence(self) -> str:
         """Return the difference as a sentence for people."""
         way = f"{abs(self.seconds):.0f} s {'ahead of' if self.seconds > 0 else 'behind'}"
-        return f"{CLOCK_NAMES[self.clock]} is {way} {CLOCK_NAMES[self.reference]}; set right the one that is wrong"
+        return f"{CLOCK_NAMES[self.clock]} is {way} {CLOCK_NAMES[self.reference]}; correct the wrong clock"
 
 
 def compare_clocks(*clocks: str) -> list[ClockDifference]:

@@ -135,7 +135,7 @@ class RunTotal(Base):
 
     @classmethod
     def settle_earlier(cls, batch: str, run: int, deleted: int, *, of_reserved: int) -> bool:
-        """Count *deleted* records *of* an earlier attempt's reservation; False if it has none."""
+        """Count *deleted* of *of_reserved* records of an earlier attempt; False if it reserved none."""
         values = {"batch": batch, "run": run, "deleted": deleted, "of": of_reserved}
         return bool(database.execute_sql(UPDATE_EARLIER_TOTALS, values).rowcount)
 

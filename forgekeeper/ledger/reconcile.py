@@ -143,13 +143,13 @@ def decide_ticks(
     window: timedelta,
     due_hint: datetime | None = None,
 ) -> list[TickDecision]:
-    """Decide about every tick later than *known* and due *now*; the newest comes first.
+    """Decide about every tick later than *newest_recorded* and due *now*; the newest comes first.
 
-    *known* is the newest tick that has a row.  The function reads and changes nothing: equal arguments give equal
-    decisions, so any number of schedulers may decide at once, and the first claim gets the tick.  With *catch_up*
+    *newest_recorded* is the newest tick that has a row.  The function reads and changes nothing: equal arguments give
+    equal decisions, so any number of schedulers may decide at once, and the first claim gets the tick.  With *catch_up*
     ``once`` the newest tick runs late, unless it is older than *window*; with ``skip`` it does not run.  *due_hint* is
-    the tick that is due by a scheduler's own clock, believed up to `CLOCK_TOLERANCE` before *now*.  After a long
-    outage the oldest ticks are left out.
+    the tick that is due by a scheduler's own clock, believed up to `CLOCK_TOLERANCE` before *now*.  After a long outage
+    the oldest ticks are left out.
     """
     due = schedule.latest_until(now)
     if due_hint is not None and due < due_hint <= now + CLOCK_TOLERANCE:

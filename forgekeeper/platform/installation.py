@@ -126,7 +126,7 @@ def why_misplaced() -> str | None:
 def read_places() -> InstallationPlaces | None:
     """Return the database's present and recorded place, None without an installation.
 
-    Raises `Unknown` if the role may not read the present place.
+    Raises `ClusterUnreadable` if the role may not read the present place.
     """
     try:
         # A refusal must not abort the transaction of a caller that looks at more than this.
@@ -144,7 +144,7 @@ def read_places() -> InstallationPlaces | None:
 
 
 def record_first_place() -> None:
-    """Record the present place if none is recorded; raise `Unknown` if it cannot be read."""
+    """Record the present place if none is recorded; raise `ClusterUnreadable` if it cannot be read."""
     if (found := read_places()) is not None and found.recorded is None:
         database.execute_sql(UPDATE_PLACE, found.here)
 
@@ -184,8 +184,8 @@ def claim_by_writing(client: redis.Redis, installation: str) -> None:
 def require_same_installation() -> str:
     """Return the id of both database and Redis; claim a Redis without an owner.
 
-    A database in another place than the recorded place claims nothing: it may be a copy.  Raises `Disagreement` if the
-    ids differ, or if the database lacks an id.
+    A database in another place than the recorded place claims nothing: it may be a copy.  Raises `InstallationMismatch`
+    if the ids differ, or if the database lacks an id.
     """
     try:
         ours = Installation.ensure_id()

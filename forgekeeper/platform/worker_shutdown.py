@@ -129,7 +129,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 class ShutdownWatchdog:
-    """Ends the process when its shutdown takes too long; *working* lists its work in flight."""
+    """Ends the process when its shutdown takes too long; *list_in_flight* lists its work in flight."""
 
     def __init__(self, list_in_flight: Callable[[], list[dict[str, object]]], timeout: timedelta) -> None:
         self._list_in_flight = list_in_flight
@@ -173,7 +173,7 @@ class ShutdownWatchdog:
 
 
 def _end_process(*, status: int, log_reason: Callable[[], None] = lambda: None) -> NoReturn:
-    """Execute the last steps within `LAST_WORDS`, and end the process.
+    """Execute the last steps within `LAST_STEPS_SECONDS`, and end the process.
 
     An exception or a signal would not end it: the main thread waits for the others, and a thread in C code, such as
     libpq, receives neither.  `os._exit` skips exit handlers, but these never run in a fork of Dramatiq's master.

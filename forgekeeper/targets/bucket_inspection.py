@@ -27,8 +27,8 @@ BucketAnswer = TypeVar("BucketAnswer")
 class BucketInspection:
     """The store behind a URL, to be inspected.
 
-    Methods raise one of `FAILURES` if it does not answer, unless stated.  Changes nothing.  Deletions of a name without
-    an object, in the first of *prefixes*, show whether the store deletes.
+    Methods raise one of `STORE_ERRORS` if it does not answer, unless stated.  Changes nothing.  Deletions of a name
+    without an object, in the first of *prefixes*, show whether the store deletes.
     """
 
     def __init__(self, url: str, prefixes: Sequence[str]) -> None:

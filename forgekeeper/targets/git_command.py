@@ -128,10 +128,10 @@ class Git:
     def run(
         self, *arguments: str | bytes, input_bytes: bytes = b"", keep_line: Callable[[bytes], object] = bool
     ) -> GitAnswer:
-        """Run git to its end, with *given* as standard input.
+        """Run git to its end, with *input_bytes* as standard input.
 
-        The answer has the output lines to *keep*.  Raises `GitTimedOut`, and `GitError` if git is missing.  Any other
-        exception in this thread ends git first.
+        The answer has the output lines to *keep_line*.  Raises `GitTimedOut`, and `GitError` if git is missing.  Any
+        other exception in this thread ends git first.
         """
         # Files, not pipes: neither side ever waits for the other to read.
         with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
@@ -198,7 +198,7 @@ class Git:
             raise GitError(f"git cannot be started: {error.strerror}") from None
 
     def _write_and_read(self, stdin: IO[bytes], stdout: IO[bytes], input_bytes: bytes, expected: bytes) -> bytes:
-        """Write *given* to git; return its answer up to *expected*, its end, or the time limit."""
+        """Write *input_bytes* to git; return its answer up to *expected*, its end, or the time limit."""
         answer, left = b"", memoryview(input_bytes)
         os.set_blocking(stdin.fileno(), False)
         with DefaultSelector() as ready:

@@ -194,7 +194,7 @@ class ObjectStore:
     async def delete_in_bulk(self, paths: Sequence[str]) -> set[str]:
         """Delete objects in bulk; return the paths that the answer names as deleted.
 
-        Raises one of `FAILURES`.
+        Raises one of `STORE_ERRORS`.
         """
         requests = self._requests
         assert requests is not None, "the caller has asked `can_delete_in_bulk`"

@@ -24,7 +24,7 @@ OUTSIDE_PREFIXES_REASON = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
 
 
 class StoreUnavailable(Exception):
-    """The store's answers about objects that are not in *known* do not count.
+    """The store's answers about objects that are not in *confirmed* do not count.
 
     If the deletion had not *begun*, no request was sent that could delete an object.
     """

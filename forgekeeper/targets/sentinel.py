@@ -51,7 +51,7 @@ def parse_owner(content: bytes) -> str:
 
 
 def why_not_ours(place: object, owner_found: str, installation: str) -> str | None:
-    """Return why nothing may be deleted from a place of *found*; None if *installation*'s."""
+    """Return why nothing may be deleted from a place of *owner_found*; None if *installation*'s."""
     if not owner_found:
         return (
             f"{place}: {SENTINEL_NAME} names no installation; `forgekeeper check --init` adopts the place if it is"
@@ -68,7 +68,7 @@ def why_not_ours(place: object, owner_found: str, installation: str) -> str | No
 class Folder:
     """A folder on a disk that may not be mounted.
 
-    Every method raises `Unreadable` if the folder does not answer.
+    Every method raises `PlaceUnreadable` if the folder does not answer.
     """
 
     def __init__(self, root: Path) -> None:
@@ -110,7 +110,7 @@ class Folder:
 
 
 class Store:
-    """An object store behind a URL; methods raise `Unreadable` if it does not answer."""
+    """An object store behind a URL; methods raise `PlaceUnreadable` if it does not answer."""
 
     def __init__(self, location: str, url: str) -> None:
         self._location = location
@@ -153,7 +153,7 @@ class Store:
 
 
 async def read_store_owner(store: ObjectStore) -> str:
-    """Return the owner of *store*, as `parse` does; raise one of `FAILURES`."""
+    """Return the owner of *store*, as `parse` does; raise one of `STORE_ERRORS`."""
     return parse_owner(bytes(await (await obstore.get_async(store, SENTINEL_NAME)).bytes_async()))
 
 

@@ -5,7 +5,7 @@
     az://container/prefix?account_name=…&account_key=…
     file:///srv/objects
 
-The store's options follow the question mark.  `OPTIONS` lists all of them; `&`, `#` and `%` in them are
+The store's options follow the question mark.  `STORE_OPTIONS` lists all of them; `&`, `#` and `%` in them are
 percent-encoded.  Missing options are taken from the environment under the store's usual names (`AWS_ACCESS_KEY_ID`, …).
 """
 
@@ -53,7 +53,7 @@ _opening_process = cache(os.getpid)
 
 
 def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
-    """Open the store behind *url*; raise one of `FAILURES` if the URL or its folder is wrong.
+    """Open the store behind *url*; raise one of `STORE_ERRORS` if the URL or its folder is wrong.
 
     Sends no request.  A request without an answer within *request_timeout* has failed.  A request that may be repeated
     is retried up to *retries* times, but not after *retry_timeout*.

@@ -127,8 +127,8 @@ def test_check_names_a_clock_that_is_ahead(forgekeeper, url_with_clock_ahead):
 
     assert result.status == 1
     assert result.findings("clocks") == [
-        ("error", "PostgreSQL's clock is 3600 s ahead of Redis's clock; set right the one that is wrong"),
-        ("warning", "PostgreSQL's clock is 3600 s ahead of this machine's clock; set right the one that is wrong"),
+        ("error", "PostgreSQL's clock is 3600 s ahead of Redis's clock; correct the wrong clock"),
+        ("warning", "PostgreSQL's clock is 3600 s ahead of this machine's clock; correct the wrong clock"),
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_
     assert result.sentences == [
         (
             f'forgekeeper: {NAME} failed: cannot use PostgreSQL: relation "quarantine" does not exist;'
-            " run `forgekeeper check`, and look whether it lies in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
+            " run `forgekeeper check`, and look whether it is in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
         )
     ]
 

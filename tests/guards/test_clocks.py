@@ -41,7 +41,7 @@ def test_a_status_lives_that_only_a_wrong_clock_calls_expired(database, settings
     found = json.loads(result.stdout)
     left = database.execute_sql("select count(*) from user_statuses").fetchone()[0]
     assert (result.returncode, found["skipped"], left) == (3, "clocks", 1)
-    assert "set right the one that is wrong (FORGEKEEPER_CLOCK_TOLERANCE allows 60 s)" in found["blocked"]
+    assert "correct the wrong clock (FORGEKEEPER_CLOCK_TOLERANCE allows 60 s)" in found["blocked"]
 
 
 def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):

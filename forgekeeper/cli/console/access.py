@@ -70,7 +70,7 @@ _cookie_signer = URLSafeTimedSerializer(secrets.token_hex(32))
 class Person(NamedTuple):
     """Person who sent a request; an *operator* may act.
 
-    A *session* began with a login and can be ended.
+    With *has_session* the person has signed in, and can sign out.
     """
 
     name: str

@@ -45,11 +45,11 @@ class FormContent(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An act: *look* previews it, the same for everybody, and *do* performs it.
+    """An act: *preview* previews it, the same for everybody, and *perform* performs it.
 
-    Both need a connection, and raise `Problem`. *of* are the fields that name its objects. *typed* are the fields that
-    the form asks for besides the reason: `act.html` has their labels. *seen* is the field that the preview fills; the
-    person can change it if it is also *typed*.
+    Both need a connection, and raise `Problem`. *object_fields* are the fields that name its objects. *input_fields*
+    are the fields that the form asks for besides the reason: `act.html` has their labels. *preview_field* is the field
+    that the preview fills; the person can change it if it is also among *input_fields*.
     """
 
     preview: Callable[[FormFields, Settings], FormContent]

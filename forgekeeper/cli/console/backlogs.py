@@ -54,7 +54,7 @@ class BacklogHistory:
             release_connection()
 
     def chart_points(self, batch: str) -> list[BacklogPoint]:
-        """Return at most `MAX_POINTS` points: the last time and highest count of each part.
+        """Return at most `MAX_CHART_POINTS` points: the last time and highest count of each part.
 
         Both are None for a time without an answer.
         """

@@ -19,7 +19,7 @@ ENTRIES_PER_PAGE = 100
 def show_quarantine(request: PageRequest) -> dict[str, Any]:
     """Show the quarantine, oldest first; ``after`` is the last id of the page before."""
     batch, kind = request.query.get("batch"), request.query.get("kind")
-    after = read_number(request.query["after"], "one that lies there") if "after" in request.query else 0
+    after = read_number(request.query["after"], "an entry") if "after" in request.query else 0
     kept = quarantine.list_kept_entries(request.settings, batch, kind, ENTRIES_PER_PAGE)
     rows = quarantine.list_rows_after(after, batch, kind, ENTRIES_PER_PAGE + 1)
     ours = quarantine.count_rows(batch, kind)

@@ -1,8 +1,8 @@
 """Shared reads for pages: a question that is already in flight is not sent again.
 
-An answer is valid for `FRESH` seconds for everybody, so a thousand open pages cost the servers no more than one. The
-last answers are kept, and shown with their age while a server is away. Questions have a bounded number of threads and
-connections; if one hangs, no page waits for it longer than its patience.
+An answer is valid for `ANSWER_VALID_SECONDS` for everybody, so a thousand open pages cost the servers no more
+than one. The last answers are kept, and shown with their age while a server is away. Questions have a bounded number of
+threads and connections; if one hangs, no page waits for it longer than its patience.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from metrics.logs import clean_text, describe_error
 ANSWER_VALID_SECONDS = 0.5  # seconds
 ANSWER_TIMEOUT_SECONDS = 1.5  # seconds: a page has to report within two seconds that nothing answers
 # Share of its patience that a page waits if it has a last answer. An open page asks half a second after an answer, may
-# get a `FRESH` answer, asks again, and waits: all this takes less than two seconds.
+# get a fresh answer, asks again, and waits: all this takes less than two seconds.
 RENEWAL_TIMEOUT_SHARE = 0.5
 MAX_KEPT_ANSWERS = 200  # answers, the most recently requested
 READER_THREADS = 4  # concurrent questions, each with its own connection
@@ -93,10 +93,10 @@ class PageReader:
         *,
         timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
     ) -> CachedAnswer:
-        """Return the answer of *look*, or a fresh answer to another caller with the same *key*.
+        """Return the answer of *read_facts*, or a fresh answer to another caller with the same *key*.
 
-        Waits at most *patience* seconds. If the time is up or a server refuses, the answer has the last value and the
-        trouble. Raises `Busy` if too many other questions are in flight.
+        Waits at most *timeout_seconds* seconds. If the time is up or a server refuses, the answer has the last value
+        and the trouble. Raises `ReaderBusy` if too many other questions are in flight.
         """
         with self._lock:
             known = self._answers.get(key, CachedAnswer())
@@ -129,7 +129,7 @@ class PageReader:
 
 
 def _read_connected(read_facts: Callable[[], dict[str, Any]], before: CachedAnswer) -> CachedAnswer:
-    """Call *look* on a connection of this thread; after an error the value of *before* stays."""
+    """Call *read_facts* on a connection of this thread; after an error the value of *before* stays."""
     try:
         database.connect(reuse_if_open=True)
         with read_only_snapshot():

@@ -128,7 +128,7 @@ class Lease(CriticalThread):
         try:
             renewed = self._run_if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
         except redis.RedisError:
-            return  # unconfirmed: `_doubt` counts the time since the last confirmation
+            return  # unconfirmed: `_why_lost` counts the time since the last confirmation
         if renewed:
             self._confirmed_at = asked
         else:
@@ -153,7 +153,8 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Hold the lease *name* during the body, or raise `LeaseTaken` at once; always release it.
 
-    Raises `LeaseInTransaction`, before Redis is contacted, if *forbidden* returns True.  *holder* is for display only.
+    Raises `LeaseInTransaction`, before Redis is contacted, if *is_forbidden* returns True.  *holder* is for display
+    only.
     """
     if is_forbidden is not None and is_forbidden():
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")

@@ -23,7 +23,7 @@ _COUNT_PATTERN = re.compile(rb"[0-9]{1,15}")
 
 
 def decode_text(value: bytes) -> str:
-    """Decode a value; bytes that are not UTF-8 become surrogates, which `raw` restores."""
+    """Decode a value; bytes that are not UTF-8 become surrogates, which `encode_text` restores."""
     return value.decode(errors="surrogateescape")
 
 
@@ -52,7 +52,7 @@ def parse_second(value: bytes | float) -> int:
 
 
 def to_datetime(seconds: float) -> datetime:
-    """Return the instant of an epoch second, or outside the range `FIRST` or `LAST`."""
+    """Return the instant of an epoch second, or outside the range `FIRST_MOMENT` or `LAST_MOMENT`."""
     if not seconds > FIRST_MOMENT.timestamp():
         return FIRST_MOMENT
     return LAST_MOMENT if seconds >= LAST_MOMENT.timestamp() else datetime.fromtimestamp(seconds, UTC)

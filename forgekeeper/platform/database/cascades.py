@@ -68,7 +68,7 @@ class Cascades:
 
     @classmethod
     def find(cls, target: TargetRelation, declared_models: Sequence[type[Base]] = ()) -> Cascades:
-        """Find the foreign keys whose rows follow; only rows of the models *into* may follow."""
+        """Find the foreign keys whose rows follow; only rows of *declared_models* may follow."""
         model = target.model
         models = (model, *(one for one in declared_models if one is not model))
         keys = [key for key in find_foreign_keys(target) if key.changes_rows]

@@ -74,7 +74,7 @@ def find_misused_functions(schema: str) -> Iterator[str]:
 
 
 def find_misused_triggers(schema: str) -> Iterator[str]:
-    """Yield the sentences of `objections_to_functions` for the triggers of views in *schema*."""
+    """Yield the sentences of `find_misused_functions` for the triggers of views in *schema*."""
     return _find_misuses(IS_TRIGGER_OF_VIEW, schema)
 
 

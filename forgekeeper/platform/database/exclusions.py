@@ -62,7 +62,7 @@ class ExclusionSubject(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse a subject such as ``project:7``; raise `Unclear` if it can exclude nothing."""
+        """Parse a subject such as ``project:7``; raise `BadExclusion` if it can exclude nothing."""
         kind, _, subject = text.partition(":")
         if kind not in EXCLUSION_KINDS or not subject:
             raise BadExclusion(f"{text!r} is nothing to exclude: write project:7, group:9 or 'pattern:uploads/*'")
@@ -208,9 +208,9 @@ def condition_sql(model: type[Base], condition: pw.Node) -> str:
 
 
 def find_excluded(batch: str, list_records: Callable[[], Iterable[tuple[int | None, str | None]]]) -> set[int]:
-    """Return the positions of the excluded records in *those*: a project and a name of each.
+    """Return the positions of the excluded records; *list_records* returns a project and a name of each.
 
-    Called once per chunk; *those* is called only if the batch has exclusions.
+    Called once per chunk; *list_records* is called only if the batch has exclusions.
     """
     if not has_exclusions(batch):
         return set()
@@ -225,7 +225,7 @@ def find_excluded(batch: str, list_records: Callable[[], Iterable[tuple[int | No
 
 
 def describe_exclusions(batch: str) -> Iterator[str]:
-    """Yield a sentence for each of the first `SHOWN` exclusions, then the number of others."""
+    """Yield a sentence for each of the first `MAX_SHOWN_EXCLUSIONS` exclusions, then the number of others."""
     standing = Exclusion.list_in_force(batch)
     yield from (one.to_sentence() for one in standing[:MAX_SHOWN_EXCLUSIONS])
     if more := len(standing) - MAX_SHOWN_EXCLUSIONS:

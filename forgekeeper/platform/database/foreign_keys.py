@@ -88,10 +88,10 @@ SELECT_TABLES_BELOW = """
 
 
 class ForeignKey(NamedTuple):
-    """A foreign key from *table* to rows of *to*, and its *action* when such a row is deleted.
+    """A foreign key from *table* to rows of *referenced_table*, and its *action* when such a row is deleted.
 
-    *table* and *to* are oids, *table_name* and *to_name* their names.  *columns* refer to the columns *leads_to*.  If
-    *is_unique*, at most one row refers to a row.
+    *table* and *referenced_table* are oids, *table_name* and *referenced_name* their names.  *columns* refer to
+    *referenced_columns*.  If *is_unique*, at most one row refers to a row.
     """
 
     name: str

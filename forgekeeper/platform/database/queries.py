@@ -39,20 +39,20 @@ CURSOR_SETTINGS = "set local statement_timeout = '1h'; set local enable_nestloop
 
 
 def count_bounded(query: pw.ModelSelect[Any]) -> int:
-    """Count the rows of *query*, up to `BOUND`."""
+    """Count the rows of *query*, up to `MAX_COUNTED_ROWS`."""
     counted: int = query.limit(MAX_COUNTED_ROWS).count()
     return counted
 
 
 class AffectedShare(NamedTuple):
-    """Counts of a batch, each up to a bound: *due* rows that runs would delete, *of* all rows."""
+    """Counts of a batch, each up to a bound: *due* rows that runs would delete, of the *total* of rows."""
 
     due: Callable[[int], int]
     total: Callable[[int], int]
 
     @classmethod
     def from_queries(cls, *queries: pw.ModelSelect[Any], further_models: tuple[type[Base], ...] = ()) -> AffectedShare:
-        """Count the rows of *queries*, and all rows of their tables and of the tables *of*."""
+        """Count the rows of *queries*, and all rows of their tables and of the *further_models*."""
         models = (*(query.model for query in queries), *further_models)
         return cls(
             lambda bound: _count_up_to(queries, bound),
@@ -64,7 +64,7 @@ AffectedShareReader: TypeAlias = Callable[[datetime], AffectedShare]
 
 
 def share_as_read_only(reader: str, ask: AffectedShareReader) -> AffectedShareReader:
-    """Return *ask* as a look; the counts of the returned `Stake` are looks of their own."""
+    """Return *ask* as a look; the counts of the returned `AffectedShare` are looks of their own."""
     asked = as_read_only(reader, ask)
 
     def read_share(instant: datetime) -> AffectedShare:

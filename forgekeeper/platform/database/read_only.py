@@ -34,7 +34,7 @@ class ReadOnlyViolation(pw.InternalError):
 
 @contextmanager
 def read_only_snapshot(reader: str = "what is shown here") -> Iterator[None]:
-    """Run the body as a look; raise `WritesInLook` if it writes.  *whose* names the look.
+    """Run the body as a look; raise `ReadOnlyViolation` if it writes.  *reader* names the look.
 
     Within another transaction the look is a savepoint, and ``set local`` in the body ends with it.  Without a
     connection it does nothing.

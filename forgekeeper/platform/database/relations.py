@@ -75,8 +75,8 @@ INDEX_PATTERN = re.compile(r"create index \S+ on \S+ \((.*?)\)(?: where (.*))?",
 class Column(NamedTuple):
     """An existing column: its *type*, and whether it is never NULL (None for a view's column).
 
-    *may* has the privileges of this role.  *can* has the changes of the column or its rows that PostgreSQL supports
-    for this relation, whatever the role.
+    *granted* has the privileges of this role.  *supported* has the changes of the column or its rows that PostgreSQL
+    supports for this relation, whatever the role.
     """
 
     type: str
@@ -183,7 +183,7 @@ def read_columns(names: Sequence[str]) -> ColumnsByTable:
 
 
 def is_view(columns: Mapping[str, Column]) -> bool:
-    """Return whether these are the columns of a view: only for tables *filled* is known."""
+    """Return whether these are the columns of a view: only for tables *is_not_null* is known."""
     return bool(columns) and all(column.is_not_null is None for column in columns.values())
 
 

@@ -20,7 +20,7 @@ SELECT_INDEXES = """
 
 
 class SchemaDifference(NamedTuple):
-    """A missing table, column or index; *harmless* if batches only become slower without it."""
+    """A missing table, column or index; *is_harmless* if batches only become slower without it."""
 
     sentence: str
     is_harmless: bool

@@ -248,7 +248,7 @@ def now() -> datetime:
 def read_only_session(batch: str) -> Iterator[None]:
     """Let PostgreSQL refuse writes of this session, except in the engine's transactions.
 
-    Raises `WritesByItself` if a write was refused, and `TakesNoWrites` if the database is read-only already; it then
+    Raises `WritesByItself` if a write was refused, and `DatabaseReadOnly` if the database is read-only already; it then
     stays read-only.
     """
     token = _guarded_batch.set(batch)
@@ -303,7 +303,7 @@ def write_transaction() -> Iterator[None]:
 class EngineTransaction:
     """A transaction of the engine.
 
-    *first* begins it, in the request of its first statement; *end* ends it.
+    *begin* begins it, in the request of its first statement; *end* ends it.
     """
 
     begin: str = "begin isolation level read committed, read write; "
@@ -344,7 +344,7 @@ def write_prefix() -> str:
 def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, prefix: str = "") -> Any:
     """Execute *statement*, prepared once per connection and not parsed again for each chunk.
 
-    It is prepared as *name* and a part of its hash; *first* is sent before it in the same request.  If the statement
+    It is prepared as *name* and a part of its hash; *prefix* is sent before it in the same request.  If the statement
     cannot be prepared, for example within a transaction of the caller, it is executed directly.  A value needs a cast
     if PostgreSQL cannot infer its type.  Without preparing a run took a third longer: `benchmarks statuses`.
     """

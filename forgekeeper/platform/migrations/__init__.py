@@ -77,7 +77,7 @@ def apply_pending(database: Database, which: MigrationSet = OWN_MIGRATIONS) -> l
     """Apply all pending migrations in one transaction; return their names.
 
     A second process waits for the first and then finds nothing to do.  A missing schema is created.  Raises
-    `TableExists` if a table to create exists already, and `Elsewhere`.
+    `TableExists` if a table to create exists already, and `TablesElsewhere`.
     """
     try:
         with database.atomic():
@@ -106,7 +106,7 @@ def _find_schema(database: Database, which: MigrationSet) -> str:
 
 
 def _require_none_elsewhere(database: Database, which: MigrationSet) -> None:
-    """Raise `Elsewhere` if our tables are in an unexpected schema, before others are created."""
+    """Raise `TablesElsewhere` if our tables are in an unexpected schema, before others are created."""
     place, visible = _find_used_schema(database, which) or (None, True)
     schema = which.schema_of(database)
     if not visible and place != schema == DEFAULT_SCHEMAS[0]:

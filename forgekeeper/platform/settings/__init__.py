@@ -2,7 +2,7 @@
 
 Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file in the working
 directory; the environment wins.  An unknown name or a bad value stops the start
-(`forgekeeper.platform.settings.reading`).  Each batch's declaration adds settings of its own (`settings_of`).
+(`forgekeeper.platform.settings.reading`).  Each batch's declaration adds settings of its own (`build_settings_class`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class SettingsError(Exception):
 class BatchFacts(NamedTuple):
     """The facts that determine the settings of one batch.
 
-    A batch that *counts* its deletions has limits of records; a batch that *counts_bytes* has limits of bytes, too.
+    A batch that *counts_records* its deletions has limits of records; a batch that *counts_bytes* has limits of bytes,
+    too.
     """
 
     name: str
@@ -153,7 +154,7 @@ class BatchFacts(NamedTuple):
 
 
 class Settings(BaseSettings):
-    """The validated settings of one process; `settings_of` adds the settings of batches."""
+    """The validated settings of one process; `build_settings_class` adds the settings of batches."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True

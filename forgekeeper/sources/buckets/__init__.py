@@ -54,8 +54,8 @@ class OccupiedBucket(NamedTuple):
 class BucketSet:
     """The buckets of a *name*, with their keys in Redis.
 
-    *available* has numbers, *occupied* numbers by the second of the last heartbeat, *owners* tokens by number.  *state*
-    has `max_buckets`, the maximum of the last tidying, and `last_claimed`.
+    *list_available* has numbers, *occupied* numbers by the second of the last heartbeat, *owners* tokens by number.
+    *state* has `max_buckets`, the maximum of the last tidying, and `last_claimed`.
     """
 
     def __init__(self, name: str) -> None:

@@ -28,7 +28,7 @@ MAX_SEARCHED_PAGES = 1_000
 class HashCount(NamedTuple):
     """Counts of the forge's uploads: registered, due (and the second of the oldest), without a valid time.
 
-    *first* is an example of the last.
+    *unreadable_example* is an example of the last.
     """
 
     registered: int = 0
@@ -76,7 +76,7 @@ class Bridge:
         return HashCount(registered, due, oldest, unreadable, max(page.unreadable_example for page in pages))
 
     def read_stale_pages(self, client: redis.Redis) -> Iterator[list[tuple[bytes, float]]]:
-        """Yield the fields that `move` would move, page by page, with the seconds of their registration."""
+        """Yield the fields that `move_stale` would move, page by page, with the seconds of their registration."""
         if self.is_open(client):
             for page in self._read_pages(client, None, with_names=True):
                 yield [(field, float(value)) for field, value in page.stale]

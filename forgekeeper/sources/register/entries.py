@@ -23,8 +23,8 @@ class BeingDeleted(Exception):
 class UploadEntry:
     """An upload that was never completed, and the failed attempts to delete its object.
 
-    *adopted* is the epoch second of its adoption, None for a producer's entry.  *registered* is the epoch second of its
-    registration, None for an entry that was claimed before.
+    *adopted_at* is the epoch second of its adoption, None for a producer's entry.  *registered_at* is the epoch second
+    of its registration, None for an entry that was claimed before.
     """
 
     member: str
@@ -64,7 +64,7 @@ class DueEntry(NamedTuple):
 class EntryCounts(NamedTuple):
     """Counts of entries: neither completed nor settled, due (and since when), failed for good.
 
-    *unreadable* counts entries of the forge's own register without a valid time; *first* is an example.
+    *unreadable* counts entries of the forge's own register without a valid time; *unreadable_example* is an example.
     """
 
     pending: int

@@ -297,8 +297,8 @@ class RedisRegister:
     def adopt(self, client: redis.Redis, location: str, paths: Collection[str]) -> int:
         """Register objects, unchanged for a day, that nothing names; return how many are new.
 
-        They wait for `ADOPTION`; until then `withdraw` can remove them.  Afterwards they are due, and are deleted like
-        every stale upload, with all its checks.
+        They wait for `ADOPTION_DELAY`; until then `withdraw` can remove them.  Afterwards they are due, and are deleted
+        like every stale upload, with all its checks.
         """
         head_start = math.ceil((ADOPTION_DELAY - self.register.older_than).total_seconds())
         pages, ours = chunked((build_member(location, path) for path in paths), ENTRIES_PER_COMMAND), self.keys

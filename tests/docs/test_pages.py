@@ -122,6 +122,13 @@ def test_the_page_of_the_contract_is_what_the_command_prints():
     assert (DOCS / "contract.md").read_text().splitlines() == list(contract.list_page_lines(BATCHES.values()))
 
 
+@every("page", [*PRESENT, ROOT / "SECURITY.md", DOCS / "adr" / "README.md"])
+def test_every_page_begins_with_its_kind_and_its_readers(page):
+    kinds = "a tutorial|a how-to|a reference|an explanation"
+
+    assert re.match(rf"# .+\n\nThis page is (?:{kinds})\b.* for ", page.read_text())
+
+
 @every("page", PAGES)
 def test_every_link_between_pages_leads_to_a_file_and_a_heading(page):
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text())

@@ -84,7 +84,7 @@ def find_stale(now: datetime) -> Rows[Pipeline]:
 HEAD = f"""\
 # Public names
 
-For authors of batches: each name that a batch imports from `forgekeeper`, with its contract and an example. [Writing a batch](writing_a_batch.md) is the tutorial. `python -m tests.harness.public_names` writes this page from the docstrings.
+This page is a reference for authors of batches: each name that a batch imports from `forgekeeper`, with its contract and an example. [Writing a batch](writing_a_batch.md) is the tutorial. `python -m tests.harness.public_names` writes this page from the docstrings.
 
 The examples use these models:
 

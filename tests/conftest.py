@@ -1,7 +1,6 @@
-"""Real servers for every test: started once, emptied before each test that uses them.
+"""Real servers for all tests: started once, and emptied before each test that uses them.
 
-TEST_DATABASE_URL and TEST_REDIS_URL name servers to use instead of the embedded ones;
-that database is emptied too.
+TEST_DATABASE_URL and TEST_REDIS_URL name other servers instead of the embedded servers.  Tests empty that database, too.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from tests.harness.tables import empty
 from tests.harness.thorough import SEARCHES
 
 load_batches()
-# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
+# A shell that starts the tests in the background makes them and their child processes ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Autovacuum gives way to whoever waits for its table, but only after this long, and by default
-# that is no sooner than our lock timeout: emptying a table that it is at would fail.
+# Autovacuum releases its lock for a waiting session only after `deadlock_timeout`, which is by default as long as our lock
+# timeout: emptying a table during autovacuum would fail.
 OPTIONS = {"deadlock_timeout": "100ms"}
 DAY = 86_400
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what Hypothesis writes out of the checkout, and remove it in the end."""
+    """Let Hypothesis write into a temporary folder instead of the checkout."""
     logs.plain()
     folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(FORKS.close)
     set_hypothesis_home_dir(folder.name)
-    # A busy machine is no finding of Hypothesis's.
+    # Hypothesis must not report slow examples on a busy machine.
     patient = hypothesis.settings(
         deadline=None, database=None, derandomize=not SEARCHES, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
@@ -65,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class Urls:
-    """Where the servers of this test session are."""
+    """URLs of the servers of this test session."""
 
     database: str
     redis: str
@@ -76,7 +75,7 @@ def urls() -> Iterator[Urls]:
     if "TEST_DATABASE_URL" in os.environ:
         yield Urls(os.environ["TEST_DATABASE_URL"], os.environ["TEST_REDIS_URL"])
         return
-    # The oldest Redis that is supported; CI has a stage with a newer one.
+    # The oldest supported Redis; CI also runs the tests with a newer version.
     with run_servers(postgres_options=OPTIONS, redis=find_bundled_redis()) as running:
         yield Urls(running.database_url, running.redis_url)
 
@@ -87,19 +86,19 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
         if name.startswith(PREFIX):
             monkeypatch.delenv(name)
     for process in ("WORKER", "SCHEDULER", "EXPORTER"):
-        # Tests run beside one another: a page is served by those that ask for it, at a port of their own.
+        # Tests run in parallel: a test that needs an endpoint sets a port of its own.
         monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
     monkeypatch.setenv(f"{PREFIX}CONSOLE_PORT", "0")
-    # Worlds of tests are small and young, and much in them is due: few tests are about the breaker.
+    # Tables of tests are small and mostly due, so the circuit breaker is off except in its own tests.
     monkeypatch.setenv(f"{PREFIX}BREAKER_SHARE", "1")
-    # Where a test destroys artifacts, their objects go in the same test.
+    # A test that destroys artifacts also deletes their objects.
     monkeypatch.setenv(f"{PREFIX}OBJECT_GRACE", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
 
 
 @pytest.fixture
 def fast_folder() -> Iterator[Path]:
-    """Make a folder in memory where there is such a thing: git makes a file for each ref that it deletes."""
+    """Create a folder in memory if possible: git creates a file for each ref that it deletes."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
@@ -107,7 +106,7 @@ def fast_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def settings(urls: Urls, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings that lead to the test servers, in the environment too, for processes we start."""
+    """Settings with the URLs of the test servers, which are also set in the environment for child processes."""
     monkeypatch.setenv(PREFIX + "DATABASE_URL", urls.database)
     monkeypatch.setenv(PREFIX + "REDIS_URL", urls.redis)
     return settings_with()
@@ -115,10 +114,10 @@ def settings(urls: Urls, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
-    """A session of somebody else's, in a transaction."""
+    """Cursor of another session, in a transaction."""
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
         yield cursor
-        # To close a connection is not to wait until the server has let go of its locks.
+        # Closing a connection does not wait until the server has released its locks.
         connection.rollback()
 
 
@@ -137,8 +136,8 @@ def _migrated(urls: Urls) -> None:
 
 @pytest.fixture
 def database(_migrated: None, settings: Settings) -> Iterator[db.database.__class__]:
-    """The test database, connected, its tables and Redis empty."""
-    # Limits are a day's, and the audit says the day: none ends in the middle of a test.
+    """The test database, connected, with empty tables and an empty Redis."""
+    # Limits count per day, and the audit has partitions by date: the day must not end during a test.
     while time.time() % DAY > DAY - 10:
         time.sleep(0.1)
     configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=20)
@@ -152,7 +151,7 @@ def database(_migrated: None, settings: Settings) -> Iterator[db.database.__clas
 
 @pytest.fixture
 def url_with_clock_ahead(database: db.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
-    """Make the URL of the test database as sessions see it whose clock is ahead by so much."""
+    """Return a function that returns a URL of the test database whose clock is ahead by a duration."""
 
     def make(by: timedelta) -> str:
         shift = f"select pg_catalog.clock_timestamp() + interval '{by.total_seconds()} s'"

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Result(NamedTuple):
-    """What a command came to."""
+    """Result of a command."""
 
     status: int
     stdout: str
@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
     @property
     def complaint(self):
-        """The sentence of a command that was refused or has failed, and that said nothing else."""
+        """The error of a command that printed nothing else."""
         assert self.stdout == ""
         (line,) = self.stderr.splitlines()
         assert line.startswith("forgekeeper: ")
@@ -59,13 +59,13 @@ class Result(NamedTuple):
         return [line for line in self.stderr.splitlines() if not line.startswith("{")]
 
     def findings(self, subject):
-        """What `check` has found out about it: levels and messages."""
+        """Return level and message of the findings of `check` about the subject."""
         return [(one["level"], one["message"]) for one in self.json["findings"] if one["subject"] == subject]
 
 
 @pytest.fixture
 def environment():
-    """Build the environment of a process; settings are given without their prefix, None takes one away."""
+    """Return a function that builds the environment of a process; settings lack their prefix, None removes a setting."""
 
     def build(**settings):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -77,7 +77,7 @@ def environment():
 
 @pytest.fixture
 def forgekeeper(environment, tmp_path):
-    """Run `forgekeeper <arguments>` as a process of its own."""
+    """Run `forgekeeper <arguments>` as a process."""
 
     def call(*arguments, **settings):
         ended = run(["-m", "forgekeeper.cli", *arguments], env=environment(**settings), cwd=tmp_path)
@@ -88,7 +88,7 @@ def forgekeeper(environment, tmp_path):
 
 @pytest.fixture
 def main(environment, monkeypatch):
-    """Run `forgekeeper <arguments>` inside this process, which is given back as it was."""
+    """Run `forgekeeper <arguments>` inside this process, and restore the state of the process afterwards."""
 
     def call(*arguments, **settings):
         pointed, pool = db.database.obj, client.connection_pool
@@ -104,7 +104,7 @@ def main(environment, monkeypatch):
                 patch.setenv(name, value)
             try:
                 status = cli.run_command()
-            except Exception:  # noqa: BLE001, what a process would do with it
+            except Exception:  # noqa: BLE001, a process would print the traceback, too
                 err.write(traceback.format_exc())
                 status = 1
             finally:
@@ -125,7 +125,7 @@ def main(environment, monkeypatch):
 
 @pytest.fixture(scope="session")
 def query():
-    """Ask the database at a URL; return its rows, where there are any."""
+    """Execute SQL in the database at a URL; return the rows, if any."""
 
     def ask(url, sql):
         with closing(psycopg2.connect(url)) as connection:
@@ -139,7 +139,7 @@ def query():
 
 @pytest.fixture(scope="session")
 def new_database(urls, query):
-    """Make databases with nothing in them, each to have Redis for itself; return where each is."""
+    """Create empty databases, each with the whole Redis; return the URL of each."""
     names = []
 
     def make():
@@ -150,14 +150,14 @@ def new_database(urls, query):
         return urlsplit(urls.database)._replace(path=f"/{names[-1]}").geturl()
 
     yield make
-    # Embedded servers take their databases with them.
+    # Databases of embedded servers end with their servers.
     for name in names if "TEST_DATABASE_URL" in os.environ else []:
         query(urls.database, f"drop database {name} with (force)")
 
 
 @pytest.fixture
 def new_role(query):
-    """Make roles that may do what is granted to ROLE, no more; return the URL of the database as each."""
+    """Create roles with only the rights that the SQL grants to ROLE; return the URL of the database for each."""
     made = []
 
     def make(url, grants=""):
@@ -175,14 +175,14 @@ def new_role(query):
 
 @pytest.fixture
 def server(urls):
-    """The Redis that processes use."""
+    """Client of the Redis that processes use."""
     with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
         yield server
 
 
 @pytest.fixture
 def refuse_acts(database):
-    """Let no act of a person be written."""
+    """Refuse every insert of an act into the audit."""
     database.execute_sql("create trigger unwritten before insert on audit_acts execute function audit_refuse()")
     yield
     database.execute_sql("drop trigger unwritten on audit_acts")
@@ -190,7 +190,7 @@ def refuse_acts(database):
 
 @pytest.fixture(autouse=True)
 def restarted():
-    """Every test is a process that has just started: it has opened no store."""
+    """Forget open stores, so that each test behaves like a new process."""
     stores.open_object_store.cache_clear()
     yield
     stores.open_object_store.cache_clear()
@@ -198,7 +198,7 @@ def restarted():
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """The folder of the store for artifacts, to which the settings lead."""
+    """Folder of the store `artifacts`, which the settings name."""
     folder = Folder(tmp_path / "objects")
     folder.write_sentinel(sentinel.build_content(INSTALLATION))
     monkeypatch.setenv(f"{PREFIX}OBJECT_STORES", json.dumps({"artifacts": folder.url}))
@@ -207,7 +207,7 @@ def store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """The folder of repositories, to which the settings lead."""
+    """Root of the repositories, which the settings name."""
     root = put_root(tmp_path / "repositories")
     monkeypatch.setenv(f"{PREFIX}REPOSITORIES_ROOT", str(root))
     return root
@@ -215,7 +215,7 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def own_database(settings, new_database, main, query):
-    """The URL of a database with all tables, for tests that spoil them."""
+    """URL of a database with all tables, for tests that damage the tables."""
     url = new_database()
     assert main("migrate", DATABASE_URL=url).status == 0
     assert main("seed", DATABASE_URL=url).status == 0
@@ -225,7 +225,7 @@ def own_database(settings, new_database, main, query):
 
 @pytest.fixture
 def change(database):
-    """Change the tables, until the test ends."""
+    """Execute SQL that is rolled back after the test."""
     with database.atomic() as everything:
         yield database.execute_sql
         everything.rollback()
@@ -240,7 +240,7 @@ def found(settings, change):
 
 @pytest.fixture
 def blocked(settings):
-    """Ask every batch whether it may run; return the sentences of those that may not."""
+    """Check the preconditions of every batch; return reason and sentence of each blocked batch."""
 
     def ask():
         sentences = {}

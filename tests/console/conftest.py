@@ -1,4 +1,4 @@
-"""A real console for each test."""
+"""Start real consoles for tests."""
 
 import time
 from urllib.parse import parse_qsl, urlsplit
@@ -13,7 +13,7 @@ from tests.harness.programs import eventually
 
 @pytest.fixture
 def console(database, tmp_path):
-    """Start consoles with *settings*; each is ready, and ended after the test."""
+    """Start consoles with *settings*, wait until each is ready, and end them after the test."""
     started = []
 
     def start(**settings):
@@ -31,7 +31,7 @@ def console(database, tmp_path):
 
 @pytest.fixture(scope="module")
 def consoles():
-    """Hold the consoles that the tests of a file share, by their settings."""
+    """The consoles that the tests of a file share, by their settings."""
     started = {}
     yield started
     for one in started.values():
@@ -40,7 +40,7 @@ def consoles():
 
 @pytest.fixture
 def shared(database, consoles, tmp_path_factory):
-    """Return the file's console with *settings*; the first test that needs it starts it."""
+    """Return the file's console with *settings*; the first call starts it."""
 
     def find(**settings):
         known = tuple(settings.items())
@@ -59,11 +59,11 @@ ASKED = {}
 
 @pytest.fixture
 def seen(shared):
-    """Ask the file's console for a page, once the answer that it gave to the last who asked has expired."""
+    """Request a page of the file's console, after its cached answer of the last request has expired."""
 
     def ask(path, **settings):
         console, asked = shared(**settings), urlsplit(path)
-        # Parameters without a value ask no other question.
+        # Parameters without a value do not change the query.
         question = (console.url, asked.path, *sorted(parse_qsl(asked.query)))
         expired = ASKED.get(question, 0.0) + ANSWER_VALID_SECONDS
         time.sleep(max(0.0, expired - time.monotonic()))

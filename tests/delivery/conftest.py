@@ -1,4 +1,4 @@
-"""Workers with odd children, and messages for them."""
+"""Workers with children that wait, fail or kill, and messages for them."""
 
 import pytest
 from dramatiq import Message
@@ -14,7 +14,7 @@ DEAD_AFTER = 1.0
 
 
 class WorkerProcesses(Program):
-    """Worker processes under one master."""
+    """Worker processes of one master."""
 
     def __init__(self, log, *, processes, threads, queues, settings):
         self._processes = processes
@@ -33,7 +33,7 @@ class WorkerProcesses(Program):
 
 
 class Sent:
-    """Messages of a test, and what became of them."""
+    """Sends the messages of a test, and reads which are started and done."""
 
     def push(self, actor, *args, key=None, run=None):
         options = {messages.RUN_OPTION: run} if run else {}
@@ -44,11 +44,11 @@ class Sent:
         return [key.decode() for key in client.lrange("done", 0, -1)]
 
     def started(self):
-        """The starts of those that say so: key and process."""
+        """Key and process id of each start that an actor has recorded."""
         return [(key, int(pid)) for key, pid in (line.decode().split() for line in client.lrange("started", 0, -1))]
 
     def left(self):
-        """How many messages are not acknowledged."""
+        """Count messages that are not acknowledged."""
         return client.hlen(queues.bodies_key(QUEUE))
 
 
@@ -75,5 +75,5 @@ def start_worker(database, tmp_path):
 
 @pytest.fixture
 def go(tmp_path):
-    """The file that those who wait are waiting for."""
+    """Path of the file for which the actor `hold` waits."""
     return tmp_path / "go"

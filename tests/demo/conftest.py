@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 MARK = "DEMO_MARK"
 LIMIT = 60.0
 START_LIMIT = 120.0
-"""Seconds that two busy cores may take for a tour, or to make a database and start all processes."""
+"""Seconds that two busy cores may need for a tour, or to create a database and start all processes."""
 COMMAND = ("-P", "-m", "forgekeeper.cli")
 HOST = """
 import os, signal, sys, time
@@ -33,7 +33,7 @@ with run_servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:
 
 
 class Program:
-    """A Python process whose temporary files and descendants can be told from others."""
+    """A Python process with identifiable temporary files and descendants."""
 
     def __init__(self, parent, *words, folder=None, **settings):
         self.folder = folder
@@ -69,14 +69,14 @@ class Program:
         return self.process.wait(START_LIMIT)
 
     def pids(self):
-        """Find our processes: they have inherited our mark, or work in our folders.
+        """Return the ids of processes that have inherited the mark or work in the folders.
 
-        Servers write their titles over their environment.
+        Servers overwrite their environment, and with it the mark, with their titles.
         """
         return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
 
     def process_table(self):
-        """List the command lines of our processes."""
+        """Return the command lines of these processes."""
         lines = []
         for pid in self.pids():
             with suppress(OSError):  # it has ended
@@ -107,7 +107,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Start programs; in the end nothing of them is left."""
+    """Start programs, and kill all their processes at the end."""
     programs, parent = [], tmp_path_factory.mktemp("w")
 
     def begin(*words, **options):
@@ -127,7 +127,7 @@ def start(run):
 
 @pytest.fixture
 def host(run):
-    """Start processes that run the servers, in the folder if one is given, and then do what they are given as code."""
+    """Start processes that run the servers, in a folder if given, and then execute the code *then*."""
 
     def begin(folder="", then="", *, ready=True):
         program = run("-c", HOST, str(folder), then)
@@ -139,7 +139,7 @@ def host(run):
 
 @pytest.fixture(scope="module")
 def query():
-    """Ask the database at a URL; return its rows, where there are any."""
+    """Execute SQL in the database at a URL; return the rows, if any."""
 
     def ask(url, sql):
         with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
@@ -151,7 +151,7 @@ def query():
 
 @pytest.fixture
 def redis():
-    """Ask the Redis at a URL."""
+    """Execute a command in the Redis at a URL."""
 
     def ask(url, *command):
         with Redis.from_url(url) as client:
@@ -162,7 +162,7 @@ def redis():
 
 @pytest.fixture
 def temporary_root(monkeypatch):
-    """A folder for temporary ones of ours, of a name so short that sockets fit into it."""
+    """A folder for temporary files whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as short:
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr("tempfile.tempdir", None)

@@ -1,3 +1,3 @@
-"""What tests of answers share."""
+"""Fixtures for the tests of the engine."""
 
 from tests.harness.stores import folder  # noqa: F401

@@ -1,4 +1,4 @@
-"""GitLab's tables and the views of them, in the test database; and the role that forgekeeper connects as."""
+"""GitLab's tables and views of them in the test database, and the role that forgekeeper connects as."""
 
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from tests.harness.settings import settings_with
 from tests.harness.tables import empty
 
 VIEWS, KEEPER = "forgekeeper_gitlab", "keeper"
-# What the role needs on tables of our own, docs/security.md says; here it may do anything with them.
+# docs/security.md lists the rights that the role needs on forgekeeper's tables; here it has all rights.
 ROLE = f"""
     create role {KEEPER} login;
     grant usage on schema forgekeeper to {KEEPER};
@@ -27,21 +27,21 @@ SMALL = {"artifacts": 600, "statuses": 40, "imports": 80, "deletions": 200}
 
 
 def as_keeper(url):
-    """Return the URL of the database as that role."""
+    """Return the URL of the database for the role `keeper`."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{KEEPER}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 @contextmanager
 def session(url):
-    """Open a session whose transactions are rolled back unless they are committed; yield its cursor."""
+    """Open a session and yield its cursor; uncommitted changes are rolled back."""
     with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
         yield cursor
 
 
 @contextmanager
 def tables_of_gitlab(url, **counts):
-    """Make GitLab's tables, filled, and remove them in the end with all views; yield a cursor of their owner."""
+    """Create and fill GitLab's tables; yield a cursor of their owner; drop the tables and all views."""
     with session(url) as cursor:
         cursor.connection.autocommit = True
         gitlab_tables.build(cursor)
@@ -53,14 +53,14 @@ def tables_of_gitlab(url, **counts):
 
 @contextmanager
 def role_of_forgekeeper(cursor):
-    """Make the role, without rights but on tables of our own; remove it in the end."""
+    """Create the role with rights only on forgekeeper's tables; drop it at the end."""
     cursor.execute(ROLE)
     yield
     cursor.execute(f"drop owned by {KEEPER}; drop role {KEEPER}")
 
 
 def adopt(changed=str, kind=ADOPTION_CLASS, **changes):
-    """Make the views as the command does, or as *changed* makes of its script; return what is adopted."""
+    """Create the views as `forgekeeper adopt` does, with its script changed by *changed*; return the plan."""
     found = adoption.plan_adoption(kind, **{"tables": TABLES, "views": VIEWS, "role": KEEPER} | changes)
     with db.database.atomic():
         db.database.execute_sql(changed("\n".join(found.write_statements())).replace("%", "%%"))
@@ -69,7 +69,7 @@ def adopt(changed=str, kind=ADOPTION_CLASS, **changes):
 
 @pytest.fixture(scope="module")
 def adopted(urls, _migrated):
-    """GitLab's tables with views of them, for all tests of a file; a cursor of their owner."""
+    """GitLab's tables with views, shared by the tests of a file; yields a cursor of the owner."""
     with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
         configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
@@ -80,7 +80,7 @@ def adopted(urls, _migrated):
 
 @pytest.fixture
 def owner(urls, adopted):
-    """A session of the tables' owner, in a transaction that is rolled back."""
+    """Cursor of the tables' owner, in a transaction that is rolled back."""
     with session(urls.database) as cursor:
         cursor.execute(f"set search_path = {TABLES}")
         yield cursor
@@ -89,7 +89,7 @@ def owner(urls, adopted):
 
 @pytest.fixture
 def keeper(urls, adopted):
-    """A session of the role without rights on the tables, in a transaction that is rolled back."""
+    """Cursor of the role without rights on the tables, in a transaction that is rolled back."""
     with session(as_keeper(urls.database)) as cursor:
         cursor.execute(f"set search_path = forgekeeper, {VIEWS}")
         yield cursor
@@ -103,7 +103,7 @@ def connected(settings):
 
 @contextmanager
 def adopted_gitlab(urls, patch, changes=""):
-    """Connect as forgekeeper's role to views of full tables that have these *changes*; yield their owner's cursor."""
+    """Connect as the role to views of filled tables with these *changes*; yield a cursor of the owner."""
     with tables_of_gitlab(urls.database, **SMALL) as cursor, role_of_forgekeeper(cursor):
         cursor.execute(changes or "select")
         with connected(settings_with(database_url=urls.database, redis_url=urls.redis)):
@@ -120,6 +120,6 @@ def adopted_gitlab(urls, patch, changes=""):
 
 @pytest.fixture
 def gitlab(settings, urls, _migrated, monkeypatch):
-    """Connect as forgekeeper's role to views of tables that are full; yield a cursor of the tables' owner."""
+    """Connect as the role to views of filled tables; yield a cursor of the tables' owner."""
     with adopted_gitlab(urls, monkeypatch) as cursor:
         yield cursor

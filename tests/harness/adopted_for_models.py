@@ -1,4 +1,4 @@
-"""Views of GitLab's tables through which the tests' models may write, so that tests of the example forge run over them."""
+"""Views of GitLab's tables that models can insert into, so that tests of the example forge run on them."""
 
 import re
 from functools import partial
@@ -18,7 +18,7 @@ GUARDS = re.compile(
     r"    if [^\n]*old\.status[^;]*raise exception.*?end if;\n|create or replace trigger refuse .*?;\n| and new\.\w+ <= old\.\w+",
     re.DOTALL,
 )
-"""What lets the role make the changes of the batches alone: the forge, which is the test here, makes any."""
+"""SQL that refuses changes other than those of the batches.  It is removed: a test acts as the forge and makes any."""
 EMPTY = f"""
     truncate p_ci_job_artifacts, project_statistics, projects, project_repositories, user_statuses, bulk_imports,
         bulk_import_entities, bulk_import_trackers, p_batched_git_ref_updates_deletions, ci_job_artifact_states,
@@ -30,7 +30,7 @@ EMPTY = f"""
 
 @pytest.fixture(scope="module")
 def views_for_models(urls, _migrated):
-    """Empty tables of GitLab's, and views of them into which models may insert."""
+    """Empty tables of GitLab, with views that models can insert into."""
     with tables_of_gitlab(urls.database) as cursor:
         settings = settings_with(database_url=urls.database, redis_url=urls.redis)
         configure_clients(settings, ServerTimeouts.for_worker(settings), name="tests", connections=2)
@@ -45,7 +45,7 @@ def views_for_models(urls, _migrated):
 
 @pytest.fixture
 def over_views(views_for_models, monkeypatch, no_settings_of_the_machine):
-    """Let every session of a test that is written for the example forge's tables find views of GitLab's, all empty."""
+    """Run a test of the example forge on empty views of GitLab's tables, in every session."""
     views_for_models.execute(EMPTY)
     views_for_models.execute("select format('alter role %I in database %I', current_user, current_database())")
     (role,) = views_for_models.fetchone()

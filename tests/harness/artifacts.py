@@ -1,4 +1,4 @@
-"""Job artifacts: how tests make them, destroy them a class at a time and without buckets, and run a child of batch 11."""
+"""Insert job artifacts, destroy them by class without buckets, and run a child of batch 11."""
 
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -35,14 +35,14 @@ PROJECTS = 97
 UNLOCKED, ARCHIVE = 0, 1
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-# Deletable ones only, of class 0 unless *step* is 1; the higher the id, the later they expired.
+# Deletable artifacts only, of class 0 unless *step* is 1; a higher id expired later.
 ADD_DUE = """
     insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)
     select id, 1 + mod(id, 7), {step} * id - 1 - mod(id, 7), 1, 'due/' || id, id,
         now() - interval '30 days' + id * interval '1 millisecond', 0
     from generate_series({first}, {last}) as id
 """
-# Something of everything: traces, locked and unknown ones, fresh ones and those that are never due.
+# Artifacts of all kinds: traces, locked, of unknown lock, fresh, and without expiry.
 ADD_MIXED = """
     insert into ci_job_artifacts (id, project_id, job_id, file_type, file_store, file_final_path, size, expire_at, locked)
     select id, 1 + mod(id, {projects}), id / 3, case when mod(id, 11) = 0 then 3 else 1 end, 1 + mod(id, 2),
@@ -58,7 +58,7 @@ ADD_STATISTICS = """
     select project_id, 1000 + coalesce(sum(size), 0) from ci_job_artifacts group by project_id
 """
 DELETABLE = "expire_at < now() and locked = 0 and file_type <> 3"
-# Statistics that differ from the sum of the artifacts that are left, to the byte.
+# Statistics that differ from the sum of the remaining artifacts, to the byte.
 WRONG_STATISTICS = """
     select project_id, build_artifacts_size, left_over from project_statistics
     left join (select project_id, sum(size) as left_over from ci_job_artifacts group by project_id) as artifacts
@@ -116,7 +116,7 @@ def list_plan_nodes(plan):
 
 
 def turn_on(*, high_concurrency=False):
-    """Turn the flags on and make the buckets, as the parent does."""
+    """Turn the flags on and create the buckets, as the parent does."""
     FeatureFlag.turn(FLAG, on=True)
     FeatureFlag.turn(HIGH_CONCURRENCY_FLAG, on=high_concurrency)
     buckets.tidy(client, MANY_BUCKETS if high_concurrency else BUCKETS)
@@ -138,7 +138,7 @@ def without_table(table):
 
 
 class Chunk(NamedTuple):
-    """What a chunk came to; the artifacts of projects that are *held_up* were left."""
+    """Result of a chunk; the artifacts of the projects in *held_up* were kept."""
 
     artifacts: int
     bytes: int
@@ -152,7 +152,7 @@ def due_in_class(number, at):
 
 
 def destroy_chunk(number, at, *, after=START_POSITION, limit=BATCH_SIZE, grace=NO_GRACE, audit=None):
-    """Destroy up to *limit* artifacts of class *number* that have expired *at* an instant, beyond a position."""
+    """Destroy up to *limit* artifacts of class *number* that have expired at the time *at*, from a position on."""
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
     run = Run(
@@ -165,7 +165,7 @@ def destroy_chunk(number, at, *, after=START_POSITION, limit=BATCH_SIZE, grace=N
 
 
 def chunk_statement(number, at):
-    """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
+    """Return the statement of a chunk of class *number* without audit, and its values except the position."""
     due = insert_objects(due_in_class(number, at), settings_with(object_grace=NO_GRACE))
     statements = statement.RowStatements(due)
     return statements.write_delete(statement.RowChunk(limit=BATCH_SIZE)), statements.sql_values

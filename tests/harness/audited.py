@@ -1,4 +1,4 @@
-"""What the audit says, record by record."""
+"""Read the audit record by record."""
 
 from contextlib import contextmanager
 
@@ -15,25 +15,25 @@ UNCLOSED = """
 
 
 def list_audit_lines(record, *phases):
-    """What is said of each record of that kind, in order: by default what has become of it."""
+    """Return the audited facts of each record of the kind, in order; by default of the phases with an outcome."""
     phases = phases or ("done", "outcome")
     rows = Deletion.select().where(Deletion.record == record, Deletion.phase.in_(phases)).order_by(Deletion.id)
     return [line for row in rows for line in _items(row)]
 
 
 def list_audited_deletions(record, name):
-    """What of that kind is said to be gone, by that column."""
+    """Return the values of the column *name* of the records that the audit lists as deleted or missing."""
     return {line[name] for line in list_audit_lines(record) if line.get("state", "deleted") in ("deleted", "missing")}
 
 
 def count_open_intents():
-    """How many intents have no outcome."""
+    """Count the intents without outcome."""
     return database.execute_sql(UNCLOSED).fetchone()[0]
 
 
 @contextmanager
 def interrupted_at(step):
-    """Let what is done within end at that step, as by a crash: nothing after it is done."""
+    """Interrupt the block at the failpoint *step*, as a crash does."""
     arm_failpoints(Failpoints({step: Fault("raise")}))
     try:
         with pytest.raises(FailpointReached):

@@ -1,4 +1,4 @@
-"""Bulk imports and their entities, the two kinds of batch 65: what tests of them share."""
+"""Bulk imports and entities, the two kinds of records of batch 65, for tests."""
 
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -36,7 +36,7 @@ ADD_TRACKERS = """
 
 
 class ImportKind(NamedTuple):
-    """What is given up, and what answers for it."""
+    """A kind of record that the batch sets to timeout, and the function that returns its due records."""
 
     record: str
     model: type
@@ -54,7 +54,7 @@ def ago(**duration):
 
 
 def entity(*, status=ImportStatus.STARTED, updated_at=None, trackers=(), **facts):
-    """Add an entity with a tracker in each of these statuses."""
+    """Insert an entity with a tracker for each of the statuses in *trackers*; return its id."""
     created = BulkImportEntity.create(
         source_type=1,
         source_full_path="group/project",
@@ -70,7 +70,7 @@ def entity(*, status=ImportStatus.STARTED, updated_at=None, trackers=(), **facts
 
 
 def add_stale(statement, count, *, first=1, **options):
-    """Add stale records; the higher the id, the later they were touched."""
+    """Insert stale records; a higher id has changed later."""
     database.execute_sql(statement.format(first=first, last=first + count - 1, **options))
 
 
@@ -92,12 +92,12 @@ def run(**options):
 
 
 def failing_changes(table, record):
-    """Let every change of the record end in an error."""
+    """Make every update of the record raise an error."""
     return before_each("update", table, f"if new.id = {record} then raise exception 'spoilt'; end if")
 
 
 def cleanup_stale(kind, now, ids, *, audit=None):
-    """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
+    """Set the records to timeout unless another process has changed them; return the changed rows."""
     run = Run(stale_imports, settings_with(), audit=audit or Audit("a", on=False))
     run.now = now
     return execute_change(run, kind.answer().bind("stale_imports", now), TargetRelation.find(kind.model, "update"), ids)

@@ -1,4 +1,4 @@
-"""The catalogue of metrics, of all that the product declares: the tests' configuration has loaded its batches."""
+"""The catalogue of metrics of all declared batches, which the conftest of the tests has loaded."""
 
 from forgekeeper.api.batches import all_declared
 from metrics import catalogue
@@ -9,5 +9,5 @@ METRICS = catalogue.build_metrics(all_declared())
 
 
 def select_process_metrics(process):
-    """List the metrics of that kind of process."""
+    """List the metrics of a kind of process."""
     return catalogue.select_metrics(process, METRICS)

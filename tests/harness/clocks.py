@@ -1,4 +1,4 @@
-"""Time and the end of a process, as a test wants them."""
+"""Clocks that a test controls, and the simulated end of a process."""
 
 import time
 from itertools import count
@@ -6,24 +6,24 @@ from itertools import count
 import pytest
 
 JUMP_SECONDS = 1_000.0
-"""More than any deadline leaves."""
+"""More seconds than any deadline allows."""
 
 
 @pytest.fixture
 def jump(monkeypatch):
-    """Call it, and the monotonic clock is beyond every deadline."""
+    """Return a function that moves the monotonic clock beyond every deadline."""
     real, jumps = time.monotonic, []
     monkeypatch.setattr(time, "monotonic", lambda: real() + JUMP_SECONDS * len(jumps))
     return lambda: jumps.append(1)
 
 
 def clock(step):
-    """Return a monotonic clock that goes on by *step* each time it is looked at."""
+    """Return a monotonic clock that advances by *step* seconds at each call."""
     return count(step, step).__next__
 
 
 class StandingClock:
-    """A monotonic clock that stands still until `go_on` lets a *budget* pass."""
+    """A monotonic clock that only `go_on` advances, by the *budget*."""
 
     def __init__(self, budget):
         self._budget = budget.total_seconds()
@@ -37,7 +37,7 @@ class StandingClock:
 
 
 class Crash(Exception):
-    """The end of a process, as far as a run or a child can tell."""
+    """Simulates the end of the process inside a run or child."""
 
 
 def crash():

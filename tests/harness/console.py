@@ -1,4 +1,4 @@
-"""A real console: `forgekeeper console` as a process, asked over HTTP."""
+"""Run `forgekeeper console` as a process, and send requests to it over HTTP."""
 
 import ssl
 import urllib.error
@@ -10,7 +10,7 @@ from tests.harness.programs import Program
 
 
 class Answer(NamedTuple):
-    """What the console has answered."""
+    """A response of the console."""
 
     status: int
     headers: dict
@@ -18,20 +18,20 @@ class Answer(NamedTuple):
 
 
 class Console(Program):
-    """The console as a process; `get` and `post` ask it as a browser would, without following redirects."""
+    """The console as a process; `get` and `post` send requests like a browser, without following redirects."""
 
     def get(self, path, **headers):
         return self.ask(urllib.request.Request(self.url + path, headers=headers))
 
     def post(self, path, fields=(), **headers):
-        """Send a form, as a browser does from a page of the console; headers are given with _ for -."""
+        """Submit a form, as a browser does from a page of the console; names of headers have _ instead of -."""
         headers = {"sec-fetch-site": "same-origin"} | {name.replace("_", "-"): one for name, one in headers.items()}
         data = urllib.parse.urlencode(fields, doseq=True).encode()
         given = {name: value for name, value in headers.items() if value is not None}
         return self.ask(urllib.request.Request(self.url + path, data=data, headers=given, method="POST"))
 
     def log_in(self, name, password, **fields):
-        """Log in; return the cookie of the session as a header's value."""
+        """Log in; return the session's cookie as the value of a header."""
         answer = self.post("/login", {"name": name, "password": password, **fields})
         assert answer.status == 303, answer.text
         return answer.headers["set-cookie"].partition(";")[0]

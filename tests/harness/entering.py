@@ -1,8 +1,8 @@
-"""A program that prints which files of the product a tick and a child enter: `python -m tests.harness.entering`.
+"""Print the files of the product that a tick and a child enter: `python -m tests.harness.entering`.
 
-A tick: from what APScheduler wakes, through Redis and Dramatiq's worker, to a deleted row and back to the
-acknowledgement.  A child: from its message to its acknowledgement.  All in this process, on the servers that the
-settings name, which a test has prepared.  Entered is each file of which a function is called.
+A file is entered if one of its functions is called.  A tick begins in the loop that APScheduler wakes, and ends with the
+acknowledgement of its message after a deletion.  A child begins with its message and ends with its acknowledgement.
+Everything runs in this process, on the servers that the settings name and a test has prepared.
 """
 
 import json
@@ -32,7 +32,7 @@ entered: set[str] = set()
 
 
 def note(frame, event, _argument):
-    """Note the file of a function that is called."""
+    """Record the file of a called function."""
     file = Path(frame.f_code.co_filename)
     if event != "call" or frame.f_code.co_name == "<module>" or not file.is_relative_to(ROOT):
         return
@@ -41,13 +41,13 @@ def note(frame, event, _argument):
 
 
 def note_workers(*call):
-    """Note what Dramatiq's threads do, and nothing of those that beat and watch beside them."""
+    """Record the calls of Dramatiq's worker threads, but not of the threads for heartbeats and supervision."""
     if type(threading.current_thread()).__module__ == "dramatiq.worker":
         note(*call)
 
 
 def wait_until_idle(queue):
-    """Wait until the worker is done with what is in the queue; return what has been entered since last time."""
+    """Wait until the worker has emptied the queue; return the files entered since the last call."""
     assert wait_until(lambda: sum(count_messages(broker.client, queue).values()) == 0, LIMIT)
     found = sorted(entered)
     entered.clear()
@@ -55,7 +55,7 @@ def wait_until_idle(queue):
 
 
 def main():
-    """Enter them."""
+    """Run a tick and a child, and print the entered files as JSON."""
     load_batches()
     batch, child = BATCHES[BATCH], CHILDREN[CHILD]
     broker.emit_after("process_boot")
@@ -71,7 +71,7 @@ def main():
         send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
     json.dump({"tick": tick, "child": wait_until_idle(child.queue)}, sys.stdout)
     sys.stdout.flush()
-    # A drain would be one more way.
+    # A graceful shutdown would enter further files.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""One test for all rows of a table: it holds its claim against every row, and names every row that it does not hold for."""
+"""Check a claim for all rows of a table in one test, and name every row for which the claim fails."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -10,7 +10,10 @@ SHOWN = 600
 
 
 def every(names: str, rows: Iterable[Any], name: Callable[..., str] = str) -> Callable[[Callable[..., None]], Any]:
-    """Take a test's arguments *names*, separated by commas, from each row in turn.  Its fixtures are made once for all."""
+    """Call a test for each row, with the row's values as the arguments *names*, separated by commas.
+
+    The fixtures are created once for all rows.  *name* returns the name of a row for the message of a failure.
+    """
     given = names.split(", ")
 
     def declare(claim: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What people exclude, as tests exclude it."""
+"""Create exclusions, and relations that a forge may lack, for tests."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ from forgekeeper.platform.database.exclusions import Exclusion, ExclusionSubject
 
 
 def exclude(what, *, batch=None, ended=None):
-    """Exclude it, as if a person had; *ended* says how long ago that ended."""
+    """Add an exclusion as a person does; *ended* is the time since the exclusion ended."""
     instant = now()
     until = None if ended is None else instant - ended
     return Exclusion.add(
@@ -17,7 +17,7 @@ def exclude(what, *, batch=None, ended=None):
 
 @contextmanager
 def relation(name, columns, *rows):
-    """Give the forge a relation that it may lack, with these rows."""
+    """Create a relation that the forge may lack, with these rows; drop it at the end."""
     values = ", ".join(f"({', '.join(map(str, row))})" for row in rows)
     database.execute_sql(f"create table {name} ({columns}); insert into {name} values {values}")
     try:
@@ -27,5 +27,5 @@ def relation(name, columns, *rows):
 
 
 def groups(*rows):
-    """Let projects be in groups."""
+    """Create `project_groups` with rows of project and group."""
     return relation("project_groups", "project_id bigint, group_id bigint", *rows)

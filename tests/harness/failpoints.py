@@ -1,4 +1,4 @@
-"""The failpoints of the engine and of the documents, one for each step."""
+"""The failpoints of the engine and of the batches, by name and step."""
 
 STEPS = {
     "run": ("closed",),
@@ -16,5 +16,5 @@ STEPS = {
 
 
 def failpoints():
-    """Name them all."""
+    """Return the names of all failpoints."""
     return [f"{name}.{step}" for name, steps in STEPS.items() for step in steps]

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that does what real ones do on bad days."""
+"""A proxy in front of an S3 server that injects errors, incomplete answers and delays."""
 
 import re
 import threading
@@ -20,22 +20,22 @@ DELETED = re.compile(rb"<Deleted>.*?</Deleted>", re.DOTALL)
 
 
 def place_of(upload):
-    """The key and the id by which uploads are sorted."""
+    """Return the key and the id by which S3 sorts uploads."""
     return tuple(re.search(b"<%s>(.*?)</%s>" % (name, name), upload)[1] for name in (b"Key", b"UploadId"))
 
 
 class ProxyServer(ThreadingHTTPServer):
-    """One whose queue takes all that are asked at once: by default five wait, and others are lost for a second."""
+    """HTTP server with room for 128 waiting connections: with the default of five, others are delayed for a second."""
 
     request_queue_size = 128
     daemon_threads = True
 
 
 class FaultyS3:
-    """Counts requests by kind.
+    """The proxy, which counts requests by kind.
 
-    `head` (a look at an object, or at the sentinel), `bulk` (`POST ?delete`), `single` (deletes an object), `uploads`
-    (begins, lists or aborts multipart uploads), `other`.
+    The kinds are `head` (reads an object's head, or the sentinel), `bulk` (`POST ?delete`), `single` (deletes an object),
+    `uploads` (begins, lists or aborts multipart uploads), and `other`.
     """
 
     def __init__(self, target, secret):
@@ -43,7 +43,7 @@ class FaultyS3:
         self.headers, self.paths = defaultdict(list), defaultdict(list)
         self.secret = secret
         self.lists_exactly = False
-        """Whether a listing of uploads shows those to the key that is given as prefix alone, as MinIO's does."""
+        """Whether a listing of uploads treats its prefix as a whole key, as MinIO does."""
         self.uploads_per_page = 1000
         self._target = urlsplit(target).netloc
         self._refused_keys = {}
@@ -61,7 +61,7 @@ class FaultyS3:
                 pass
 
             def handle_one_request(self):
-                # Whatever the method is; http.server would want one do_… for each.
+                # One handler for all methods: http.server expects a method do_… for each.
                 self.raw_requestline = self.rfile.readline()
                 if self.raw_requestline and self.parse_request():
                     proxy._serve(self)
@@ -73,20 +73,20 @@ class FaultyS3:
         self._thread.start()
 
     def refuse_key(self, key, code):
-        """Delete *key* neither by itself nor in bulk: name it in an <Error> of an otherwise successful answer."""
+        """Refuse to delete *key*, alone or in bulk; a bulk answer names it in an <Error>."""
         self._refused_keys[key] = code
 
     def name_in_bulk(self, count, *, delete=None):
-        """Name only so many keys in the answer to a bulk deletion, and delete only so many; None: all."""
+        """Name only *count* keys in the answer to a bulk deletion, and delete only *delete* keys; None means all."""
         self._named = count, delete
 
     def answer(self, status, code, *, kinds=("head", "bulk", "single", "uploads", "other"), times=None):
-        """Answer the next *times* requests of these kinds with an error; without *times*, all."""
+        """Answer the next *times* requests of these kinds with an error; without *times*, all of them."""
         for kind in kinds:
             self._answers[kind] = [status, ERROR.format(code), times]
 
     def answer_body(self, status, body, *, kinds):
-        """Answer requests of these kinds with that body."""
+        """Answer requests of these kinds with a fixed body."""
         for kind in kinds:
             self._answers[kind] = [status, body, None]
 
@@ -95,15 +95,15 @@ class FaultyS3:
         self._hanging |= set(kinds)
 
     def lose_answer(self, kind, act):
-        """Do what the next request of this *kind* asks for, call *act*, and close the connection without an answer."""
+        """Execute the next request of this *kind*, call *act*, and close the connection without an answer."""
         self._lost[kind] = act
 
     def before(self, kind, number, act):
-        """Call *act* before the request of this *kind* and *number* is looked at."""
+        """Call *act* before the request of this *kind* and *number* is processed."""
         self._hooks[kind, number] = act
 
     def stop(self):
-        """Refuse connections from now on."""
+        """Stop the server; later connections are refused."""
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
@@ -180,7 +180,7 @@ class FaultyS3:
         self._send(request, status, answer.replace(b"</DeleteResult>", f"{errors}</DeleteResult>".encode()), headers)
 
     def _paged(self, answer, query):
-        """Cut a list of uploads into pages, which moto does not."""
+        """Divide a list of uploads into pages, which moto does not do."""
         found = sorted(UPLOAD.findall(answer), key=place_of)
         if self.lists_exactly:
             found = [one for one in found if place_of(one)[0] == query["prefix"].encode()]
@@ -195,11 +195,11 @@ class FaultyS3:
     def _ask(self, request, body):
         connection = HTTPConnection(self._target)
         try:
-            # Digests of the body are left out: it may have been changed.
+            # Headers with digests are left out: the proxy may have changed the body.
             headers = {key: request.headers[key] for key in ("Authorization", "Host") if key in request.headers}
             connection.request(request.command, request.path, body, headers)
             answer = connection.getresponse()
-            # The root that Amazon documents.
+            # Rename the root element as Amazon documents it.
             body = answer.read().replace(b"GetBucketVersioningResponse", b"VersioningConfiguration")
             return answer.status, body, {name: answer.headers[name] for name in PASSED_ON if answer.headers[name]}
         finally:

@@ -1,7 +1,7 @@
-"""Processes that need not begin with Python's imports: forks of one process that has made them.
+"""Start Python programs quickly: as forks of one process that has already imported the product.
 
-Each is a process like any other: a session of its own, its own environment, folder, streams and status; what it executes
-is a new program.  With NO_FORKS in the environment they are started as programs, which is what coverage asks for.
+Each fork has its own session, environment, folder, streams and exit status, like a new program.  With NO_FORKS in the
+environment programs are started without forks, as coverage requires.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ MODULES = (
     "scheduler",
     "forgekeeper.process",
 )
-"""What is imported beforehand."""
+"""Modules that the forked process imports in advance."""
 MAX_REQUEST_BYTES = 200_000
 NUMBER = 20
-"""The bytes of each number that is told, its id and its status: both may be there before anybody reads."""
+"""Bytes of each number in the pipe, id and status: both may be written before anybody reads."""
 
 
 class Fork:
-    """A process, to be used like a `subprocess.Popen`."""
+    """A forked process with the interface of `subprocess.Popen`."""
 
     def __init__(self, words: Sequence[str], told: int) -> None:
         self.args = ["python", *words]
@@ -54,7 +54,7 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        # Two threads may wait: only one of them may read the status, and close its pipe.
+        # Two threads may wait: only one may read the status and close the pipe.
         with self._waiting:
             if self.returncode is None:
                 if not select.select([self._told], [], [], timeout)[0]:
@@ -65,7 +65,7 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            # It may have ended, and we may not have been told yet.
+            # The process may have ended before its status has arrived.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -77,7 +77,7 @@ class Fork:
 
 
 class Forks:
-    """The process that is forked; started with the first process that is asked of it."""
+    """The process that forks; it starts with the first request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self, words: Sequence[str], *, env: dict[str, str], cwd: Path | str, streams: Sequence[int]) -> Fork:
-        """Start `python <words>`, which are `-m` and a module or a file's path; *streams* are its three."""
+        """Start `python <words>`: `-m` and a module, or the path of a file.  *streams* are its three standard streams."""
         with self._lock:
             if self._asking is None:
                 self._begin()
@@ -110,7 +110,7 @@ class Forks:
             )
 
     def close(self) -> None:
-        """End it; whoever uses the processes has ended them."""
+        """End the process; the caller has ended all forks."""
         if self._asking is not None and self._server is not None:
             self._asking.close()
             self._server.wait()
@@ -128,7 +128,7 @@ def start(
     stdout: Any = subprocess.DEVNULL,
     stderr: Any = subprocess.DEVNULL,
 ) -> Any:
-    """Start `python <words>` in a session of its own, nothing on its standard input; the others are open files."""
+    """Start `python <words>` in a session of its own, with empty standard input; *stdout* and *stderr* are open files."""
     said = [str(word) for word in words]
     if "NO_FORKS" in os.environ:
         streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
@@ -141,7 +141,7 @@ def start(
 def run(
     words: Sequence[Any], *, env: dict[str, str], cwd: Path | str | None = None, timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python <words>` to its end; return its status and what it wrote."""
+    """Run `python <words>` to its end; return its status and output."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(words, env=env, cwd=cwd, stdout=out, stderr=err)
         try:
@@ -154,7 +154,10 @@ def run(
 
 
 def serve(asked: socket.socket) -> list[str] | None:
-    """Fork for each request until nobody can ask any more; return the words of the program that this process is to be."""
+    """Fork for each request until the socket is closed.
+
+    Returns the words of its program in each fork, and None in the process that forks.
+    """
     selector = selectors.DefaultSelector()
     selector.register(asked, selectors.EVENT_READ)
     while True:
@@ -165,7 +168,7 @@ def serve(asked: socket.socket) -> list[str] | None:
                     return None
                 pid = os.fork()
                 if pid == 0:
-                    # Whichever of them was collected later would close what has its number by then.
+                    # If they were garbage-collected later, they would close files that have reused their numbers.
                     selector.close()
                     asked.close()
                     return _become(json.loads(request), files)
@@ -178,7 +181,7 @@ def serve(asked: socket.socket) -> list[str] | None:
                 pid, tells = key.data
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 selector.unregister(key.fileobj)
-                with contextlib.suppress(BrokenPipeError):  # nobody asks how it has ended
+                with contextlib.suppress(BrokenPipeError):  # nobody reads the status
                     os.write(tells, f"{status:{NUMBER}}".encode())
                 os.close(tells)
                 os.close(key.fd)
@@ -200,7 +203,7 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
 
 
 def become_program(words: list[str]) -> None:
-    """Be the program that a Python would be with these words."""
+    """Run the program that `python <words>` runs."""
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

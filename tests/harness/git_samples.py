@@ -1,4 +1,4 @@
-"""Bare repositories for tests, and programs that stand in for git where git itself cannot be made to fail."""
+"""Bare repositories for tests, and programs that replace git to simulate its failures."""
 
 import atexit
 import os
@@ -33,7 +33,7 @@ two
 
 @cache
 def _made(options):
-    """Make a repository to copy: that is quicker than five times git."""
+    """Create a repository as a template: copying it is faster than five git commands."""
     folder = TemporaryDirectory(prefix="forgekeeper-bare-")
     atexit.register(folder.cleanup)
     path = Path(folder.name, "made.git")
@@ -73,13 +73,13 @@ class BareRepository:
             file.write_text((self.one if value is None else value) + "\n")
 
     def packed(self, *names):
-        """Make these the packed refs, and no others."""
+        """Replace the packed refs by these."""
         lines = [f"{self.one} {name}\n".encode() for name in names]
         lines.sort(key=lambda line: line.split(b" ", 1)[1])
         (self.path / "packed-refs").write_bytes(b"# pack-refs with: peeled fully-peeled sorted \n" + b"".join(lines))
 
     def refs(self):
-        """Return what the files say, whatever git would: value or text by name."""
+        """Read the refs from the files, without git; return each value or text by name."""
         packed = self.path / "packed-refs"
         lines = packed.read_text().splitlines() if packed.exists() else []
         found = dict(line.split(" ", 1)[::-1] for line in lines if line[0] not in "#^")
@@ -96,7 +96,7 @@ class BareRepository:
         return git_refs.delete_refs(self.root, self.disk_path, rows, until=time.monotonic() + within, **options)
 
     def states(self, *doomed, **options):
-        """Delete, and return the state of each ref by its name."""
+        """Delete refs; return the state of each by its name."""
         return {row.ref: outcome.state for row, outcome in self.delete(*doomed, **options).items()}
 
 
@@ -107,7 +107,7 @@ def put_root(path):
 
 
 def find_git_processes(root):
-    """The processes of git that delete refs below *root*, whoever has started them."""
+    """Return the ids of all git processes that delete refs below *root*."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -120,13 +120,13 @@ def find_git_processes(root):
 
 
 def shorten_lock_timeouts(monkeypatch):
-    """Let our git wait for a lock of others no more than an instant: where it is held for good, all waiting is in vain."""
+    """Let git wait only 10 ms for a lock, for tests whose lock is never released."""
     options = [re.sub(r"(?<=Timeout=)\d+", "10", option) for option in git_command._OPTIONS]
     monkeypatch.setattr(git_command, "_OPTIONS", options)
 
 
 def replace_git(folder, monkeypatch, script):
-    """Put a program named git first on the PATH; in *script* $GIT is the real one."""
+    """Put a program named git first on the PATH; in *script* $GIT is the real git."""
     real = shutil.which("git")
     folder.mkdir()
     program = folder / "git"
@@ -155,7 +155,7 @@ sys.exit(process.returncode)
 
 
 def refuse_refs(folder, monkeypatch, pattern, complaint):
-    """Let git refuse to delete each ref whose name begins with *pattern*; {0} in the complaint is its name."""
+    """Make git refuse to delete refs whose names begin with *pattern*; {0} in the complaint is the name."""
     program = folder / "refusing.py"
     replace_git(folder, monkeypatch, f'exec {sys.executable} -S -E {program} "$@"')
     real = shutil.which("git", path=os.environ["PATH"].split(os.pathsep, 1)[1])
@@ -164,7 +164,7 @@ def refuse_refs(folder, monkeypatch, pattern, complaint):
 
 @contextmanager
 def while_git_waits(folder, monkeypatch, work):
-    """Do the *work* in a thread, and what is within while its git waits to change refs; yield the work's future."""
+    """Run *work* in a thread, and the block while its git waits before it changes refs; yield the future of *work*."""
     os.mkfifo(folder / "go")
     wait = f"[ -e {folder}/waits ] || {{ touch {folder}/waits; read -r _ < {folder}/go; }}"
     replace_git(folder / "bin", monkeypatch, f'case "$*" in *update-ref*) {wait};; esac\nexec $GIT "$@"')

@@ -1,6 +1,6 @@
-"""Tables of GitLab's shape, filled with something of every kind, and what of it has to go.
+"""GitLab's tables, filled with records of every kind, and the ids of the due records.
 
-What has to go is asked of the tables themselves, in words of its own: neither the views nor the batches are asked.
+Queries of its own find the due records in the tables: they use neither the views nor the batches.
 """
 
 from pathlib import Path
@@ -10,8 +10,9 @@ TABLES, PARTITIONS = "gitlab", "gitlab_partitions_dynamic"
 SQL = Path(__file__).with_suffix(".sql")
 PROJECTS = 50
 
-# Of three projects the statistics are recounted: of one that has not begun.  The last two projects have no row in project_repositories: one of hashed storage, one whose place only GitLab knows;
-# the one before them lies on another storage.
+# Three projects have a recount of their statistics; one of the recounts has not begun.  The last two projects have no row
+# in project_repositories: one has hashed storage, and only GitLab knows the place of the other.  The project before them
+# is on another storage.
 ADD_PROJECTS = """
     insert into shards values (1, 'default'), (2, 'nfs2');
     insert into namespaces (id, path, parent_id, traversal_ids)
@@ -25,7 +26,7 @@ ADD_PROJECTS = """
     from generate_series(1, {projects} - 2) as id;
     insert into project_build_artifacts_size_refreshes (project_id, state) values (5, 1), (6, 2), (7, 3);
 """
-# Each property has a period of its own, so that all that there are meet.
+# Each property has its own period, so all combinations occur.
 ADD_ARTIFACTS = """
     insert into p_ci_job_artifacts (
         project_id, job_id, partition_id, file_type, file_store, file, file_final_path, file_location, size, expire_at,
@@ -118,7 +119,7 @@ LEFT_OVER = """
 
 
 class DueIds(NamedTuple):
-    """The ids of what has to go, or to be given up; *pathless* is what would, if its object's place were known."""
+    """Ids of due records; *pathless* artifacts would be due if the place of their objects were known."""
 
     artifacts: set[int]
     pathless: set[int]
@@ -130,17 +131,17 @@ class DueIds(NamedTuple):
 
 
 def build(cursor):
-    """Make the tables in a schema of their own, with nothing in them; the session then sees that alone."""
+    """Create the empty tables in a schema of their own, and set the session's search_path to it."""
     cursor.execute(f"create schema {TABLES}; set search_path = {TABLES}; {SQL.read_text()}")
 
 
 def remove(cursor):
-    """Remove the tables, and all views of them."""
+    """Drop the tables and all views of them."""
     cursor.execute(f"drop schema if exists {TABLES} cascade; drop schema if exists {PARTITIONS} cascade")
 
 
 def fill(cursor, *, artifacts=0, statuses=0, imports=0, deletions=0):
-    """Fill the tables with something of every kind, so many of each."""
+    """Fill the tables with records of every kind, in the given numbers."""
     counts = {"artifacts": artifacts, "statuses": statuses, "imports": imports, "deletions": deletions}
     parts = (ADD_PROJECTS, ADD_ARTIFACTS, ADD_STATISTICS, ADD_STATUSES, ADD_IMPORTS, ADD_DELETIONS)
     for statement in parts:
@@ -149,12 +150,12 @@ def fill(cursor, *, artifacts=0, statuses=0, imports=0, deletions=0):
 
 
 def find_due(cursor):
-    """Say what has to go now; all else has to stay."""
+    """Return the ids of the due records; all others must be kept."""
     return DueIds(**{name: ids(cursor, query.format(projects=PROJECTS)) for name, query in DUE.items()})
 
 
 def ids(cursor, query):
-    """Return the one column of a query as a set."""
+    """Return the only column of a query as a set."""
     return {number for (number,) in rows(cursor, query)}
 
 
@@ -165,11 +166,11 @@ def rows(cursor, query, values=None):
 
 
 def statistics(cursor):
-    """Return what the statistics say."""
+    """Return the statistics of the projects."""
     return rows(cursor, STATISTICS)
 
 
 def left_over(cursor, *, without=()):
-    """Return what the statistics have to say of what is left, or of what will be *without* some artifacts."""
+    """Compute the expected statistics from the remaining artifacts, *without* the artifacts with these ids."""
     cursor.execute(LEFT_OVER.format(without="and artifact.id <> all(%s)"), (list(without),))
     return cursor.fetchall()

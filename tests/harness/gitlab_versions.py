@@ -1,4 +1,4 @@
-"""GitLab's versions: what makes its tables of 17.10, once they are filled, those of another one."""
+"""SQL that turns the filled tables of GitLab 17.10 into the tables of another version."""
 
 INTEGERS = """
     alter table p_ci_job_artifacts alter project_id type integer;
@@ -6,7 +6,7 @@ INTEGERS = """
     alter table namespaces alter id type integer, alter traversal_ids type integer[];
     alter table ci_deleted_objects drop project_id, drop created_at;
 """
-# In no parts; its ids are its own.
+# Not partitioned; the column `id` has a sequence of its own.
 UNPARTITIONED_TABLE = """
     create table whole (like p_ci_job_artifacts including defaults including constraints);
     insert into whole select * from p_ci_job_artifacts;

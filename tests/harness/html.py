@@ -1,4 +1,4 @@
-"""Pages of the console as one reads them: tables as rows of cells, and all else as text."""
+"""Read the tables of a page of the console as rows of cells."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ CELLS = {"td", "th"}
 
 
 class _Tables(HTMLParser):
-    """Collects the rows below each caption, heads left out."""
+    """Collects the rows below each caption, without headings."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class _Tables(HTMLParser):
 
 
 def read_tables(text):
-    """Return the rows of each table of a page by its caption, each a list of the texts of its cells."""
+    """Return the rows of each table of a page by its caption; a row is a list of the texts of its cells."""
     reader = _Tables()
     reader.feed(text)
     return {

@@ -1,8 +1,7 @@
-"""A state machine tries to break the ledger.
+"""A state machine that tries to break the ledger.
 
-It runs against the real PostgreSQL and the real Redis, with two things put in between: a
-clock of the database that the machine sets, and schedulers that stall before any of their
-questions to a server, go on much later, or never.
+It uses real PostgreSQL and Redis, but the machine sets the clock of the database, and schedulers may stall before any
+query to a server, continue much later, or never.
 """
 
 import sys
@@ -29,7 +28,7 @@ DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 SECONDS = (0.3, 1, 2.5, 6, 14, 16, 31, 61, 700, 15_000)
 ROUNDS = 12
 
-# No copy may have the name of its table: the machine's connections look in this schema first.
+# A copy must not have the name of its table: the machine's connections search this schema first.
 BACK_UP = """
     create unlogged table if not exists fake.runs as table job_runs with no data;
     create unlogged table if not exists fake.paused as table batches with no data;
@@ -41,7 +40,7 @@ BACK_UP = """
     insert into fake.held table holds;
     insert into fake.numbers select last_value, is_called from job_runs_id_seq;
 """
-# Rows of `batches` bring holds of their own with them.
+# An insert into `batches` also inserts holds, so these are deleted again.
 RESTORE = """
     delete from job_runs; delete from batches; delete from holds;
     insert into job_runs select * from fake.runs;
@@ -55,7 +54,7 @@ ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::te
 
 @dataclass
 class World:
-    """What the machine remembers, to compare the ledger with."""
+    """The expected state, to compare the ledger with."""
 
     rows: dict = field(default_factory=dict)
     owners: dict = field(default_factory=dict)  # the token of each run's newest attempt
@@ -99,12 +98,12 @@ class Machine(Workers):
         if take and self.idle:
             self.take(self.idle[0], rescue=False)
 
-    # Schedulers: they fire whenever they like, and their own clocks say what they like
+    # Schedulers: they fire at any time, with clocks of their own
 
     @rule(drift=drifts)
     def a_scheduler_fires(self, drift):
         self.reconcile(drift)
-        # What a worker then takes would hide what the scheduler has changed.
+        # Check now: a worker that takes the run would hide the scheduler's change.
         self.the_ledger_is_sound()
         self.check_reconciled()
 
@@ -168,7 +167,7 @@ class Machine(Workers):
     def the_database_comes_back_older(self):
         db.database.execute_sql(RESTORE)
         owners, self.paused_until = self.backup
-        # What ran then is as silent as it was then; whoever has begun since is of a lost time, and is not counted as alive.
+        # Runs of the backup have their heartbeats of that time; later attempts are lost and do not count as alive.
         self.world = World(rows=self.read(), owners=owners.copy())
         signs = {str(run.attempt_token): run.alive_at for run in JobRun.select().where(JobRun.state == "started")}
         for worker in self.running:
@@ -204,7 +203,7 @@ class Machine(Workers):
         if run is not None:
             self.begin_attempt(self.terminal, run)
 
-    # What must hold after every step
+    # Invariants after every step
 
     @invariant()
     def the_ledger_is_sound(self):
@@ -246,7 +245,7 @@ class Machine(Workers):
 
     @invariant()
     def at_most_one_attempt_lives(self):
-        # Silent for longer, it ends by itself at its next safe point.
+        # An attempt that has been silent for longer ends by itself at its next safe point.
         living = [worker for worker in self.running if self.now - worker.sign <= self.configured.dead_after]
         assert len(living) <= 1, "two attempts live"
 
@@ -254,7 +253,7 @@ class Machine(Workers):
     def a_run_succeeds_at_most_once(self):
         assert all(count == 1 for count in self.world.successes.values())
 
-    # What must happen once the faults stop
+    # Recovery once the faults stop
 
     def teardown(self):
         failing = sys.exc_info()[0] is not None

@@ -1,4 +1,4 @@
-"""The workers of the machine that tries to break the ledger: they fetch, start, beat, end, and are killed.
+"""Workers of the state machine for the ledger: they fetch, start, send heartbeats, end, and are killed.
 
 They fetch by Dramatiq's own scripts, at the machine's time.
 """
@@ -24,7 +24,7 @@ picks = st.integers(0, 5).map(lambda number: lambda candidates: candidates[numbe
 
 @dataclass
 class Worker:
-    """One thread of a worker process, or the terminal that `forgekeeper run` runs in."""
+    """A thread of a worker process, or the terminal in which `forgekeeper run` runs."""
 
     name: str
     message: Message | None = None
@@ -34,14 +34,14 @@ class Worker:
 
 
 class Workers(RuleBasedStateMachine):
-    """What workers do; the machine has the clock, the schedulers and what must hold."""
+    """Rules of workers; the subclass has the clock, the schedulers and the invariants."""
 
     def hired(self):
         self.names = getattr(self, "names", 0) + 1
         return Worker(f"worker-{self.names}")
 
     def dispatch(self, worker, command, *arguments, maintenance=False):
-        """Run Dramatiq's own script, at our time."""
+        """Run Dramatiq's own script at the machine's time."""
         milliseconds = round(self.now.timestamp() * 1000)
         dead_after = round(self.configured.dead_after.total_seconds() * 1000)
         limits = (dead_after, DEFAULT_DEAD_MESSAGE_TTL, int(maintenance), 7_000)

@@ -1,4 +1,4 @@
-"""How busy the machine is: what a test must not hold against what it tests."""
+"""Measure delays caused by a busy machine, so that tests do not count them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from tests.harness.waiting import scale_timeout
 
 PROCESS_GONE_ERRORS = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1
-"""The field of a thread's schedstat that says for how many nanoseconds it could have run and had to wait."""
+"""Index of the field in a thread's schedstat: nanoseconds that the thread was runnable and waited for a processor."""
 STEAL = 8
 
 
 class MachineDelay:
-    """For how long the machine has held up processes, what they have started, and the servers, since this was made.
+    """Seconds that processes, their descendants and the servers have waited for a processor since this object exists.
 
-    Of each process the thread counts that has waited longest for a processor: a message goes through many processes
-    one after the other, and they are added up, but in each through few threads.  The time for which a hypervisor
-    took the processors away is added, too.  What is idle or asleep does not wait.
+    Of each process the thread with the longest wait counts, and the processes are added up: a message passes through
+    many processes one after the other, but through few threads of each.  Time that a hypervisor has taken from the
+    processors is added.  Idle and sleeping threads do not wait.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], servers: list[int]) -> None:
-        """Begin; *pids* names the processes, also those that have been started since."""
+        """Begin to measure; *pids* returns the current processes, also processes that start later."""
         self._pids, self._servers = pids, servers
         self._before, self._stolen = self._waits(), _stolen()
 
     def seconds(self) -> float:
-        """Say for how long, until now."""
+        """Return the seconds of delay until now."""
         longest: Counter[int] = Counter()
         for (process, thread), wait in self._waits().items():
             longest[process] = max(longest[process], wait - self._before.get((process, thread), 0))
         return longest.total() / 1e9 + _stolen() - self._stolen
 
     def over(self, limit: float, seconds: float) -> bool:
-        """Say whether *seconds* since then are more than the *limit*, as this machine has held it up."""
+        """Return whether *seconds* exceed the *limit* by more than the machine's delay explains."""
         return seconds > limit and seconds > min(limit + self.seconds(), scale_timeout(limit))
 
     def _waits(self) -> dict[tuple[int, int], int]:
@@ -45,7 +45,7 @@ class MachineDelay:
 
 
 def _waits(pids: Iterable[int]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield those processes and their descendants with each of their threads, and for how long it has waited."""
+    """Yield process, thread and nanoseconds of waiting, for each thread of the processes and their descendants."""
     for pid in pids:
         with suppress(*PROCESS_GONE_ERRORS):
             for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -1,4 +1,4 @@
-"""Many statuses and artifacts that are due, and what runs leave of them."""
+"""Insert many due statuses and artifacts, delete them by runs, and list the remaining rows."""
 
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ ADD_ARTIFACTS = """
 
 
 def statuses(count, *, first=1):
-    """Add due statuses; the higher the id, the later they became due."""
+    """Insert due statuses; a higher id became due later."""
     database.execute_sql(ADD_STATUSES, (first, first + count - 1))
 
 

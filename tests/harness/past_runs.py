@@ -1,8 +1,8 @@
-"""A batch that has lived: ordinary runs of it in the ledger, and what each has deleted."""
+"""Insert earlier runs of a batch into the ledger, with the numbers of deleted records."""
 
 from forgekeeper.platform.database import database as db
 
-# The numbers are drawn first: thousands of runs are not to be found again by their times.
+# The ids are drawn first: finding thousands of runs again by their times would be slow.
 RUNS = """
     with drawn as materialized (
         select nextval(pg_get_serial_sequence('job_runs', 'id')) as id, at, records from (
@@ -19,9 +19,9 @@ RUNS = """
 
 
 def add_past_runs(batch, ago, records):
-    """Write down runs of so many seconds *ago*, and how many records each has deleted: a number, or one for each."""
+    """Insert runs that ended *ago* seconds before now and deleted *records*: one number for all, or a list."""
     each = records if isinstance(records, list) else [records] * len(ago)
     with db.atomic():
-        # Tens of thousands of runs: a busy machine may take long.
+        # Inserting tens of thousands of runs may take long on a busy machine.
         db.execute_sql("set local statement_timeout = 0")
         db.execute_sql(RUNS, {"batch": batch.name, "ago": list(ago), "records": each})

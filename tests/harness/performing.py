@@ -1,4 +1,4 @@
-"""Batches and children run here: as their functions alone, or in an attempt, as a worker's message makes one."""
+"""Run batches and children in this process: only their functions, or a whole attempt as a worker does."""
 
 from contextlib import contextmanager
 
@@ -12,7 +12,7 @@ from tests.harness.settings import settings_with
 
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
-    """Run the batch's or child's function, without a ledger, as of *now* if given; return the outcome."""
+    """Run the function of a batch or child without the ledger, at the time *now* if given; return the outcome."""
     options = {"fan_out": lambda one, keyed: send_children(broker, None, one, keyed, limit_depth=None)} | options
     run = Run(declared, settings or settings_with(), outcome=outcome, deadline=deadline, **options)
     if now is not None:
@@ -23,7 +23,7 @@ def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None
 
 @contextmanager
 def runner_of(settings):
-    """Be what begins the attempts of a worker with these settings."""
+    """Yield the object that begins the attempts of a worker with these settings."""
     runner = Runner(settings, lambda *sent: send_children(broker, *sent, limit_depth=settings.queue_limit))
     try:
         yield runner
@@ -32,19 +32,19 @@ def runner_of(settings):
 
 
 def attempt_at(runner, batch):
-    """Make an attempt at a new run of the batch, or at the one that waits for its retry."""
+    """Create an attempt at a new run of the batch, or at the run that waits for its retry."""
     return runner.create_attempt(batch, JobRun.start_here(batch.name, by=process_identity()))
 
 
 def run_attempt(attempt, *ids):
-    """Do the attempt's work, from its beginning to its end; return it."""
+    """Run the attempt from beginning to end; return it."""
     with attempt:
         attempt.work_if_allowed(*ids)
     return attempt
 
 
 def run_as_worker(declared, settings):
-    """Run the batch as a worker does; return the row of its run, or raise what was raised within."""
+    """Run the batch as a worker does; return the row of its run, or raise the error of the attempt."""
     with runner_of(settings) as runner:
         attempt = run_attempt(attempt_at(runner, declared))
     if attempt.error is not None:
@@ -53,7 +53,7 @@ def run_as_worker(declared, settings):
 
 
 def run_child_as_worker(declared, settings, *ids, message_id="1", run=None):
-    """Work on the child as a worker does, of that *run*; return its own, or raise what was raised within."""
+    """Run the child as a worker does, for the parent's *run*; return the child's run, or raise its error."""
     with runner_of(settings) as runner:
         attempt = run_attempt(runner.create_child_attempt(declared, message_id, run=run), *ids)
     if attempt.error is not None:
@@ -62,6 +62,6 @@ def run_child_as_worker(declared, settings, *ids, message_id="1", run=None):
 
 
 def start_run(batch, run_id, *, by="worker"):
-    """Start a run as a worker does: by its number, and the token that its message has."""
+    """Start a run as a worker does: by its id and the token in its message."""
     row = JobRun.get_or_none(JobRun.id == run_id)
     return row and JobRun.start(batch, run_id, token=row.token, by=by)

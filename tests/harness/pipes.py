@@ -1,4 +1,4 @@
-"""Pipes that are full: whoever writes to one waits until somebody reads."""
+"""Full pipes: a process that writes to a full pipe waits until somebody reads."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Make a pipe that takes no more; yield where it is read and where it is written."""
+    """Fill a pipe; yield its ends for reading and for writing."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for size in (4096, 1):
@@ -21,7 +21,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 
 
 def drain(reading: int) -> str:
-    """Read what is in the pipe by now."""
+    """Read the current content of the pipe."""
     os.set_blocking(reading, False)
     parts = []
     with suppress(BlockingIOError):

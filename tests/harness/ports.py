@@ -1,4 +1,4 @@
-"""Ports that no other test gets, found now and listened at later."""
+"""Find free ports that no other test gets, for a server that starts later."""
 
 import os
 import socket
@@ -6,16 +6,16 @@ from contextlib import suppress
 from itertools import count as counted
 
 FIRST, LAST, ROW = 15_000, 32_000, 8
-"""Below those that the kernel gives to whoever connects, or asks for any."""
+"""Range of ports, below the kernel's ephemeral ports; each call searches `ROW` ports in a row."""
 PROCESSES = 8
 ROWS = (LAST - FIRST) // PROCESSES // ROW
-# Each process of a run of tests has a part of its own: one that starts slowly must find its port still free.
+# Each test process has its own part of the range: a port must still be free when a slow program starts.
 _part = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES
 _turns = counted(os.getpid())
 
 
 def free_ports(count):
-    """Return so many ports of loopback in a row, `ROW` at most, that nobody listens at."""
+    """Return *count* consecutive free ports of loopback, at most `ROW`."""
     while True:
         first = FIRST + (_part * ROWS + next(_turns) % ROWS) * ROW
         ports = list(range(first, first + count))

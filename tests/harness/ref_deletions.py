@@ -1,4 +1,4 @@
-"""Ref deletions: what tests of them share."""
+"""Pending ref deletions, repositories, and fixtures that run parent and child of batch 58."""
 
 from datetime import timedelta
 
@@ -40,12 +40,12 @@ def pending():
 
 
 def projects(count, *, first=1, each=1):
-    """Let projects have pending rows."""
+    """Insert *each* pending rows for *count* projects."""
     database.execute_sql(ADD_PROJECTS.format(first=first, last=first + count - 1, each=each))
 
 
 def statuses():
-    """The status of every row, by its ref; of duplicates in order."""
+    """Return the status of every row by its ref; a list for duplicates, in order."""
     found = {}
     for one in GitRefDeletion.select().order_by(GitRefDeletion.id):
         found.setdefault(one.ref, []).append(one.status)
@@ -53,7 +53,7 @@ def statuses():
 
 
 def lock(repository, *names):
-    """Leave locks behind as a killed git does."""
+    """Create lock files, as a killed git leaves them."""
     for name in names:
         file = repository.path / f"{name}.lock"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def lock(repository, *names):
 
 
 def count_git_commands(folder, monkeypatch):
-    """Count git's commands from here on: call what is returned for their names."""
+    """Count git commands from now on; return a function that returns the number of commands with a word."""
     replace_git(folder / "bin", monkeypatch, f'echo "$*" >> {folder}/calls\nexec $GIT "$@"')
 
     def calls(command=""):
@@ -72,7 +72,7 @@ def count_git_commands(folder, monkeypatch):
 
 
 def list_enqueued_projects():
-    """The projects whose children wait in the queue, in its order."""
+    """Return the projects whose children wait in the queue, in order."""
     waiting = client.lrange(QUEUE, 0, -1)
     bodies = client.hmget(f"{QUEUE}.msgs", waiting) if waiting else []
     return [Message.decode(body).args[0] for body in bodies]
@@ -80,7 +80,7 @@ def list_enqueued_projects():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Make the limits small enough for a few rows to reach them."""
+    """Make the limits so small that a few rows reach them."""
     monkeypatch.setattr(git_ref_cleanup, "MAX_DELETES", 3)
 
 
@@ -111,7 +111,7 @@ def parent(configured):
 
 @pytest.fixture
 def child(configured):
-    """Work on a project as a worker's child does; return the child."""
+    """Run the child of a project as a worker does; return its run."""
 
     def work(project=PROJECT, *, missing=False, **changes):
         return run_child_as_worker(clean_project_refs, configured.model_copy(update=changes), project, missing)
@@ -121,7 +121,7 @@ def child(configured):
 
 @pytest.fixture
 def clean(configured):
-    """Do a child's work with a deadline of the test's; return its outcome."""
+    """Run the child's function with a deadline of the test; return its outcome."""
 
     def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, declared=clean_project_refs, **options):
         settings = configured.model_copy(update={"dead_after": timedelta(seconds=dead_after)})

@@ -1,4 +1,4 @@
-"""Settings as a test wants them: of the batches that are declared, with what is named changed."""
+"""Settings for tests, with options changed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from forgekeeper.platform.settings import PREFIX
 
 
 def settings_with(**options):
-    """Make them; what is JSON in the environment is a dictionary here."""
+    """Return settings with these *options*; a setting that is JSON in the environment is a dictionary here."""
     given = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in options.items()}
     environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     return _made(boot.settings_class(), tuple(given.items()), tuple(sorted(environment.items())))
@@ -17,5 +17,5 @@ def settings_with(**options):
 
 @lru_cache(maxsize=100)
 def _made(model, given, _environment):
-    """Make them once: that takes as long as ten questions to a server, and nothing changes them."""
+    """Cache settings: creating them takes as long as ten queries to a server, and nothing changes them."""
     return model(**dict(given))

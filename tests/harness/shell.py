@@ -16,7 +16,7 @@ from tests.harness.waiting import scale_timeout, wait_until
 TIMEOUT_SECONDS = 120.0
 MARK = "TERMINAL_MARK"
 REMOVED_VARIABLES = ("FORGEKEEPER_", "MAKE", "MFLAGS", "PG", "PYTEST_", "PYTHONPATH", "THOROUGH", "VIRTUAL_ENV")
-"""Prefixes of variables of the tests that a reader's terminal lacks."""
+"""Prefixes of environment variables that tests set and an operator's terminal lacks."""
 
 
 class ShellCommand:
@@ -91,9 +91,9 @@ class Terminal:
         return wait_until(lambda: not self.find_processes(), TIMEOUT_SECONDS)
 
     def find_processes(self) -> list[int]:
-        """Return the ids of processes that have inherited our mark or work in our folder.
+        """Return the ids of processes that have inherited the mark or work in the folder.
 
-        PostgreSQL and Redis write their titles over their environment, and with it over the mark.
+        PostgreSQL and Redis overwrite their environment, and with it the mark, with their titles.
         """
         return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
 

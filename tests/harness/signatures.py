@@ -1,4 +1,4 @@
-"""Whether a request is signed as S3 wants it: computed by botocore, which the product does not use."""
+"""Check S3 signatures with botocore, which the product does not use."""
 
 from urllib.parse import parse_qsl, urlsplit
 
@@ -8,7 +8,7 @@ from botocore.credentials import Credentials
 
 
 def is_signed(command, target, headers, body, secret):
-    """Say whether the header `Authorization` proves that the sender knows the secret."""
+    """Return whether the header `Authorization` proves that the sender knows the secret."""
     fields = dict(part.split("=", 1) for part in headers["Authorization"].partition(" ")[2].split(", "))
     key_id, _day, region, *_ = fields["Credential"].split("/")
     names = fields["SignedHeaders"].split(";")

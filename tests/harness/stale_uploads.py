@@ -1,4 +1,4 @@
-"""Stale uploads: what tests of them share."""
+"""Register uploads, run the batch that deletes stale uploads, and read the register."""
 
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ def run(deadline=None, *, prefixes=None, outcome=None, **locations):
 
 
 def run_until_unavailable(deadline=None, **locations):
-    """Let a run end because stores are away; return what it came to, and what it says."""
+    """Run until it fails because stores do not answer; return the outcome and the message."""
     outcome = StaleUploadsResult()
     with pytest.raises(StoreUnavailable) as failure:
         run(deadline, outcome=outcome, **locations)
@@ -52,13 +52,13 @@ def register_members(*members, age=STALE):
 
 
 def begin(store, *paths, location=HERE, age=STALE):
-    """Begin uploads: the objects and their entries."""
+    """Begin uploads: store the objects, and register their entries."""
     store.put(*paths)
     register(*paths, location=location, age=age)
 
 
 def time_passes(duration):
-    """Let *duration* pass for what lies in deleting."""
+    """Let *duration* pass for the claimed entries."""
     for member, score in client.zrange(uploads.keys.deleting, 0, -1, withscores=True):
         client.zadd(uploads.keys.deleting, {member: score - duration.total_seconds()})
 
@@ -68,7 +68,7 @@ def members(key):
 
 
 def registered():
-    """All entries, whatever has become of them."""
+    """Return all entries: pending, claimed and failed."""
     return members(uploads.keys.pending) | members(uploads.keys.deleting) | members(uploads.keys.failed)
 
 
@@ -77,7 +77,7 @@ def attempts():
 
 
 def unreachable_url(store):
-    """The URL of the same store where nobody listens."""
+    """Return the URL of the store with an address at which no server listens."""
     proxy = getattr(store, "proxy", None)
     return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
 
@@ -92,7 +92,7 @@ def complete(location, path):
 
 
 def adopt(*paths, ago=ADOPTION_DELAY + 5 * SECOND):
-    """Adopt objects, that long ago."""
+    """Register objects as `uploads reconcile` does, with a registration *ago* before now."""
     uploads.adopt(client, HERE, paths)
     for key in (uploads.keys.pending, uploads.keys.adopted):
         for path in paths:

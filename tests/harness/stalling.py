@@ -1,4 +1,4 @@
-"""Processes as threads that stall before any of their questions to a server, go on much later, or never."""
+"""Threads that simulate processes, stall before any query to a server, and continue much later or never."""
 
 import threading
 
@@ -8,11 +8,14 @@ from forgekeeper.platform.database import release_connection
 
 
 class ProcessKilled(BaseException):
-    """The process is no more."""
+    """The simulated process has been killed."""
 
 
 class StallingProcess(threading.Thread):
-    """Does its deed, but stalls before its n-th question to a server until it is told what then."""
+    """Executes *deed*, and stalls before a query to a server after the first *questions* queries.
+
+    `go_on` lets it continue, `die` kills it.
+    """
 
     def __init__(self, deed, questions):
         super().__init__(daemon=True)
@@ -40,8 +43,7 @@ class StallingProcess(threading.Thread):
             self._stalled.set()
 
     def question(self):
-        # While it holds row locks the others would wait for it in vain: races inside the
-        # claiming transaction are PostgreSQL's business.
+        # Do not stall inside a transaction: others would wait for its row locks.  PostgreSQL handles races in there.
         if db.database.in_transaction():
             return
         if self._left == 0:

@@ -1,4 +1,4 @@
-"""Object stores for tests: a folder, and S3 as moto speaks it, behind a proxy that can fail."""
+"""Object stores for tests: a folder, and S3 by moto behind a proxy that injects faults."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tests.harness.installation import INSTALLATION
 
 
 class Folder:
-    """A local store; looked at without the library that the product uses."""
+    """A store in a folder, read without the library that the product uses."""
 
     def __init__(self, root):
         self.root = root
@@ -45,7 +45,7 @@ class Folder:
 
 
 class S3:
-    """A bucket of its own; written and listed by boto3, past the proxy."""
+    """A bucket for one test; boto3 writes and lists it without the proxy."""
 
     secret = "wJalr+XUtnFEMI/K7MDENG"
 
@@ -90,7 +90,7 @@ class S3:
         self._client.put_bucket_lifecycle_configuration(Bucket=self.bucket, LifecycleConfiguration={"Rules": rules})
 
     def remove_folders(self):
-        """Do nothing: a bucket has none."""
+        """Do nothing: a bucket has no folders."""
 
     def remove_sentinel(self):
         self._client.delete_object(Bucket=self.bucket, Key=sentinel.SENTINEL_NAME)
@@ -111,7 +111,7 @@ def moto():
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
-    # Connections that clients keep open would hold up its end for seconds.
+    # Connections that clients keep open would delay the shutdown for seconds.
     server._server.block_on_close = False
     server.stop()
 
@@ -144,7 +144,7 @@ def s3(empty_s3):
 
 @pytest.fixture
 def machine_role(s3, monkeypatch, tmp_path):
-    """Let the store's client fetch its keys from the machine that it runs on."""
+    """Give the store's client credentials from the machine's role instead of the URL."""
     s3.url = s3.url.partition("&access_key_id")[0]
     keys = {"AccessKeyId": "ROLE", "SecretAccessKey": s3.secret, "Token": "t", "Expiration": "2100-01-01T00:00:00Z"}
     s3.proxy.answer_body(200, json.dumps(keys), kinds=["other"])
@@ -162,7 +162,7 @@ def folder(tmp_path):
 
 @pytest.fixture(params=["folder", "s3"])
 def store(request):
-    """Each kind of store in turn."""
+    """Run the test with each kind of store."""
     return request.getfixturevalue(request.param)
 
 

@@ -1,4 +1,4 @@
-"""All tables that tests write to, how they are emptied, and what a test lets PostgreSQL do to changes of their rows."""
+"""Empty the tables of the test database, and observe or change its sessions and rows."""
 
 from contextlib import contextmanager
 
@@ -9,16 +9,16 @@ from forgekeeper.platform.installation import Installation
 
 TABLES = [model._meta.table_name for model in (*OWN_TABLES, *models.FORGE_MODELS) if model is not Installation]
 
-# Truncating the audit's partitions with all their indexes takes 35 ms of the machine: those that a test has not touched
-# have neither rows, dead ones included, nor figures for the planner.
+# Truncating all partitions of the audit takes 35 ms of CPU time.  Partitions that a test has not touched have no rows,
+# neither live nor dead, and no statistics.
 SELECT_TOUCHED_TABLES = """
     select oid::regclass::text
     from unnest(%s) as name left join pg_partition_tree(name::regclass) on true
     join pg_class on oid = coalesce(relid, name::regclass)
     where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
 """
-# Of these sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error, and so it is of a
-# sequence that another session drops just then.
+# Materialized, so that every plan calls `pg_sequence_last_value` for these sequences only: it raises an error for a table,
+# and for a sequence that another session is dropping.
 RESET_SEQUENCES = """
     with ours as materialized (
         select seqrelid, seqstart
@@ -26,7 +26,7 @@ RESET_SEQUENCES = """
     )
     select setval(seqrelid, seqstart, false) from ours where pg_sequence_last_value(seqrelid) is not null
 """
-# Only a table has such triggers; a view of another is called as it is, but for the mark of one in parts.
+# Only a table can have row triggers: find the table below a view, whose name is the same or has the prefix `p_`.
 SELECT_TABLE_BELOW_VIEW = """
     select case when relkind = 'v' then coalesce(to_regclass('gitlab.p_' || relname), to_regclass('gitlab.' || relname))
         else oid end::regclass::text
@@ -39,23 +39,23 @@ WAITING = """
 
 
 def wait_for_locks():
-    """Let this thread's session wait for a lock for as long as a test holds it, on however busy a machine."""
+    """Let this thread's session wait up to 60 s for a lock, for a busy machine."""
     db.database.execute_sql("set lock_timeout = '60s'")
 
 
 def sessions_waiting_for_a_lock():
-    """Count them as of now, within a transaction, too."""
+    """Count the sessions that wait for a lock now, also within a transaction."""
     return db.database.execute_sql(WAITING).fetchone()[0]
 
 
 def somebody_waits_for_a_lock():
-    """Say it as of now."""
+    """Return whether a session waits for a lock now."""
     return sessions_waiting_for_a_lock() > 0
 
 
 @contextmanager
 def before_each(change, table, act):
-    """Let PostgreSQL do *act* before each *change*, an update or a deletion, of a row of the table, or below the view."""
+    """Execute *act* in a trigger before each *change* (update or delete) of a row of the table, or of the table below a view."""
     (table,) = db.database.execute_sql(SELECT_TABLE_BELOW_VIEW, (table,)).fetchone()
     row = "old" if change == "delete" else "new"
     db.database.execute_sql(
@@ -69,7 +69,7 @@ def before_each(change, table, act):
 
 
 def empty():
-    """Empty all tables, and number from 1.  Only the owner of the server may empty the audit."""
+    """Empty all tables, and reset their sequences.  Only a superuser may empty the audit."""
     if touched := [name for (name,) in db.database.execute_sql(SELECT_TOUCHED_TABLES, [TABLES])]:
         db.database.execute_sql("set session_replication_role = replica")
         db.database.execute_sql(f"truncate {', '.join(touched)}")

@@ -1,8 +1,8 @@
-"""How thorough the suite is: whole with THOROUGH in the environment (`make test-all`), else a tenth (`make test`).
+"""Size of the searches: the whole with THOROUGH in the environment (`make test-all`), else a tenth (`make test`).
 
-State machines, interleavings by the thousand and large tables take their numbers from here.  What Hypothesis draws is drawn
-anew each time in the whole, and from fixed seeds in the tenth, and in CI: a change is not refused for what a search happens
-to find in what it has not touched.  Whoever searches runs `make test-all` at home, as often as they like.
+State machines, thousands of interleavings and large tables take their numbers from here.  With THOROUGH Hypothesis draws
+new examples each time.  Without it, and in CI, the seeds are fixed: a change must not fail by an accidental finding in code
+that it has not touched.  To search, run `make test-all` outside of CI.
 """
 
 import os
@@ -17,17 +17,17 @@ Row = TypeVar("Row")
 RUNS_WHOLE_SUITE = "THOROUGH" in os.environ
 SEARCHES = RUNS_WHOLE_SUITE and "CI" not in os.environ
 
-# For a test that takes seconds and that `docs/promises.md` does not name: `make test` takes five minutes at most.
+# For tests that take seconds and that `docs/promises.md` does not name: `make test` must end within five minutes.
 whole_only = pytest.mark.skipif(not RUNS_WHOLE_SUITE, reason="only `make test-all` runs it")
 
 
 def examples(whole: int) -> int:
-    """Say how many of the *whole* number to run."""
+    """Return the number of examples to run, of the *whole* number."""
     return whole if RUNS_WHOLE_SUITE else max(1, whole // 10)
 
 
 def machine_settings(whole: int, steps: int) -> hypothesis.settings:
-    """Make the settings of a state machine: a number of examples of so many steps each."""
+    """Return settings for a state machine: *whole* examples (or a tenth) of *steps* steps."""
     return hypothesis.settings(
         max_examples=examples(whole),
         stateful_step_count=steps,
@@ -37,6 +37,6 @@ def machine_settings(whole: int, steps: int) -> hypothesis.settings:
 
 
 def select_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return all *rows* of a table in the whole, else the first and the last."""
+    """Return all *rows* of a table in the whole suite, else the first and the last."""
     table = list(rows)
     return table if RUNS_WHOLE_SUITE else [table[0], *table[1:][-1:]]

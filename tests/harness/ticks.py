@@ -1,4 +1,4 @@
-"""A ledger by a clock of the database that the test sets, and what a test does with one batch of it."""
+"""A ledger with a clock that the test sets, and steps of one batch: reconcile, fetch, start, acknowledge."""
 
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,7 @@ FAKE_CLOCK = """
 
 @pytest.fixture
 def ledger(_migrated, urls):
-    """An empty ledger that has known the batch since dawn, read by the test's clock."""
+    """An empty ledger in which the batch is registered since `DAWN`, with the clock of the test."""
     with connected(urls, search_path="public"):
         db.database.execute_sql("truncate job_runs, batches, holds restart identity")
         db.database.execute_sql(FAKE_CLOCK)
@@ -90,13 +90,13 @@ def rows(state):
 
 
 def list_sent_runs():
-    """The numbers of the runs whose messages wait."""
+    """Return the ids of the runs whose messages wait."""
     bodies = [client.hget(f"{QUEUE}.msgs", name) for name in client.lrange(QUEUE, 0, -1)]
     return [int(Message.decode(body).message_id) for body in bodies]
 
 
 def fetch():
-    """Take the next message as Dramatiq does."""
+    """Fetch the next message as Dramatiq does."""
     (body,) = broker.do_fetch(BATCH.queue, 1)
     return Message.decode(body)
 
@@ -110,14 +110,14 @@ def start(tick=NOON):
 
 
 def execute_tick(tick=NOON):
-    """Run the tick from its message to the acknowledgement."""
+    """Execute the run of the tick, from its message to the acknowledgement."""
     message = fetch()
     assert JobRun.succeed(start(tick), {})
     acknowledge(message)
 
 
 def fail_tick(tick=NOON, delay=MINUTE * 30):
-    """Let the tick's first attempt fail; its retry waits."""
+    """Let the first attempt of the tick fail; its retry waits."""
     message = fetch()
     assert JobRun.fail(start(tick), "Oops", delay=delay) == "enqueued"
     acknowledge(message)

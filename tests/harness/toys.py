@@ -1,4 +1,4 @@
-"""Toy batches: declared in a test, and gone after it."""
+"""Batches that a test declares, and that are forgotten after it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from forgekeeper.api.batches import BATCHES, CHILDREN, FLAGS
 
 @dataclass
 class ToyResult:
-    """What a toy comes to."""
+    """Result of a toy batch."""
 
     deleted: int = 0
     left: int = 0
@@ -21,7 +21,7 @@ class ToyResult:
 
 @contextmanager
 def forget_declarations() -> Iterator[None]:
-    """Forget in the end whatever is declared meanwhile."""
+    """Forget the declarations of the block at its end."""
     kept = [(registry, dict(registry)) for registry in (BATCHES, CHILDREN, FLAGS)]
     try:
         yield
@@ -32,7 +32,7 @@ def forget_declarations() -> Iterator[None]:
 
 
 def declare_toy_batch(**facts):
-    """Declare a batch of its own; its function does nothing."""
+    """Declare a batch whose function returns nothing due."""
 
     def toys(now):
         """Put the toys away."""

@@ -1,20 +1,20 @@
-"""A folder full of traps: whatever is imported or run from there leaves a mark.
+"""A folder of traps: a module that is imported from there, or a program that is run, leaves a mark.
 
-There is one for every module of the standard library, of every package that is installed, and of ours.
+Every module of the standard library, of installed packages and of forgekeeper has a trap.
 """
 
 import sys
 from importlib.metadata import packages_distributions
 
 OURS = {"demo", "forgekeeper", "forges", "metrics", "models", "scheduler", "workers"}
-"""What an installation has of ours at the top."""
+"""Top-level modules and packages of forgekeeper."""
 PROGRAMS = ("forgekeeper", "git", "psql", "redis-cli", "valkey-cli", "python", "python3", "setpriv", "sh")
 STARTED = ("sitecustomize", "usercustomize")
-"""Python imports these by itself where it finds them."""
+"""Modules that Python imports at its start if it finds them."""
 
 
 class Traps:
-    """Traps in a folder that is there; their marks are beside it."""
+    """Traps in an existing folder; their marks are in a file beside it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -22,7 +22,7 @@ class Traps:
         mark = f'open({str(self._marks)!r}, "a").write(__file__ + "\\n")\n'
         for name in {*sys.stdlib_module_names, *packages_distributions(), *STARTED, *OURS}:
             (folder / f"{name}.py").write_text(mark)
-        # What is a program's name, too, is a module's file alone.
+        # A name that is also a program's has only the file of the module.
         for name in OURS - set(PROGRAMS):
             (folder / name).mkdir()
             (folder / name / "__init__.py").write_text(mark)
@@ -31,5 +31,5 @@ class Traps:
             (folder / name).chmod(0o755)
 
     def sprung(self):
-        """List what has been imported or run."""
+        """Return the traps that were imported or run."""
         return self._marks.read_text().splitlines() if self._marks.exists() else []

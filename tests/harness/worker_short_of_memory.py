@@ -1,4 +1,4 @@
-"""`forgekeeper worker` that lacks memory at one place: a number of times, the arguments before Dramatiq's say where."""
+"""`forgekeeper worker` that raises `MemoryError` at one place: arguments PLACE and TIMES, then Dramatiq's arguments."""
 
 import sys
 

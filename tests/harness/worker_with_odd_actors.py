@@ -1,4 +1,4 @@
-"""`forgekeeper worker` with children that hold, fail and kill: a program that tests start, with Dramatiq's arguments."""
+"""`forgekeeper worker` with children that wait, fail or kill the process; takes Dramatiq's arguments."""
 
 import os
 import signal
@@ -16,20 +16,20 @@ from forgekeeper.platform.connections import client
 from forgekeeper.process import run_master
 
 QUEUE = "objects"
-dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
-process.TIME_LIMIT_GRACE_SECONDS = 1.0  # and so is a minute
+dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # instead of five seconds
+process.TIME_LIMIT_GRACE_SECONDS = 1.0  # instead of a minute
 
 
 @dataclass
 class OddResult:
-    """Nothing to tell."""
+    """Result of the parent."""
 
     enqueued: int = 0
 
 
 @batch(cron="off", budget=timedelta(minutes=1), outcome=OddResult, writes="its children note what they did")
 def odd(_now):
-    """Have children."""
+    """Parent of the children below."""
     return []
 
 
@@ -42,14 +42,14 @@ def declared(work):
 
 @declared
 def note(_now, key):
-    """Be done at once."""
+    """Record the key, and end at once."""
     client.rpush("done", key)
     return []
 
 
 @declared
 def hold(_now, key, path):
-    """Work until the file *path* is there."""
+    """Wait until the file *path* exists."""
     client.rpush("started", f"{key} {os.getpid()}")
     _wait_for(path)
     client.rpush("done", key)
@@ -58,14 +58,14 @@ def hold(_now, key, path):
 
 @declared
 def kill(_now, key):
-    """Take the process down."""
+    """Kill the process."""
     client.rpush("started", f"{key} {os.getpid()}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @declared
 def fail_once_there(_now, path):
-    """Fail as soon as the file *path* is there, without a word to Redis."""
+    """Fail as soon as the file *path* exists, without a command to Redis."""
     Path(f"{path}.started").touch()
     _wait_for(path)
     raise ValueError("there")
@@ -73,7 +73,7 @@ def fail_once_there(_now, path):
 
 @declared
 def go_on(_now, path):
-    """Leave the rest to a successor, once."""
+    """Leave work to a successor, once."""
     more = not Path(path).exists()
     Path(path).touch()
     yield from ()
@@ -82,14 +82,14 @@ def go_on(_now, path):
 
 @declared
 def end_the_thread(_now):
-    """Make Dramatiq's thread run into an error that nobody catches."""
+    """Make the thread of Dramatiq's worker end by an uncaught error."""
     threading.current_thread().consumers = {}
     return []
 
 
 @declared
 def be_deaf(_now):
-    """Wait in C, where no time limit is heard of."""
+    """Wait in C code, where Dramatiq's time limit cannot interrupt it."""
     nobody = threading.Lock()
     with nobody:
         nobody.acquire()

@@ -1,4 +1,4 @@
-"""Pages of metrics: fetched, and looked at by promtool."""
+"""Scrape metrics endpoints, and check pages with promtool."""
 
 import io
 import logging
@@ -24,7 +24,7 @@ from .worker import NAME, WorkerWithPage
 
 @pytest.fixture
 def scrape():
-    """Read the page at a URL."""
+    """Read the page of metrics at a URL."""
 
     def get(url, timeout=LIMIT):
         with urllib.request.urlopen(url, timeout=timeout) as answer:
@@ -35,7 +35,7 @@ def scrape():
 
 @pytest.fixture
 def scrape_when_up(scrape):
-    """Read the page at a URL as soon as it is there."""
+    """Read the page of metrics at a URL as soon as the endpoint answers."""
 
     def get(url):
         found = []
@@ -53,7 +53,7 @@ def scrape_when_up(scrape):
 
 @pytest.fixture
 def promtool():
-    """Check a page as promtool does; return what it has against it."""
+    """Check a page with promtool; return its complaints."""
     return lambda text: ran("promtool", "check", "metrics", text=text)[1]
 
 
@@ -74,7 +74,7 @@ def start(settings, free_port, tmp_path):
 
 @pytest.fixture
 def stream():
-    """What is logged as JSON, from DEBUG on; the logging of the test run is put back afterwards."""
+    """Stream of the JSON log from level DEBUG; the logging of the test run is restored afterwards."""
     root, output = logging.getLogger(), io.StringIO()
     before = root.handlers[:], root.level, structlog.get_config()
     logs.configure("json", "DEBUG", output)
@@ -86,7 +86,7 @@ def stream():
 
 @pytest.fixture
 def free_port():
-    """A port that nobody listens at."""
+    """A free port."""
     return free_ports(1)[0]
 
 
@@ -119,7 +119,7 @@ def counts(scrape):
 
 @pytest.fixture
 def send(settings):
-    """Send a run of the batch by hand."""
+    """Send a manual run of the batch."""
 
     def put():
         quick = settings.model_copy(update={"cron_user_status_cleanup": None})
@@ -131,14 +131,14 @@ def send(settings):
 
 @pytest.fixture
 def table_lock(database, other):
-    """Keep every run of the batch waiting, until rolled back."""
+    """Lock the table, so that every run of the batch waits until the connection is rolled back."""
     other.execute("lock table user_statuses in access exclusive mode")
     return other.connection
 
 
 @pytest.fixture
 def look(database, settings, monkeypatch):
-    """Scrape an exporter of our own, with settings of one's choice; it waits for a busy machine."""
+    """Scrape an exporter in this process with changed settings, and a timeout for a busy machine."""
 
     def collect(*, patience=30.0, **changed):
         monkeypatch.setattr(exporter, "SCRAPE_TIMEOUT_SECONDS", patience)

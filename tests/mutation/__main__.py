@@ -1,11 +1,11 @@
-"""Spoil lines of the product, one at a time, and see which the tests let through.
+"""Change lines of the product, one at a time, and check whether the tests fail.
 
-`python -m tests.mutation --promises [TREE]` breaks the promises of docs/promises.md in a clone of the last commit of
-TREE, one at a time as promises.toml says, runs the test that the page names, and exits with 1 if a test does not notice.
+`python -m tests.mutation --promises [TREE]` clones the last commit of TREE, makes the changes of promises.toml one at a
+time, runs the test that docs/promises.md names for each, and exits with 1 if a test passes.
 
-`python -m tests.mutation --coverage .coverage --durations LOG [TREE]` makes a sample of mutants of the last commit of
-TREE in a clone of its own, runs the tests that could notice each, and prints what became of them.  Coverage and log are
-of a run of the whole suite, with `patch = subprocess,_exit,execv` and `context = ${PYTEST_CURRENT_TEST-}` in RC:
+`python -m tests.mutation --coverage .coverage --durations LOG [TREE]` clones the last commit of TREE, makes a sample of
+mutants, runs the tests that could detect each mutant, and prints the outcomes.  Coverage and log come from a run of the
+whole suite, with `patch = subprocess,_exit,execv` and `context = ${PYTEST_CURRENT_TEST-}` in RC:
 
     pytest --cov --cov-context=test --cov-config=RC --cov-report= --durations=0 --durations-min=0.05 > LOG
 """
@@ -28,15 +28,15 @@ from .clone import Clone
 from .promises import read_breaches
 
 ENOUGH = 0.4
-"""The part of a mutant's time that its tests take while all is well: the rest is for starting servers, and for noise."""
+"""Share of the time limit for the measured time of a mutant's tests; the rest is for starting servers and noise."""
 SOUND_SECONDS = 1_800
 """Time limit for the tests of all promises on the sound tree."""
 SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2): processes whose parents have died become ours."""
+"""PR_SET_CHILD_SUBREAPER of prctl(2): orphaned descendants become children of this process."""
 
 
 class Judged(NamedTuple):
-    """The outcome of a mutant, and by which tests."""
+    """The outcome of a mutant, and the tests that judged it."""
 
     mutant: Mutant
     outcome: str
@@ -47,7 +47,7 @@ class Judged(NamedTuple):
 
 
 def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> Judged:
-    """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
+    """Run the tests on a mutant; ignore tests that also fail on the unchanged tree."""
     while True:
         status, said = _run_spoilt(clone, mutant, tests, limit) if tests else (5, "")
         killer = _failed(said, tests) if status == 1 else None
@@ -67,14 +67,14 @@ def _run_spoilt(clone: Clone, mutant: Mutant, tests: list[str], limit: float) ->
 
 
 def _failed(said: str, tests: list[str]) -> str | None:
-    """Name the test that failed, None where not even collecting worked."""
+    """Return the test that failed, or None if collecting the tests failed."""
     words = [line.partition(" ") for line in said.splitlines()]
     ends = [rest for word, _, rest in words if word in {"FAILED", "ERROR"}]
     return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
 
 
 def main() -> None:
-    """Judge the promises or a sample, and report; Ctrl-C ends it with what was judged by then."""
+    """Judge the promises or a sample, and print a report; Ctrl-C ends it with a partial report."""
     parser = argparse.ArgumentParser(description="Spoil lines of the product, and see whether the tests notice.")
     parser.add_argument("tree", nargs="?", type=Path, default=Path(), help="a checkout; by default this folder")
     parser.add_argument("--promises", action="store_true", help="break each promise instead of making a sample")
@@ -93,7 +93,7 @@ def main() -> None:
     given.limit = given.limit or (180 if given.promises else 90)
     if not given.promises and (given.coverage is None or given.durations is None):
         parser.error("a sample needs --coverage and --durations")
-    # What runs in a shell's background has Ctrl-C ignored, and tests are about it.
+    # A process in a shell's background ignores Ctrl-C, which some tests need.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _judge_promises(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]:
-    """Judge each breach of a promise by the promise's test; one that fails on the sound tree, too, judges nothing."""
+    """Judge each breach by the promise's test; a test that also fails on the unchanged tree is *unsound*."""
     under = tuple(given.under) or ""
     breaches = [
         one for one in read_breaches(clone.folder) if one.test.startswith(under) or one.mutant.path.startswith(under)
@@ -123,7 +123,7 @@ def _judge_promises(clone: Clone, given: argparse.Namespace) -> Iterator[Judged]
     for test, mutant in breaches:
         outcome = "unsound"
         if test in passing:
-            # An error of a fixture, which begins what the test is about, is noticed, too.
+            # An error of a fixture counts as detection: fixtures begin the work of a test.
             status, _said = _run_spoilt(clone, mutant, [test], given.limit)
             outcome = {None: "timed out", 0: "survived", 1: "killed"}.get(status, "no test")
         yield Judged(mutant, outcome, test)

@@ -1,4 +1,4 @@
-"""Which mutants are made, and which tests could notice each."""
+"""Choose mutants, and the tests that could detect each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LANGUAGES = {".py", ".lua"}
 CONTEXT = re.compile(r"(.*?)(?:\|\w+| \(\w+\))?")
 """A test's name, as pytest-cov writes it for its process and `PYTEST_CURRENT_TEST` for the processes that it starts."""
 UNLISTED = 0.01
-"""Seconds of a test for which pytest has listed none."""
+"""Assumed seconds of a test that the log of durations does not list."""
 
 
 class Mutant(NamedTuple):
-    """A file of the product with one place spoilt."""
+    """A file of the product with one change."""
 
     path: str
     before: str
@@ -35,17 +35,17 @@ class Mutant(NamedTuple):
 
     @property
     def after(self) -> str:
-        """The file as it is spoilt."""
+        """The changed text of the file."""
         source = self.before.encode()
         return (source[: self.spoilt.start] + self.spoilt.text.encode() + source[self.spoilt.end :]).decode()
 
     def diff(self) -> str:
-        """Show what is spoilt."""
+        """Return the change as a diff."""
         lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=1, lineterm="")
         return "\n".join(list(lines)[2:])
 
     def is_one(self) -> bool:
-        """Say whether it can be read at all, and as something else than before."""
+        """Return whether the changed file can be parsed and differs from the original."""
         if not self.path.endswith(".py"):
             return True
         try:
@@ -55,7 +55,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(tree: Path) -> Iterator[Mutant]:
-    """Spoil every line of the product, by git's list of the tree, in every way."""
+    """Yield every possible mutant of all product files that git lists."""
     listed = subprocess.run(["git", "ls-files"], cwd=tree, capture_output=True, text=True, check=True).stdout
     for path in map(Path, listed.splitlines()):
         if path.suffix in LANGUAGES and not NO_PRODUCT & set(path.parts) and not path.parts[0].startswith("."):
@@ -66,18 +66,18 @@ def mutants(tree: Path) -> Iterator[Mutant]:
 
 
 def sample(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Choose *count* mutants, each of another line, by chance: a sample that is cut short is one, too."""
+    """Choose *count* random mutants, each of another line; a prefix of the result is a random sample, too."""
     lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for mutant in found:
         lines[mutant.path, mutant.line].append(mutant)
     dice = random.Random(seed)
-    # A line with many places counts no more than another.
+    # Each line has the same chance, however many mutants it has.
     one_each = map(dice.choice, dice.sample(list(lines.values()), len(lines)))
     return list(islice((mutant for mutant in one_each if mutant.is_one()), count))
 
 
 class Tests:
-    """The tests of a tree, which lines each touches, as coverage.py notes it, and how long each takes."""
+    """The tests of a tree, with the lines that each executes (from coverage.py) and the seconds that each takes."""
 
     def __init__(self, tree: Path, coverage: Path, durations: str, present: set[str]) -> None:
         self._present = present
@@ -96,10 +96,11 @@ class Tests:
                 self._touched[path].append((test, int.from_bytes(bits, "little")))
 
     def of(self, mutant: Mutant, *, within: float) -> list[str]:
-        """List tests for *mutant* that take *within* seconds together, the quickest file first.
+        """Return tests for *mutant* that take *within* seconds together, the quickest file first.
 
-        Those come in first that touch its line, else its file; of them, those whose file names the module.  What runs in
-        processes of its own may be on no map: behind the others come all tests whose file names it.
+        Tests that execute the changed line have precedence, or tests that execute the file if none does; among these,
+        tests whose file names the module.  Coverage of child processes may be missing, so all tests whose file names
+        the module follow.
         """
         path = Path(mutant.path)
         module = path.parent.name if path.stem == "__init__" else path.stem
@@ -112,12 +113,12 @@ class Tests:
                 if within > self._seconds[test]:
                     chosen[_file(test)].append(test)
                     within -= self._seconds[test]
-        # Those of a file together, for what they share.
+        # Keep the tests of a file together: they share fixtures.
         files = sorted(chosen.values(), key=lambda tests: sum(self._seconds[test] for test in tests))
         return [test for tests in files for test in tests]
 
     def _touching(self, mutant: Mutant) -> set[str]:
-        # The tree may have been elsewhere when it was measured.
+        # Coverage may have been measured in another folder.
         measured = min((name for name in self._touched if name.endswith(f"/{mutant.path}")), key=len, default="")
         found = self._touched.get(measured, ())
         return {test for test, lines in found if lines >> mutant.line & 1} or {test for test, _ in found}
@@ -128,6 +129,6 @@ def _file(test: str) -> str:
 
 
 def _score(file: str, text: str, module: str) -> int:
-    """Say how much a test file is about a module: most where its name says so."""
+    """Rate how likely a test file tests a module: 2 if the file's name has it, plus 1 if the text has it."""
     named = "_" + re.sub(r"[/.]", "_", file) + "_"
     return 2 * (f"_{module}_" in named) + (re.search(rf"\b{module}\b", text) is not None)

@@ -1,6 +1,6 @@
-"""Breaches of the promises of docs/promises.md: changes of lines, each of which a promise's test has to notice.
+"""Breaches of the promises of docs/promises.md: changes of lines that the promise's test must detect.
 
-`promises.toml` has a table for each change, called by the test as the page names it:
+`promises.toml` has a table for each change, with the name of the test as on the page:
 
     [["ledger/test_ledger.py::test_the_failure_after_the_last_retry_is_final"]]
     file = "forgekeeper/ledger/retry.py"
@@ -26,7 +26,7 @@ PROMISE = re.compile(r"^\| .+ \| `(\S+::\w+)` \|$", re.MULTILINE)
 
 
 class Breach(NamedTuple):
-    """A change of the product, and the test that has to notice it."""
+    """A change of the product, and the test that must detect it."""
 
     test: str
     mutant: Mutant

@@ -1,7 +1,7 @@
-"""Spoil one place of a source file: which places there are, and what would stand there instead.
+"""Find the places of a source file that can be changed, and their replacements.
 
-Python is read as a tree, so that prose, annotations and assertions stay whole; SQL, in Python's strings, and Lua are
-read word by word.
+Python is parsed as a tree, so docstrings, annotations and assertions are not changed.  SQL in strings of Python, and Lua,
+are read word by word.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Spoilt(NamedTuple):
-    """The bytes from *start* to *end* give way to *text*; *kind* says what they are."""
+    """A change: *text* replaces the bytes from *start* to *end*; *kind* is the kind of the place."""
 
     kind: str
     start: int
@@ -54,7 +54,7 @@ LUA_WORDS = re.compile(
 
 
 def spoilings(path: str, source: bytes) -> Iterator[Spoilt]:
-    """Spoil *source* in every way we know, one at a time; now and then the result is none."""
+    """Yield every known change of *source*; a few of them have no effect or cannot be parsed."""
     if path.endswith(".py"):
         yield from _Python(source).spoilings()
     else:
@@ -129,7 +129,7 @@ def _statement(node: ast.AST) -> tuple[ast.AST, str] | None:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is executed below *node*, and not what is read or checked."""
+    """Yield the executed nodes below *node*, without docstrings, annotations and assertions."""
     for name, value in ast.iter_fields(node):
         for part in value if isinstance(value, list) else [value]:
             if not isinstance(part, ast.AST) or name in {"annotation", "returns"} or isinstance(part, ast.Assert):
@@ -137,7 +137,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
                 continue  # a docstring
             yield part
-            if not isinstance(part, ast.JoinedStr):  # before Python 3.12 nobody knows where its parts are
+            if not isinstance(part, ast.JoinedStr):  # before Python 3.12 the positions of its parts are wrong
                 yield from _code(part)
 
 
@@ -151,7 +151,7 @@ def _words(
             "number": (str(int(word) + 1), str(abs(int(word) - 1))) if word.isdigit() else (),
             "call": ("",),
         }
-        # Counted in the bytes of the file, not in the characters of the text.
+        # Positions are bytes of the file, not characters of the text.
         start, end = (offset + len(text[:place].encode()) for place in token.span())
         for other in others.get(token.lastgroup or "", ()):
             yield Spoilt(kind, start, end, other)

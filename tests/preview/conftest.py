@@ -1,4 +1,4 @@
-"""What a test of previews declares is forgotten after it, and it opens no store of an earlier one's."""
+"""Separate the tests of previews: declarations and open stores end with each test."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.harness.toys import forget_declarations
 
 @pytest.fixture(autouse=True)
 def apart():
-    """Forget batches and stores."""
+    """Forget declared batches and open stores."""
     stores.open_object_store.cache_clear()
     with forget_declarations():
         yield

@@ -1,4 +1,4 @@
-"""Real processes, started as an operator starts them, and stopped whatever happens."""
+"""Real processes, started as an operator starts them, and always stopped."""
 
 from collections import defaultdict
 
@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def services(request, settings, tmp_path):
-    """Start commands; in the end kill what is left of them."""
+    """Start commands, and kill the remaining processes at the end."""
     started = request.node.services = []
 
     def start(name, *arguments, module="forgekeeper.cli", **settings):
@@ -32,16 +32,16 @@ def services(request, settings, tmp_path):
 
 @pytest.fixture
 def root(fast_folder):
-    """Make a root of repositories, gone when no git is at work in it any more."""
+    """Create a root of repositories; at the end wait until no git works in it."""
     root = put_root(fast_folder / "repositories")
     yield root
-    # Git outlives a worker that is killed, and goes on making and removing its files.
+    # Git survives a worker that is killed, and continues to create and delete its files.
     assert wait_until(lambda: not find_git_processes(root), PATIENCE)
 
 
 @pytest.fixture
 def outcome(record_property):
-    """Note what was seen of a fault, for the table; *recovery* in seconds each, `inf` for never."""
+    """Record the outcome of a fault for the table; *recovery* in seconds each, `inf` for never."""
 
     def note(fault, *, injected, violations=0, recovery=(), duplicates=0):
         record_property("outcome", (fault, injected, violations, list(recovery), duplicates))
@@ -51,7 +51,7 @@ def outcome(record_property):
 
 @pytest.fixture
 def say(record_property):
-    """Note figures that a test has to tell, for the end."""
+    """Record sentences of a test for the end of the output."""
 
     def note(*sentences):
         record_property("said", sentences)
@@ -61,7 +61,7 @@ def say(record_property):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Show how the commands of a test that failed have ended, and what they said last."""
+    """Show the status and the last lines of each command of a failed test."""
     report = yield
     if report.failed:
         for service in getattr(item, "services", ()):
@@ -73,9 +73,9 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print what tests have noted; their processes hand it on with their reports."""
+    """Print the recorded sentences and the table of faults, from the reports of all processes."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    # The report of a test's end carries them once more.
+    # The report of the teardown has them, too.
     noted = [
         (report, *one) for report in reports if getattr(report, "when", "") == "call" for one in report.user_properties
     ]

@@ -12,7 +12,7 @@ FIVE = {
     *("user_status_cleanup", "expired_job_artifacts", "git_ref_children", "git_ref_fan_out", "stale_imports"),
     "suspended_git_children",
 }
-"""Whose tests run over views of GitLab's tables, too."""
+"""Test modules that also run on views of GitLab's tables."""
 OF_TABLES = {
     "test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more",
     "test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again",
@@ -20,7 +20,7 @@ OF_TABLES = {
     "test_a_run_after_a_crash_ends_as_if_there_had_been_none",
     "test_a_status_that_is_extended_while_a_chunk_is_deleted_stays",
 }
-"""They need what a view has none of: places of rows, constraints, and what PostgreSQL knows or counts of a table."""
+"""Tests that need properties of a table: ctid, constraints, statistics and counters of PostgreSQL."""
 ALWAYS = {
     "test_a_run_takes_as_many_batches_as_it_needs",
     "test_a_locked_an_unknown_a_trace_and_an_unexpired_artifact_are_never_destroyed",
@@ -31,11 +31,11 @@ ALWAYS = {
     "test_an_import_that_is_timed_out_has_the_failures_of_its_entities",
     "test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished",
 }
-"""The others do so in the whole suite alone."""
+"""Tests that always run on views, too; the others do so only in the whole suite."""
 
 
 def pytest_generate_tests(metafunc):
-    """Let tests of the five documents run on the example forge's tables, and on views of GitLab's."""
+    """Run the tests of the five documents on the example forge's tables, and on views of GitLab's tables."""
     if metafunc.module.__name__.rpartition(".test_")[2] in FIVE:
         name = metafunc.function.__name__
         views = ["views"] if name in ALWAYS or (RUNS_WHOLE_SUITE and name not in OF_TABLES) else []
@@ -44,14 +44,14 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def forge(request):
-    """Whose tables a test finds."""
+    """Choose the tables of the test: the example forge's, or views of GitLab's."""
     if getattr(request, "param", "tables") == "views":
         request.getfixturevalue("over_views")
 
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A second store, a folder, for the location `lfs`."""
+    """A second store in a folder, for the location `lfs`."""
     elsewhere = Folder(tmp_path / "other")
     sentinel.Store("lfs", elsewhere.url).create_sentinel(INSTALLATION)
     return elsewhere
@@ -59,7 +59,7 @@ def elsewhere(tmp_path):
 
 @pytest.fixture(autouse=True)
 def restarted():
-    """Every test is a process that has just started: it has opened no store."""
+    """Forget open stores, so that each test behaves like a new process."""
     stores.open_object_store.cache_clear()
     yield
     stores.open_object_store.cache_clear()

@@ -42,9 +42,10 @@ def main(
         typer.Option("--page", help="Measure nothing: write docs/performance.md's table from such a JSON; repeatable."),
     ] = None,
 ) -> None:
-    """Do the same work as our peers, in turns, and print how we compare.
+    """Do the same work as our peers, in turns, and print the ratios.
 
-    Ends with 1 when a benchmark failed: raised, or got a wrong answer.  A target that is missed is said, no more.
+    The exit status is 1 if a benchmark failed: it raised an error, or its result was wrong.  A missed target is only
+    reported.
     """
     _require(plot)
     if of:

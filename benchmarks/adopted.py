@@ -1,7 +1,7 @@
-"""A million artifacts in GitLab's partitioned table: what it costs to destroy the expired ones through views of it.
+"""Expired artifacts among a million in GitLab's partitioned table: the cost of destroying them through views.
 
 Ours is the document's child through the views that `forgekeeper adopt gitlab` creates: a computed path, and statistics
-that a function updates. The peer is the same child on a partitioned table with equal columns and indexes, without view.
+that a rule updates. The peer is the same child on a partitioned table with equal columns and indexes, without view.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A million CI artifacts, a third of them expired: what destroying these costs, by buckets, in one process and in more.
+"""Expired artifacts among a million: the cost of destroying them in buckets, in one process and in several.
 
 Ours is the document's child, with its audit. The reference is the algorithm of the document in bare SQL and nothing
 else. Its cost grows with the table and with the rows deleted from it. Therefore the table is always complete, and the
@@ -48,7 +48,7 @@ BATCH_SIZE = 100
 CHUNKS = 450
 QUEUE = "artifacts"
 FORGET = "truncate ci_job_artifacts, deleted_objects, project_statistics"
-# As in a forge: neither times nor paths are in the order of creation.
+# As in a forge, neither times nor paths are in the order of creation.
 ADD = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked,
         created_at, updated_at)

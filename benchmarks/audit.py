@@ -1,4 +1,4 @@
-"""What the audit costs the batch that deletes most: artifacts with everything in it, people's acts alone, nothing."""
+"""The cost of the audit for artifacts: with all deletions, with only acts of people, and without audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who deleted it, asked of an audit of ten million deletions: in rows of a hundred, of twenty, of ten, and of one."""
+"""Queries of an audit of ten million deletions, in rows of a hundred, twenty, ten and one."""
 
 from __future__ import annotations
 

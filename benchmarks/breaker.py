@@ -1,4 +1,4 @@
-"""What the breaker takes of a run: the same run, with the seconds that its breaker took, and without them."""
+"""The cost of the circuit breaker: the same run with and without its seconds."""
 
 from __future__ import annotations
 

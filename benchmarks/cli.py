@@ -1,4 +1,4 @@
-"""What a command takes of a processor before and after it has asked its servers: most of it is imports."""
+"""CPU time of commands, most of it for imports."""
 
 from __future__ import annotations
 

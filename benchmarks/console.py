@@ -1,4 +1,4 @@
-"""The console on a large installation: each page's answer, its memory, and what fifty viewers cost PostgreSQL.
+"""The console on a large installation: time of each page, memory, and PostgreSQL's load by fifty viewers.
 
 The database has 10,000 runs, 100,000 children in quarantine and 10,000,000 rows of the audit.
 """
@@ -92,7 +92,7 @@ def _pages(servers: Servers, scale: float) -> Measured:
                 _get(url + page)
                 found.setdefault(page, []).append(time.monotonic() - began)
             if turn < ASKED - 1:
-                time.sleep(ANSWER_VALID_SECONDS)  # an answer is shared for `FRESH` seconds
+                time.sleep(ANSWER_VALID_SECONDS)  # until the cached answer has expired
         for page, seconds in found.items():
             sys.stderr.write(f"{page}: {1000 * median(seconds):.0f} ms, {1000 * max(seconds):.0f} at most\n")
         page, seconds = max(found.items(), key=lambda one: median(one[1]))

@@ -1,4 +1,4 @@
-"""Contests: ours and its peers do the same work in turns; their ratio per round counts."""
+"""Contests: forgekeeper and its peers do the same work in turns; the ratio of each round counts."""
 
 from __future__ import annotations
 

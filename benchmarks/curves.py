@@ -1,4 +1,4 @@
-"""What a record costs while its table grows: of ten thousand, a hundred thousand, a million, and ten million.
+"""The cost of a record in tables of ten thousand, a hundred thousand, a million and ten million records.
 
 Half of the table is due, at most fifty thousand records: costs that grow with all due records are visible, and so are
 costs that grow with the table. Each curve is also measured while another session holds an old snapshot, with the

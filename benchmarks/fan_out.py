@@ -1,4 +1,4 @@
-"""A child for each project: put in once, and asked for again while all are on their way."""
+"""A child for each project: enqueued once, and deduplicated while all are on their way."""
 
 from __future__ import annotations
 

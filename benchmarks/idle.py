@@ -1,4 +1,4 @@
-"""What a scheduler and a worker cost that have nothing to do, per minute."""
+"""The cost of an idle scheduler and an idle worker, per minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stale imports, by hundreds: the batch in one process and through a worker, beside an UPDATE for each record."""
+"""Stale imports: the batch in one process and through a worker, compared with an UPDATE for each record."""
 
 from __future__ import annotations
 

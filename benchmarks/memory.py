@@ -1,7 +1,7 @@
-"""What a worker's process takes at its peak while a batch does its large case, beside what its small case takes.
+"""Peak memory of a worker process during a large case of a batch, compared with a small case.
 
 Each round starts a new worker. It executes all small cases twice, the first time to load its modules, then all large
-cases: memory that an earlier large case leaves counts in a later one, too, and hides in no small case.
+cases. Memory that an earlier large case leaves counts in later large cases, and in no small case.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
             partial(rounds.peak, name, "large"),
             (Peer(f"{SMALLER} times less", partial(rounds.peak, name, "small"), TARGET),),
             less=True,
-            about=f"What a worker takes at its peak while {case.batch} does a hundred times as much.",
+            about=f"Peak memory of a worker while {case.batch} does a hundred times as much work.",
         )
         for name, case in CASES.items()
     ]

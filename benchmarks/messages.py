@@ -1,4 +1,4 @@
-"""Messages that do nothing, through two worker processes: what is left is what a message costs."""
+"""The cost of a message: actors that do nothing, in two worker processes."""
 
 from __future__ import annotations
 

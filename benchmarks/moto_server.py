@@ -23,7 +23,7 @@ def path(number: int) -> str:
 
 
 def fresh(number: int) -> str:
-    """Return the path of an object that stays."""
+    """Return the path of an object that is kept."""
     return f"fresh/{path(number)}"
 
 
@@ -43,7 +43,7 @@ class Endpoint:
         return f"s3://{BUCKET}?endpoint={self.url}&allow_http=true&region={REGION}&{keys}"
 
     def fill(self, stale: int, stay: int) -> None:
-        """Replace the bucket's content by *stale* objects to delete and objects that *stay*."""
+        """Replace the content of the bucket by *stale* objects to delete and *stay* objects to keep."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{stale} {stay}\n")
         self._process.stdin.flush()
@@ -60,7 +60,7 @@ class Endpoint:
         return client
 
     def objects(self) -> tuple[int, int]:
-        """Count the objects to delete, and the objects that stay."""
+        """Count the objects to delete, and the objects to keep."""
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         keys = [each["Key"] for page in pages for each in page.get("Contents", [])]
         return sum(key.startswith("stale/") for key in keys), sum(key.startswith("fresh/") for key in keys)

@@ -4,7 +4,7 @@
 
  bare        Dramatiq with its defaults
  observed    our middleware, with a child that is counted and logged like a batch's child
- unmeasured  the same child, neither counted nor shown on a page
+ unmeasured  the same child, without metrics
  unlogged    the same child, counted, but without log lines and their facts
  unobserved  the same child, neither counted nor logged
 """

@@ -1,4 +1,4 @@
-"""The outbox of objects in S3: the batch in one process and through a worker, beside bare clients of the store."""
+"""The outbox of objects in S3: the batch in one process and through a worker, compared with bare clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, written from files of figures instead of by hand."""
+"""Write the table of docs/performance.md from files of figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.reporting import Facts, ratios, spread, wanted
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks --page -->", "<!-- end of figures -->"
-COLUMNS = "benchmark", "scale, rounds", "ours", "beside", "its", "ratio (least to most)", "wanted"
+COLUMNS = "benchmark", "scale, rounds", "ours", "peer", "its figure", "ratio (least to most)", "target"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 

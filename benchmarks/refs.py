@@ -1,4 +1,4 @@
-"""Ten thousand refs of a repository with many: our child beside bare `git update-ref`, at once and by hundreds."""
+"""Ten thousand refs of a large repository: our child compared with `git update-ref`, at once and by hundreds."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
         _beside("refs", packed, 6),
         _beside("refs_expected", count(expected=True), 6),
         *([_beside("refs_in_memory", count(in_memory=True), 6)] if MEMORY.is_dir() else []),
-        # Loose refs do not require a rewrite of packed-refs by hundreds either: one transaction is not faster.
+        # Loose refs need no rewrite of packed-refs, so one transaction is not faster than many.
         _beside("refs_loose", count(loose=True), 0),
         _beside("refs_million", million, 15),
         Benchmark("refs_worker", "refs/s", partial(packed.ours, worker=True), (_floor(packed),)),

@@ -1,4 +1,4 @@
-"""Results of a benchmark: as facts for JSON, and as lines of eighty columns."""
+"""Format results of a benchmark as facts for JSON, and as lines of eighty columns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-# Sidekiq's side of `messages` and `fan_out`: a job that does nothing, and jobs put in by the thousand.
+# Sidekiq as a peer of `messages` and `fan_out`: a job that does nothing, enqueued a thousand at a time.
 #
-#   sidekiq -r benchmarks/sidekiq_jobs.rb …          works them off
-#   ruby benchmarks/sidekiq_jobs.rb QUEUE COUNT      puts COUNT of them in, and prints how many seconds that took
+#   sidekiq -r benchmarks/sidekiq_jobs.rb …          works on the jobs
+#   ruby benchmarks/sidekiq_jobs.rb QUEUE COUNT      enqueues COUNT jobs, and prints the seconds
 #
 # Both read REDIS_URL.
 
@@ -24,7 +24,7 @@ end
 if $PROGRAM_NAME == __FILE__
   queue, count = ARGV
   Sidekiq.logger.level = Logger::ERROR
-  # What a first call costs, the connection among it, is not asked.
+  # The first call, with its connection, is not measured.
   push("warm", 1000)
   began = Process.clock_gettime(Process::CLOCK_MONOTONIC)
   push(queue, Integer(count))

@@ -1,4 +1,4 @@
-"""Expired user statuses, by hundreds: the batch in one process and through a worker, beside bare loops."""
+"""Expired user statuses: the batch in one process and through a worker, compared with bare loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 1_000_000
 NAME = "statuses"
 BATCH = "user_status_cleanup"
 
-# Every fifth is due. Statuses are set in no order: the rows of a chunk are spread over the table.
+# Every fifth status is due. Due times are in random order, so the rows of a chunk are spread over the table.
 MAKE = """
     drop table if exists full_statuses;
     create unlogged table full_statuses as

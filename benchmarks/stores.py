@@ -32,7 +32,7 @@ LIVE_ARTIFACTS = 10_000
 
 
 class World:
-    """Objects that *batch* has to *delete* from an S3 endpoint, and some that stay."""
+    """Objects that *batch* has to *delete* from an S3 endpoint, and objects that it keeps."""
 
     def __init__(self, servers: Servers, name: str, batch: str, delete: int) -> None:
         self._servers, self._name, self._batch, self.delete = servers, name, batch, delete

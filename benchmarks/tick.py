@@ -1,4 +1,4 @@
-"""From the second at which a tick is due to the start of its work, on a system that is at nothing else."""
+"""The delay from a due tick to the start of its run, on an idle system."""
 
 from __future__ import annotations
 

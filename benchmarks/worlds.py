@@ -35,7 +35,7 @@ ADD_STATUSES = """
     from (select coalesce(max(user_id), 0) as first from user_statuses) as present,
         generate_series(1, %(count)s) as number
 """
-# As in a forge: times, sizes and names of artifacts differ.
+# As in a forge, times, sizes and names of artifacts differ.
 ADD_ARTIFACTS = f"""
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)
     select 1 + mod(number, {PROJECTS}), number / 3, 1 + mod(number, 2), 'artifacts.zip',
@@ -70,7 +70,7 @@ YESTERDAY = 86_400
 
 @dataclass(frozen=True)
 class World:
-    """Data of a batch: *fill* adds records that stay, *add* adds due ones.
+    """Data of a batch: *fill* adds records to keep, *add* adds due records.
 
     *churn* adds due records and deletes as many. *work* processes the due records, and returns their number and the
     seconds; *after* cleans up.

@@ -25,5 +25,5 @@ class Outcome:
     records=[],
 )
 def every_second(_now: datetime) -> Note:
-    """Note the time."""
+    """Record the time."""
     return Note(began=time.time())

@@ -19,9 +19,10 @@ CONTRACT_PAGE_HEAD = """# What a batch expects of the forge
 This page is a reference for administrators of a forge: the tables or views, columns, rights and indexes that each \
 batch requires.
 
-A relation is a table or a view in the `search_path` of forgekeeper's connections. It may have additional columns. Text \
-may be `text` or `character varying`; a whole number may have any size. `lock` means `select … for update skip locked`, \
-which requires the right to update a column. If the relation is a view, create the index on the table below it.
+A relation is a table or a view in the `search_path` of forgekeeper's connections. It may have additional columns. \
+Text may be `text` or `character varying`; a whole number may have any size. `lock` means \
+`select … for update skip locked`, which requires the right to update a column. If the relation is a view, create the \
+index on the table below it.
 
 A batch is blocked (`schema`) if a relation or a column is missing, a type is wrong, a right is missing, or lookups \
 would miss rows ([why](architecture/negative_proofs.md#why-postgresql-misses-rows)); the others run. \

@@ -14,7 +14,7 @@ from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.database.relations import PROCESS_KINDS, Relation
 
 LabelledSentences = Iterator[tuple[str, str]]
-CONTRACT_PAGE_HEAD = """# What a batch expects of the forge
+CONTRACT_PAGE_HEAD = """# The contract of each batch with the forge
 
 This page is a reference for administrators of a forge: the tables or views, columns, rights and indexes that each \
 batch requires.

@@ -14,19 +14,17 @@ from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.database.relations import PROCESS_KINDS, Relation
 
 LabelledSentences = Iterator[tuple[str, str]]
-CONTRACT_PAGE_HEAD = """# The contract of each batch with the forge
+CONTRACT_PAGE_HEAD = """# What a batch expects of the forge
 
-This page is a reference for administrators of a forge: the tables or views, columns, rights and indexes that each \
-batch requires.
+This page is a reference for administrators of a forge: tables, columns, rights and indexes that each batch needs.
 
-A relation is a table or a view in the `search_path` of forgekeeper's connections. It may have additional columns. \
-Text may be `text` or `character varying`; a whole number may have any size. `lock` means \
-`select … for update skip locked`, which requires the right to update a column. If the relation is a view, create the \
-index on the table below it.
+A relation is a table or a view, in the `search_path` of forgekeeper's connections. It may have more columns. Text may \
+be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which takes \
+the right to update a column. An index is for a table; below a view it goes on the table that the view shows.
 
 A batch is blocked (`schema`) if a relation or a column is missing, a type is wrong, a right is missing, or lookups \
 would miss rows ([why](architecture/negative_proofs.md#why-postgresql-misses-rows)); the others run. \
-`forgekeeper check` compares all this with the database, and checks the plan of each statement that finds due records.
+`forgekeeper check` compares all this with the database, and looks at the plan of each walk.
 
 `forgekeeper contract --markdown` prints this page; a test compares them.
 """

@@ -49,7 +49,7 @@ DAY = 86_400
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let Hypothesis write into a temporary folder instead of the checkout."""
-    logs.plain()
+    logs.use_plain_format()
     folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(FORKS.close)

@@ -23,7 +23,7 @@ def clock(step):
 
 
 class StandingClock:
-    """A monotonic clock that only `go_on` advances, by the *budget*."""
+    """A monotonic clock that only `exceed_budget` advances, by the *budget*."""
 
     def __init__(self, budget):
         self._budget = budget.total_seconds()
@@ -32,7 +32,7 @@ class StandingClock:
     def __call__(self):
         return self._seconds
 
-    def go_on(self):
+    def exceed_budget(self):
         self._seconds += self._budget
 
 

@@ -76,7 +76,7 @@ class Machine(Workers):
         self.backup = None
         self.paused_until = None
         self.terminal = Worker("terminal")
-        self.workers = [self.hired() for _ in range(3)]
+        self.workers = [self.hire_worker() for _ in range(3)]
         self.set_clock(DAWN)
         Batch.insert(name=NAME, registered_at=DAWN).execute()
 
@@ -127,26 +127,26 @@ class Machine(Workers):
             assert since < reconcile.RESEND_AFTER, "a run was not sent again"
 
     @precondition(lambda self: len(self.stalled) < 3)
-    @rule(drift=drifts, questions=st.integers(0, 11))
-    def a_scheduler_fires_and_stalls(self, drift, questions):
-        self.launch(lambda: self.reconcile(drift), questions)
+    @rule(drift=drifts, queries=st.integers(0, 11))
+    def a_scheduler_fires_and_stalls(self, drift, queries):
+        self.launch(lambda: self.reconcile(drift), queries)
 
-    def launch(self, deed, questions):
-        process = StallingProcess(deed, questions)
+    def launch(self, work, queries):
+        process = StallingProcess(work, queries)
         if process.error is not None:
             raise process.error
         if not process.ended:
             self.stalled.append(process)
 
     @precondition(lambda self: self.stalled)
-    @rule(pick=picks, questions=st.integers(0, 3) | st.just(-1))
-    def a_stalled_one_goes_on(self, pick, questions):
-        pick(self.stalled).go_on(questions)
+    @rule(pick=picks, queries=st.integers(0, 3) | st.just(-1))
+    def a_stalled_process_continues(self, pick, queries):
+        pick(self.stalled).resume(queries)
         self.stalled = [process for process in self.stalled if not process.ended]
 
     @precondition(lambda self: self.stalled)
     @rule(pick=picks)
-    def a_stalled_one_is_killed(self, pick):
+    def a_stalled_process_is_killed(self, pick):
         process = pick(self.stalled)
         process.die()
         self.stalled.remove(process)
@@ -171,7 +171,7 @@ class Machine(Workers):
         self.world = World(rows=self.read(), owners=owners.copy())
         signs = {str(run.attempt_token): run.alive_at for run in JobRun.select().where(JobRun.state == "started")}
         for worker in self.running:
-            worker.sign = signs.get(worker.run.token, DAWN - timedelta(days=1))
+            worker.alive_at = signs.get(worker.run.token, DAWN - timedelta(days=1))
 
     @property
     def paused(self):
@@ -190,11 +190,9 @@ class Machine(Workers):
         assert Hold.lift(NAME, KINDS_BY_PEOPLE), "the pause was forgotten"
 
     @precondition(lambda self: len(self.stalled) < 3)
-    @rule(questions=st.integers(0, 4) | st.just(-1))
-    def somebody_sends(self, questions):
-        self.launch(
-            lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send_open_run(NAME, enqueue_run), questions
-        )
+    @rule(queries=st.integers(0, 4) | st.just(-1))
+    def somebody_sends(self, queries):
+        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send_open_run(NAME, enqueue_run), queries)
 
     @precondition(lambda self: self.terminal.run is None and not self.paused)
     @rule()
@@ -246,7 +244,7 @@ class Machine(Workers):
     @invariant()
     def at_most_one_attempt_lives(self):
         # An attempt that has been silent for longer ends by itself at its next safe point.
-        living = [worker for worker in self.running if self.now - worker.sign <= self.configured.dead_after]
+        living = [worker for worker in self.running if self.now - worker.alive_at <= self.configured.dead_after]
         assert len(living) <= 1, "two attempts live"
 
     @invariant()

@@ -30,13 +30,13 @@ class Worker:
     message: Message | None = None
     run: StartedRun | None = None
     ended: bool = False
-    sign: datetime | None = None
+    alive_at: datetime | None = None
 
 
 class Workers(RuleBasedStateMachine):
     """Rules of workers; the subclass has the clock, the schedulers and the invariants."""
 
-    def hired(self):
+    def hire_worker(self):
         self.names = getattr(self, "names", 0) + 1
         return Worker(f"worker-{self.names}")
 
@@ -104,10 +104,10 @@ class Workers(RuleBasedStateMachine):
         assert run.token not in self.tokens, "an attempt's token was given twice"
         self.tokens.add(run.token)
         self.world.owners[run.id] = run.token
-        worker.run, worker.sign = run, self.now
+        worker.run, worker.alive_at = run, self.now
 
     def end(self, worker):
-        worker.run, worker.sign, worker.ended = None, None, worker.message is not None
+        worker.run, worker.alive_at, worker.ended = None, None, worker.message is not None
 
     def check_ours(self, run):
         assert self.world.owners.get(run.id) == run.token, "a lost attempt was told that it owns its run"
@@ -118,7 +118,7 @@ class Workers(RuleBasedStateMachine):
         worker = pick(self.running)
         if JobRun.keep_alive([worker.run]) == {worker.run.id}:
             self.check_ours(worker.run)
-            worker.sign = self.now
+            worker.alive_at = self.now
         else:
             self.end(worker)
 
@@ -170,7 +170,7 @@ class Workers(RuleBasedStateMachine):
         if worker is self.terminal:
             self.terminal = Worker("terminal")
         else:
-            self.workers[self.workers.index(worker)] = self.hired()
+            self.workers[self.workers.index(worker)] = self.hire_worker()
 
     @precondition(lambda self: self.running and self.idle)
     @rule(pick=picks)

@@ -3,7 +3,7 @@
 import structlog
 
 
-def plain() -> None:
+def use_plain_format() -> None:
     """Use structlog's default format, with plain tracebacks."""
     structlog.reset_defaults()
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)

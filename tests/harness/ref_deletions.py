@@ -79,7 +79,7 @@ def list_enqueued_projects():
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small_limits(monkeypatch):
     """Make the limits so small that a few rows reach them."""
     monkeypatch.setattr(git_ref_cleanup, "MAX_DELETES", 3)
 

@@ -12,17 +12,17 @@ class ProcessKilled(BaseException):
 
 
 class StallingProcess(threading.Thread):
-    """Executes *deed*, and stalls before a query to a server after the first *questions* queries.
+    """Executes *work*, and stalls before a query to a server after the first *queries* queries.
 
-    `go_on` lets it continue, `die` kills it.
+    `resume` lets it continue, `die` kills it.
     """
 
-    def __init__(self, deed, questions):
+    def __init__(self, work, queries):
         super().__init__(daemon=True)
-        self.deed = deed
+        self.work = work
         self.ended = False
         self.error = None
-        self._left = questions
+        self._left = queries
         self._dies = False
         self._stalled = threading.Event()
         self._told = threading.Event()
@@ -32,7 +32,7 @@ class StallingProcess(threading.Thread):
     def run(self):
         try:
             db.database.connect()
-            self.deed()
+            self.work()
         except ProcessKilled:
             pass
         except Exception as error:  # noqa: BLE001, raised in the machine's thread
@@ -42,7 +42,7 @@ class StallingProcess(threading.Thread):
             self.ended = True
             self._stalled.set()
 
-    def question(self):
+    def stall_if_due(self):
         # Do not stall inside a transaction: others would wait for its row locks.  PostgreSQL handles races in there.
         if db.database.in_transaction():
             return
@@ -54,15 +54,15 @@ class StallingProcess(threading.Thread):
                 raise ProcessKilled
         self._left -= 1
 
-    def go_on(self, questions):
-        self._left = questions
-        self._resume()
+    def resume(self, queries):
+        self._left = queries
+        self._continue()
 
     def die(self):
         self._dies = True
-        self._resume()
+        self._continue()
 
-    def _resume(self):
+    def _continue(self):
         self._stalled.clear()
         self._told.set()
         self._stalled.wait()
@@ -70,12 +70,12 @@ class StallingProcess(threading.Thread):
             raise self.error
 
 
-def stall_at_every_question(patch):
+def stall_before_every_query(patch):
     def stalling(ask):
         def asked(*arguments, **options):
             process = threading.current_thread()
             if isinstance(process, StallingProcess):
-                process.question()
+                process.stall_if_due()
             return ask(*arguments, **options)
 
         return asked

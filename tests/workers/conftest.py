@@ -4,7 +4,7 @@ from forgekeeper.targets import sentinel, stores
 from tests.harness.adopted_for_models import over_views, views_for_models  # noqa: F401
 from tests.harness.clocks import jump  # noqa: F401
 from tests.harness.installation import INSTALLATION
-from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small  # noqa: F401
+from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small_limits  # noqa: F401
 from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store  # noqa: F401
 from tests.harness.thorough import RUNS_WHOLE_SUITE
 

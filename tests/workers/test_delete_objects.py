@@ -301,7 +301,7 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     record(*number_paths(CHUNK + 1))
     clock = StandingClock(MAX_RUNTIME)
 
-    outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.go_on))
+    outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.exceed_budget))
 
     assert (outcome, len(outbox())) == (Outcome(CHUNK, 0, 0, 1, "deadline"), 1)
     assert run(s3.url) == Outcome(1, 0, 0, 0, "drained")

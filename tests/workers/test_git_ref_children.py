@@ -116,7 +116,7 @@ def test_one_ref_that_is_locked_for_ever_does_not_block_its_project(child, repos
     assert line["reason"].startswith("another process holds its lock")
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_limits")
 def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child, repository):
     rows(*(f"refs/mr/{number}" for number in range(1, 6)))
 
@@ -149,7 +149,7 @@ def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
     assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_limits")
 def test_a_child_that_has_lost_its_lease_consumes_nothing_more(clean, repository):
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
     lock(repository, "refs/mr/1")
@@ -212,7 +212,7 @@ def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_n
     assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("way", [{}, {"clock": clock(400.0)}, {"safe_point": crash}], ids=["end", "late", "crash"])
 def test_the_lease_is_free_after_every_way_out(clean, repository, way):
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")

@@ -201,7 +201,7 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
     clock = StandingClock(MAX_EXEC_DURATION)
-    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.exceed_budget)
     settings = settings_with(object_stores={HERE: store.url}, upload_visibility=5 * SECOND)
     arm_failpoints(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
     try:
@@ -215,7 +215,7 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     register(*number_paths(ENTRIES_PER_CHUNK + 1))
     clock = StandingClock(MAX_EXEC_DURATION)
-    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.exceed_budget)
 
     assert run(deadline, artifacts=s3.url) == StaleUploadsResult(ENTRIES_PER_CHUNK + 1, ENTRIES_PER_CHUNK, True, 0)
     assert run(artifacts=s3.url) == StaleUploadsResult(1, 1, False, 0)

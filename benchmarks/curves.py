@@ -82,7 +82,7 @@ def _curve(servers: Servers, scale: float, world: World, condition: str, filled:
         for number, size in enumerate(sizes, 1)
     ]
     peer = Peer(f"in a table of {_scaled(min(sizes), scale):,}", smallest, TARGET)
-    about = f"The cost of a {world.item} in tables up to {max(sizes) // min(sizes)} times as large, {said}."
+    about = f"The cost per {world.item} in tables up to {max(sizes) // min(sizes)} times as large, {said}."
     dearest = partial(_dearest, larger)
     return Benchmark(name, f"µs/{world.item}", dearest, (peer,), less=True, about=about, curve=curve)
 

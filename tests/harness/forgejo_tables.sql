@@ -1,4 +1,4 @@
--- The shape of Forgejo's and Gitea's table of artifacts, and of some that give such a forge away.
+-- Forgejo's and Gitea's table of artifacts, and tables by which `adopt` recognizes such a forge.
 create table repository (id bigserial primary key, owner_id bigint, lower_name varchar(255) not null);
 create table action_run (id bigserial primary key, repo_id bigint, status integer);
 create table action_artifact (
@@ -10,7 +10,7 @@ create table action_artifact (
 create unique index on action_artifact (run_id, artifact_path, artifact_name);
 create index on action_artifact (status);
 create index on action_artifact (expired_unix);
--- Of each status some have expired; the uploads of every other pending row have been touched in the last day.
+-- Some rows of each status have expired; every second pending row has changed within the last day.
 insert into action_artifact (
     run_id, runner_id, repo_id, owner_id, commit_sha, storage_path, file_size, file_compressed_size, content_encoding,
     artifact_path, artifact_name, status, created_unix, updated_unix, expired_unix

@@ -1,4 +1,4 @@
--- The shape of Gisia's tables, a small forge made from GitLab: no partitions, times without a zone, nothing about sizes.
+-- Tables of Gisia, a small forge made from GitLab: without partitions, time zones and statistics.
 create table namespaces (id bigint primary key, parent_id bigint, traversal_ids bigint[] not null default '{}');
 create table projects (
     id bigint primary key, path varchar not null, namespace_id bigint not null unique,

@@ -1,5 +1,5 @@
--- For tests that make their rows by the models: what they insert into a view goes into GitLab's table.
--- Forgekeeper itself inserts nothing there, and has no right to.
+-- For tests that insert rows by the models: triggers insert the rows of a view into GitLab's table.
+-- forgekeeper itself inserts nothing there, and lacks the right to do so.
 
 alter table gitlab.p_ci_job_artifacts disable trigger assign_p_ci_job_artifacts_id;
 drop index gitlab.p_ci_job_artifacts_job_id_file_type_partition_id_idx;
@@ -7,7 +7,7 @@ alter table gitlab.bulk_import_entities drop constraint bulk_import_entities_bul
 alter table gitlab.bulk_import_trackers drop constraint bulk_import_trackers_bulk_import_entity_id_fkey;
 alter table gitlab.p_batched_git_ref_updates_deletions
     drop constraint p_batched_git_ref_updates_deletions_ref_check;
--- Flags are a test's own.
+-- Tests use forgekeeper's own flags.
 drop view forge_flags;
 drop trigger user_statuses_loose_fk_trigger on gitlab.user_statuses;
 
@@ -16,7 +16,7 @@ alter view user_statuses alter availability set default 0;
 
 create function insert_artifact() returns trigger language plpgsql set search_path = gitlab, forgekeeper_gitlab as $$
 begin
-    -- Of a place that GitLab does not know: no path is computed but the one that the test gives.
+    -- A location that GitLab does not know, so that the view shows only the path of the test and computes none.
     insert into gitlab.p_ci_job_artifacts (
         id, project_id, job_id, partition_id, file_type, file_store, file, file_final_path, file_location, size,
         expire_at, locked, created_at, updated_at

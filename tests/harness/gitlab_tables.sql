@@ -1,5 +1,5 @@
--- Tables of GitLab's shape (17.10), as far as the batches and what they set off there are concerned.
--- They go into the schema that the search_path begins with; partitions that GitLab makes by itself lie in another one.
+-- GitLab's tables (17.10) that the batches use, and tables that triggers and foreign keys change with them.
+-- The first schema of the search_path gets the tables; partitions that GitLab creates are in another schema.
 
 create schema gitlab_partitions_dynamic;
 
@@ -212,7 +212,7 @@ create table bulk_import_failures (
 );
 create index on bulk_import_failures (bulk_import_entity_id);
 
--- They name the table as GitLab's do: whatever the caller's search_path finds first is read, with the caller's rights.
+-- Like GitLab's triggers they name tables without schema: PostgreSQL searches the caller's search_path, with the caller's rights.
 create function take_project_id_of_entity() returns trigger language plpgsql as $$
 begin
     if new.project_id is null then
@@ -280,7 +280,7 @@ begin
     return null;
 end
 $$;
--- None of GitLab's own is on a table that the batches delete from; a version to come may have one.
+-- GitLab has no such trigger on a table from which the batches delete, but a later version may have one.
 create trigger user_statuses_loose_fk_trigger after delete on user_statuses
     referencing old table as old_table for each statement
     execute function insert_into_loose_foreign_keys_deleted_records();

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from time import monotonic
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -60,13 +61,14 @@ def main(
             typer.echo(f"{name:<28}  {one.about}")
         return
     with run_servers() as running:
-        found = {
-            "date": machine.date(running),
-            "machine": machine.described(running),
-            "scale": scale,
-            "rounds": rounds,
-            "benchmarks": measured(_chosen(declared(running, scale), names), rounds),
-        }
+        found: Facts = {"date": machine.date(running), "machine": machine.described(running)}
+    found |= {"scale": scale, "rounds": rounds, "benchmarks": {}}
+    for module in _list_modules():
+        if chosen := _chosen(_declared_in(module, NOWHERE, scale), names):
+            # On servers of its own: a benchmark must not need what another one has made.
+            with run_servers() as running:
+                mine = _declared_in(module, running, scale)
+                found["benchmarks"] |= measured({name: mine[name] for name in chosen}, rounds)
     report(found, file, plot)
 
 
@@ -89,18 +91,26 @@ def _from_files(files: list[Path], plot: Path | None) -> None:
 def declared(running: Servers, scale: float) -> dict[str, Benchmark]:
     """Return the benchmarks of all modules by name, each with a sentence about it."""
     known: dict[str, Benchmark] = {}
-    for found in iter_modules([str(FOLDER)]):
-        if found.name == "__main__":
-            continue
-        module = import_module(f"benchmarks.{found.name}")
-        for one in module.benchmarks(running, scale) if hasattr(module, "benchmarks") else ():
-            assert one.name not in known, f"two benchmarks are called {one.name}"
-            known[one.name] = replace(one, about=one.about or _sentence(module.__doc__))
+    for module in _list_modules():
+        for name, one in _declared_in(module, running, scale).items():
+            assert name not in known, f"two benchmarks are called {name}"
+            known[name] = one
     return known
 
 
+def _list_modules() -> Iterator[ModuleType]:
+    for found in iter_modules([str(FOLDER)]):
+        if found.name != "__main__" and hasattr(module := import_module(f"benchmarks.{found.name}"), "benchmarks"):
+            yield module
+
+
+def _declared_in(module: ModuleType, running: Servers, scale: float) -> dict[str, Benchmark]:
+    sentence = _sentence(module.__doc__)
+    return {one.name: replace(one, about=one.about or sentence) for one in module.benchmarks(running, scale)}
+
+
 def _chosen(known: dict[str, Benchmark], names: list[str] | None) -> dict[str, Benchmark]:
-    return {name: known[name] for name in names} if names else known
+    return {name: one for name, one in known.items() if not names or name in names}
 
 
 def _sentence(document: str | None) -> str:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
 import dramatiq
 import redis
 from dramatiq.brokers.redis import RedisBroker
-from pydantic import SecretStr
 
 from benchmarks import sidekiq
 from benchmarks.contest import Benchmark, Missing, Peer
+from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
-from forgekeeper.delivery.boot import settings_class
-from forgekeeper.delivery.broker import load_batches
-from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
-from forgekeeper.platform.database import database
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.settings import Settings
 
 PROJECTS = 10_000
 PAGE = 100
@@ -42,39 +39,30 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
 
 
 def _ours(servers: Servers, projects: int, *, again: bool) -> float:
-    send = _sender(servers, projects)
-    client.flushdb()
-    if again:
-        assert send() == EnqueueCounts(projects, 0)
-    began = monotonic()
-    sent = send()
-    seconds = monotonic() - began
-    assert sent == (EnqueueCounts(0, projects) if again else EnqueueCounts(projects, 0)), sent
-    queue = CHILDREN["clean_project_refs"].queue
-    stored = client.llen(queues.ready_key(queue)), client.hlen(queues.bodies_key(queue))
-    assert stored == (projects, projects), "not all children were put in"
+    with database_of(servers, "fan_out") as settings:
+        client.flushdb()
+        if again:
+            assert _send(settings, projects) == EnqueueCounts(projects, 0)
+        began = monotonic()
+        sent = _send(settings, projects)
+        seconds = monotonic() - began
+        assert sent == (EnqueueCounts(0, projects) if again else EnqueueCounts(projects, 0)), sent
+        queue = CHILDREN["clean_project_refs"].queue
+        stored = client.llen(queues.ready_key(queue)), client.hlen(queues.bodies_key(queue))
+        assert stored == (projects, projects), "not all children were put in"
     return projects / seconds
 
 
-def _sender(servers: Servers, projects: int) -> Callable[[], EnqueueCounts]:
-    """Return the function that sends the children of a run."""
+def _send(settings: Settings, projects: int) -> EnqueueCounts:
+    """Send the children of a run by pages, as the engine does."""
     from forgekeeper.delivery.broker import broker
     from forgekeeper.delivery.messages import send_children
 
-    load_batches()
-    settings = settings_class()(database_url=SecretStr(servers.database_url), redis_url=SecretStr(servers.redis_url))
-    configure_clients(settings, ServerTimeouts.for_worker(settings), name="benchmark", connections=1)
     child = CHILDREN["clean_project_refs"]
     keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]
-
-    def send() -> EnqueueCounts:
-        """Send the children by pages, as the engine does."""
-        pages = [keyed[at : at + PAGE] for at in range(0, len(keyed), PAGE)]
-        with database.connection_context():
-            sent = [send_children(broker, RUN, child, page, limit_depth=settings.queue_limit) for page in pages]
-        return EnqueueCounts(sum(one.enqueued for one in sent), sum(one.deduplicated for one in sent))
-
-    return send
+    pages = [keyed[at : at + PAGE] for at in range(0, len(keyed), PAGE)]
+    sent = [send_children(broker, RUN, child, page, limit_depth=settings.queue_limit) for page in pages]
+    return EnqueueCounts(sum(one.enqueued for one in sent), sum(one.deduplicated for one in sent))
 
 
 def _sidekiq(servers: Servers, projects: int) -> float:

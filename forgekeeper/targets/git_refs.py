@@ -220,10 +220,13 @@ class _RefDeletion:
 
     def _protected_branches(self) -> set[bytes]:
         """Return each ref that HEAD leads to, whether it exists or not; none if HEAD is detached."""
-        answer = self._git.run("symbolic-ref", "--quiet", "HEAD")
-        if answer.code not in (0, 1):  # 1 is a detached HEAD
-            raise self._explain_failure(answer.error_output())
-        return {*answer.out.split(), *self._repository.links_from(self._git, b"HEAD")}
+        final = set[bytes]()
+        if not self._repository.has_plain_head():
+            answer = self._git.run("symbolic-ref", "--quiet", "HEAD")
+            if answer.code not in (0, 1):  # 1 is a detached HEAD
+                raise self._explain_failure(answer.error_output())
+            final = {*answer.out.split()}
+        return final | self._repository.links_from(self._git, b"HEAD")
 
     def _run_transaction(self, pending: Mapping[bytes, bytes], find_lost: FindLostRefs) -> bytes:
         """Delete all refs and settle them, or delete none; return git's complaint.

@@ -43,6 +43,7 @@ OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
 # characters that are special to a shell, a revision or a pattern, an empty component, a dot at the end.
 # Halves of characters are refused too: they lack bytes.
 _INVALID_IN_REF = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.\Z|@\{|[\ud800-\udfff]")
+_PLAIN_HEAD = re.compile(rb"(?:ref: refs/[^\s\0]+|[0-9a-f]{40}|[0-9a-f]{64})\n")
 _BROKEN_REF_WARNING = re.compile(rb"^warning: ignoring (?:broken ref|ref with broken name) (.+)$", re.MULTILINE)
 
 _WRITTEN_PATHS = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
@@ -184,6 +185,10 @@ class Repository:
             finally:
                 os.close(handle)
         return b""
+
+    def has_plain_head(self) -> bool:
+        """Return whether `HEAD` is a file that names a ref or an oid as git writes it; else git has to be asked."""
+        return not self.has_reftable() and _PLAIN_HEAD.fullmatch(self.read_loose_ref(b"HEAD")) is not None
 
     def links_from(self, git: Git, name: bytes) -> set[bytes]:
         """Return every name to which the symbolic ref *name* leads, hop by hop.

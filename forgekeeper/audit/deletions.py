@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
-from forgekeeper.platform.database import Base, Document, database, default_sql, now
+from forgekeeper.platform.database import Base, Document, database, default_sql
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import write_transaction
 
@@ -195,15 +195,16 @@ class Audit:
             "outcome", record, (part for one in ended for part in _split_into_rows(*one[1:], intent=one.intent))
         )
 
-    def find_open_intents(self, record: str, *, scope: str | None = None) -> list[Intent]:
+    def find_open_intents(self, record: str, *, now: datetime, scope: str | None = None) -> list[Intent]:
         """Return up to a hundred intents of earlier attempts without an outcome, the oldest first.
 
+        *now* is the database's time, of any moment of the run.
         Only the caller works on that *scope*; a suspended attempt that resumes may close its own intents a second time.
         """
         if not self.on:
             return []
         # The age is a constant, so PostgreSQL does not lock partitions of earlier months, not even to plan.
-        values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now() - MAX_INTENT_AGE}
+        values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now - MAX_INTENT_AGE}
         # Spelled out, because PostgreSQL uses no index for "is not distinct from".
         statement = SELECT_OPEN_INTENTS.format(is_it="is null" if scope is None else "= %(scope)s")
         return [Intent(*row) for row in database.execute_sql(statement, values).fetchall()]
@@ -323,15 +324,15 @@ def find_ids_at_work(record: str) -> set[int]:
 
 
 def find_earlier_intents(
-    audit: Audit, record: str, find_states: FindStates, *, name: str, scope: str | None = None
+    audit: Audit, record: str, find_states: FindStates, *, now: datetime, name: str, scope: str | None = None
 ) -> Iterator[list[EarlierIntent]]:
     """Yield the open intents of earlier attempts with their records' present states.
 
     *find_states* returns the states by the records' details.  The caller closes each list by `Audit.outcomes` before it
-    asks for the next list.  An intent stays open while the state of any of its records is unknown.  *name* is the
-    detail by which people look for a record.
+    asks for the next list.  An intent stays open while the state of any of its records is unknown.  *now* is the
+    database's time, *name* the detail by which people look for a record.
     """
-    while unclosed := audit.find_open_intents(record, scope=scope):
+    while unclosed := audit.find_open_intents(record, now=now, scope=scope):
         rows = [list(expand_records(intent.ids, intent.detail, intent.size)) for intent in unclosed]
         states = iter(find_states([row for each in rows for row in each]))
         found = []

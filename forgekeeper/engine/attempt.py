@@ -38,6 +38,11 @@ from forgekeeper.platform.failpoints import arm_failpoints, failpoint
 from forgekeeper.platform.settings import Settings
 from metrics.logs import clean_text, describe_error
 
+MAX_PRECONDITIONS_AGE_SECONDS = 1.0
+"""Seconds for which the children of a process share a check of their batch's preconditions.
+
+A run relies on its check until its budget is used up, minutes later.
+"""
 WriteResult = TypeVar("WriteResult")
 
 log = structlog.get_logger(__name__)
@@ -58,6 +63,7 @@ class Runner:
         arm_failpoints(settings.failpoints)
         self.settings = settings
         self.fan_out = fan_out
+        self._checked_at: dict[str, float] = {}
         self.heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
         if heartbeat is None:
             self.heartbeat.start()
@@ -65,6 +71,19 @@ class Runner:
     def stop(self) -> None:
         """End the heartbeat; runs that are still open will be found lost."""
         self.heartbeat.stop()
+
+    def check_preconditions(self, declared: Declaration) -> bool:
+        """Check the preconditions of a run, or of a child unless another child's check is a second old at most.
+
+        Returns whether they were checked now; raises `Blocked`.
+        """
+        batch, began = declared.batch, time.monotonic()
+        checked_at = self._checked_at.get(batch.name)
+        if isinstance(declared, ChildSpec) and checked_at and began - checked_at < MAX_PRECONDITIONS_AGE_SECONDS:
+            return False
+        preconditions.require_met(batch, self.settings)
+        self._checked_at[batch.name] = began
+        return True
 
     def create_attempt(self, batch: BatchSpec, started: StartedRun, *, final: bool = False) -> Attempt:
         """Create an attempt at a started run."""
@@ -103,7 +122,7 @@ class Attempt:
         self.state: str | None = None
         self.is_ordinary: bool | None = None
         self._settings = settings
-        self._heartbeat = runner.heartbeat
+        self._runner = runner
         self._is_final = final
         self._started_monotonic = time.monotonic()
         batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
@@ -123,7 +142,7 @@ class Attempt:
         structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=process_identity())
         log.info("child started" if self.row is None else "run started")
         if self.row is not None:
-            self._heartbeat.watch(self.row)
+            self._runner.heartbeat.watch(self.row)
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
@@ -138,9 +157,10 @@ class Attempt:
         try:
             self.run.skipped = self._brakes.find_stop_reason(now=True)
             if self.run.skipped is None:
-                preconditions.require_met(self.declared.batch, self._settings)
+                # The checks take time, in which a brake may be set.
+                checked = self._runner.check_preconditions(self.declared)
                 self._ask_breaker()
-                self.run.skipped = self._brakes.find_stop_reason(now=True)
+                self.run.skipped = self._brakes.find_stop_reason(now=checked)
             if self.run.skipped is None:
                 # The checks above do not use up the budget.
                 self.run.deadline = self._start_deadline()
@@ -177,7 +197,7 @@ class Attempt:
                 self.state = self._end_run(self.row.started)
         finally:
             if self.row is not None:
-                self._heartbeat.stop_watching(self.row)
+                self._runner.heartbeat.stop_watching(self.row)
             self._outcome_counter.count_growth()
             self._count_end()
             structlog.contextvars.clear_contextvars()

@@ -76,7 +76,8 @@ def _close_earlier_intents(
     """Close intents that dead attempts left open; count the items that they deleted and did not count."""
     find_outcomes = partial(target.find_states_after_crash, scope, until)
     shared = _name_audit_scope(source, scope)
-    for found in find_earlier_intents(run.audit, source.record, find_outcomes, name=target.audit_key, scope=shared):
+    search = partial(find_earlier_intents, run.audit, source.record, find_outcomes, now=run.now)
+    for found in search(name=target.audit_key, scope=shared):
         ended, deleted, counted = [], 0, 0
         with write_transaction():
             for earlier in found:
@@ -121,6 +122,7 @@ class _DeletionPass(Generic[ItemT]):
         self._run, self._source, self._target, self._bad = run, source, target, bad
         self._after_key = 0
         self._claim_expires_at = 0.0
+        self._is_last_chunk = False
         self._settled = self._attempted = 0
 
     def delete_all(self) -> str | None:
@@ -139,6 +141,8 @@ class _DeletionPass(Generic[ItemT]):
             # Kept items use nothing of the pace: a store that is away may have any number of them.
             if stopped is not None or run.deadline.has_passed(self._attempted - before):
                 return stopped or "deadline"
+            if self._is_last_chunk:
+                return None
         else:
             return MAX_DELETES_REASON if self._keyed_source.find_keys(self._make_page(1)) else None
         return "deadline"
@@ -161,6 +165,8 @@ class _DeletionPass(Generic[ItemT]):
         def claim_page(only: Sequence[int] | None) -> int | None:
             with write_transaction() if self._bad else engine_step():
                 found = self._source.claim_next(self._make_page(limit, only))
+            # Rows that are inserted from now on belong to the next run, which saves a claim for each project.
+            self._is_last_chunk = self._source.claims_all_due and only is None and len(found) < limit
             claimed.extend(found)
             return self._keyed_source.item_key(found[-1]) if found and self._bad else None
 
@@ -274,13 +280,15 @@ class _DeletionPass(Generic[ItemT]):
         surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
         self._put_back(surplus)
         if surplus and self._bad:
+            self._is_last_chunk = False
             self._after_key = min(map(self._keyed_source.item_key, surplus)) - 1
         given = set(surplus)
         ours = [one for one in items if one not in given]
         marked_items = _MarkedItems[ItemT]([], {}, intended)
         for start in range(0, len(ours), self._source.max_locked_items):
             some = ours[start : start + self._source.max_locked_items]
-            with write_transaction():
+            # If a lease is the claim, no row has to be locked.
+            with nullcontext() if self._source.visibility is None else write_transaction():
                 marked = self._source.mark_for_deletion(some, kept)
                 intended.begin({one: entry for one, entry in marked.items() if isinstance(entry, AuditItem)})
             for one, entry in marked.items():

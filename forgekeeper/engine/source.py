@@ -17,8 +17,9 @@ class ItemSource(ABC, Generic[ItemT]):
 
     *record* names an item in metrics and the audit.  *chunk_size* items are claimed at a time, and belong to the run
     for *visibility*; None if the run's lease is their claim.  `mark` gets at most *max_locked_items* items in one
-    transaction.  A run ends after *max_items* items.  *deleted_field* is the field of the result that grows by
-    `settle_earlier`.  *share* names a child's part of the items: intents of other shares are not this run's to close.
+    transaction.  A run ends after *max_items* items.  *claims_all_due*: if a claim returns fewer items than it may, no
+    other item is due.  *deleted_field* is the field of the result that grows by `settle_earlier`.  *share* names a
+    child's part of the items: intents of other shares are not this run's to close.
     """
 
     record: str
@@ -26,6 +27,7 @@ class ItemSource(ABC, Generic[ItemT]):
     visibility: timedelta | None = None
     max_locked_items = 1_000
     max_items: int | None = None
+    claims_all_due = False
     deleted_field = "deleted"
     share: str | None = None
 
@@ -63,7 +65,8 @@ class ItemSource(ABC, Generic[ItemT]):
     ) -> Mapping[ItemT, AuditItem | ItemState | None]:
         """Lock items that are still ours; return each with its audit entry, or with its state if it is *kept*.
 
-        Called in the transaction of the audit's intent.  None: the target announces the item, when it knows more of it.
+        Called in the transaction of the audit's intent, unless a lease is the claim.  None: the target announces the
+        item, when it knows more of it.
         Items that are not returned belong to another worker, or to a person.
         """
 

@@ -23,7 +23,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
     Raises `Blocked` if no repositories are configured, and `Mistake` outside a child.
     """
 
-    fails_with_chunk = True
+    fails_with_chunk = claims_all_due = True
 
     def __init__(self, refs: Refs[Any], run: Run[Any]) -> None:
         if run.lease is None:

@@ -8,6 +8,7 @@ import pytest
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import MAX_RECORDS_PER_ROW, Audit, Deletion, hash_name
+from forgekeeper.platform.database import now
 from forgekeeper.platform.database.common_tables import append_tables
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
@@ -70,7 +71,7 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
 def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
     audit.record_intent("ref", ids=[1], scope="5")
 
-    assert Audit(batch, on=True).find_open_intents(record, scope=scope) == []
+    assert Audit(batch, on=True).find_open_intents(record, now=now(), scope=scope) == []
 
 
 # Append-only

@@ -1,6 +1,7 @@
 """A batch is blocked from the first of an unbroken row of runs that were, and says why."""
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -9,15 +10,19 @@ from forgekeeper.guards.preconditions import PRECONDITION_REASONS, Blocked
 from forgekeeper.ledger import holds
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
+from forgekeeper.platform.installation import INSTALLATION_KEY
 from metrics.catalogue import BLOCKED_REASONS
 from metrics.counting import WORKER_METRICS
+from tests.harness import clocks
 from tests.harness.performing import attempt_at, runner_of
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")
 APART = Blocked("clocks", "the clocks are apart")
 DAY = timedelta(days=1)
+jump = clocks.jump
 pytestmark = pytest.mark.usefixtures("database")
 
 
@@ -127,3 +132,24 @@ def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
 
     assert said.startswith(f"{NAME} is paused without an end by me since ")
     assert "(a move): `forgekeeper resume git_ref_cleanup --by me`" in said
+
+
+def test_children_share_a_check_of_the_preconditions_for_a_second(runner, jump):
+    child = CHILDREN[CHILD]
+    checked = [runner.check_preconditions(child), runner.check_preconditions(child)]
+
+    jump()
+
+    assert [*checked, runner.check_preconditions(child)] == [True, False, True]
+
+
+def test_a_run_checks_the_preconditions_itself(runner):
+    assert [runner.check_preconditions(BATCHES[NAME]) for _ in range(2)] == [True, True]
+
+
+def test_no_child_relies_on_a_check_that_has_failed(runner):
+    client.set(INSTALLATION_KEY, str(uuid4()))
+
+    for _ in range(2):
+        with pytest.raises(Blocked):
+            runner.check_preconditions(CHILDREN[CHILD])

@@ -28,8 +28,8 @@ from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS, reconcile_batch
 from forgekeeper.platform.connections import process_identity
 from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.failpoints import arm_failpoints
+from forgekeeper.platform.readiness import tell_supervisor
 from forgekeeper.platform.settings import Settings
-from forgekeeper.platform.worker_shutdown import tell_supervisor
 from metrics.catalogue import build_metrics
 from metrics.logs import describe_error
 from metrics.threads import CriticalThread, ended_itself

@@ -29,7 +29,7 @@ from forgekeeper.cli.connection import (
 )
 from forgekeeper.cli.terminal import FAILED_STATUS, wrong_use
 from forgekeeper.delivery.queues import required_key_types
-from forgekeeper.platform import migrations, shutdown, worker_shutdown
+from forgekeeper.platform import migrations, readiness, shutdown
 from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.coordination.redis_values import KEY_TYPES, find_wrong_types
 from forgekeeper.platform.database import database, release_connection
@@ -179,7 +179,7 @@ def exporter() -> None:
     )
     asked = shutdown.open_request_queue()
     page.start()
-    worker_shutdown.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
+    readiness.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
@@ -220,7 +220,7 @@ class ServerWait:
                 "next_try_in": seconds,
             }
             log.warning("not ready, waiting", process=self._process_name, **facts)
-            worker_shutdown.tell_supervisor(f"STATUS=waiting for {missing.name} at {missing.address}: {missing.reason}")
+            readiness.tell_supervisor(f"STATUS=waiting for {missing.name} at {missing.address}: {missing.reason}")
             self._sleep_or_end(seconds)
         self.end_if_asked()
 

@@ -1,4 +1,4 @@
-"""The life of a worker process: readiness, signals, and an end within a time limit.
+"""The end of a worker process: signals, and a time limit for the work in flight.
 
 Work may continue for a while after the first signal.  Dramatiq's own shutdown waits for its threads, and these wait
 for servers: for example for Redis to accept an acknowledgement, for as long as Redis is down.  Work that is interrupted
@@ -11,7 +11,6 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from dramatiq.common import q_name
 
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.connections import process_identity
-from metrics.endpoint import MULTIPROC_DIR_VARIABLE, READY_SUFFIX
+from forgekeeper.platform.readiness import mark_readiness, tell_supervisor
 from metrics.threads import DaemonThread, find_stalled
 
 IDLE_END_SECONDS = 2.0
@@ -45,33 +44,6 @@ last_steps: list[Callable[[], None]] = []
 """Steps in the last second of a process that does not end in an orderly way; each step may hang."""
 
 log = structlog.get_logger(__name__)
-
-
-def tell_supervisor(*facts: str) -> None:
-    """Send facts such as ``READY=1`` or ``STATUS=…`` to systemd, if it started this process.
-
-    See sd_notify(3).
-    """
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
-        # A supervisor that does not read must not block this process.
-        supervisor.setblocking(False)
-        # An at sign marks an abstract socket, whose name begins with a NUL.
-        supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
-
-
-def mark_readiness(*, ready: bool) -> None:
-    """Tell this worker's endpoint that this process is alive, and whether it takes messages."""
-    folder = os.environ.get(MULTIPROC_DIR_VARIABLE)
-    if folder:
-        file = Path(folder) / f"{os.getpid()}{READY_SUFFIX}"
-        with suppress(OSError):
-            if ready:
-                file.write_text(str(time.monotonic()))
-            else:
-                file.unlink(missing_ok=True)
 
 
 def end_with_parent() -> None:

@@ -21,10 +21,7 @@ UNREAD = {
     "models": {"forgekeeper.platform.connections", "forgekeeper.platform.database"},
     "scheduler": {
         *("forgekeeper.api.batches", "forgekeeper.delivery", "forgekeeper.ledger", "metrics"),
-        *(
-            f"forgekeeper.platform.{one}"
-            for one in ("connections", "database", "failpoints", "settings", "worker_shutdown")
-        ),
+        *(f"forgekeeper.platform.{one}" for one in ("connections", "database", "failpoints", "readiness", "settings")),
     },
     "forgekeeper.platform.migrations.forgekeeper": {"forgekeeper.platform.database", "forgekeeper.platform.migrations"},
 }
@@ -36,7 +33,7 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.endpoint",
     "forgekeeper.cli.serving",
-    "forgekeeper.platform.worker_shutdown",  # what systemd and the page have put there
+    "forgekeeper.platform.readiness",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}

@@ -24,7 +24,7 @@ from forgekeeper.cli.console.users import (
     is_valid_name,
 )
 from forgekeeper.cli.terminal import Json, Problem, create_group, print_answer, print_json, print_table, wrong_use
-from forgekeeper.platform import worker_shutdown
+from forgekeeper.platform import readiness
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.extras import install_command
 from forgekeeper.platform.settings import PREFIX, Settings
@@ -72,7 +72,7 @@ def serve_console(context: typer.Context) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         listening = open_listening_socket(settings.console_host, settings.console_port, "the console")
-        worker_shutdown.tell_supervisor("READY=1", f"STATUS=serves {console_url(settings)}")
+        readiness.tell_supervisor("READY=1", f"STATUS=serves {console_url(settings)}")
         log.info("console started", url=console_url(settings))
         server.run(sockets=[listening])
     log.info("console stopped")

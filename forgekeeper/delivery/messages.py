@@ -237,7 +237,8 @@ def send_children(
         encoded: Any = {}
         for key, sent_as in ids.items():
             options = {"redis_message_id": sent_as, RUN_OPTION: run}
-            encoded[sent_as] = Message[None](queue, child.name, wanted[key], {}, options, key).encode()
+            message: Message[None] = Message(queue, child.name, wanted[key], {}, options, key)
+            encoded[sent_as] = message.encode()
         with client.pipeline(transaction=True) as pipe:
             pipe.hset(bodies_key(queue), mapping=encoded)
             pipe.rpush(ready_key(queue), *encoded)

@@ -16,7 +16,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.ledger.retry import MAX_LOSSES, MAX_QUARANTINE_WAIT, MAX_RETRIES, QUARANTINE_UNTIL
 from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
-from forgekeeper.platform.database.sessions import LAST_INSTANT, write_transaction
+from forgekeeper.platform.database.sessions import LAST_INSTANT, execute_prepared, write_transaction
 
 QuarantineReason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
 REASONS_BY_KIND: dict[str, tuple[QuarantineReason, ...]] = {
@@ -45,7 +45,8 @@ IS_LEFT_OUT = f"""
     )
 """
 SELECT_BAD_KEYS = f"select key, {IS_LEFT_OUT} from quarantine where batch = %(batch)s and record = %(record)s"
-FROM_ROWS_OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s)"
+FROM_ROWS_OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s::text[])"
+SELECT_WAITING_KEYS = f"select key {FROM_ROWS_OF_KEYS} and ({IS_LEFT_OUT})"
 COUNT_DEAD_LETTERS = """
     select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
@@ -116,25 +117,22 @@ def forget_failures(batch: str, record: str, keys: Iterable[str]) -> None:
     """Delete rows whose work has ended well or no longer exists."""
     which = _bind_keys(batch, record, keys)
     # Most keys have never failed: a child then only reads, and does not lock the table for writing.
-    if database.execute_sql(f"select 1 {FROM_ROWS_OF_KEYS}", which).fetchone():
+    if execute_prepared("known_keys", f"select 1 {FROM_ROWS_OF_KEYS}", which).fetchone():
         with write_transaction():
             database.execute_sql(f"delete {FROM_ROWS_OF_KEYS}", which)
 
 
 def find_waiting_keys(batch: str, record: str, keys: Collection[str]) -> set[str]:
     """Return the *keys* to leave out now: they wait for their retry or for a person."""
-    found = {
-        key
-        for (key,) in database.execute_sql(
-            f"select key {FROM_ROWS_OF_KEYS} and ({IS_LEFT_OUT})", _bind_keys(batch, record, keys)
-        )
-    }
+    # Prepared: a fan-out asks for each page of children.
+    rows = execute_prepared("waiting_keys", SELECT_WAITING_KEYS, _bind_keys(batch, record, keys))
+    found = {key for (key,) in rows.fetchall()}
     return {key for key in keys if _clean_text(key) in found}
 
 
 def find_bad_keys(batch: str, record: str) -> dict[int, bool]:
     """Return the keys of the batch's bad records of a kind, and whether to leave each out."""
-    rows = database.execute_sql(SELECT_BAD_KEYS, {"batch": batch, "record": record}).fetchall()
+    rows = execute_prepared("bad_keys", SELECT_BAD_KEYS, {"batch": batch, "record": record}).fetchall()
     return {int(key): waits for key, waits in rows}
 
 

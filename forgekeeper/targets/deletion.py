@@ -116,7 +116,7 @@ class ObjectDeletion:
         if len(chunk) > 1 and self._objects.can_delete_in_bulk():
             try:
                 deleted = await self._objects.delete_in_bulk(chunk)
-                refusal = None if deleted else ValueError("the answer to a bulk deletion names no object")
+                refusal = None if deleted else ValueError("the answer to the bulk deletion names no object")
             except STORE_ERRORS as error:
                 refusal = error
                 await self._confirm_answers()
@@ -198,7 +198,7 @@ class ObjectDeletion:
         ]
         self._can_delete_any = any(answer.state != "failed" for answer in answers)
         if not self._can_delete_any:
-            message = f"{self._objects.location}: nothing may be deleted: {answers[0].reason}"
+            message = f"{self._objects.location}: the store refuses all deletions: {answers[0].reason}"
             raise StoreUnavailable(message, self.confirmed)
 
 

@@ -175,9 +175,9 @@ class Git:
     ) -> Popen[bytes]:
         program = shutil.which("git")
         if program is None:
-            raise GitError("there is no git on the PATH")
+            raise GitError("git is not on the PATH: install it, or correct PATH")
         if time.monotonic() >= self.until:
-            raise GitTimedOut("the time was up before git was started")
+            raise GitTimedOut("the time limit was reached before git started")
         try:
             return Popen(
                 # Never -C: if the directory is missing, git would use the repository around it.
@@ -195,7 +195,7 @@ class Git:
                 extra_groups=self.user and [],
             )
         except OSError as error:
-            raise GitError(f"git cannot be started: {error.strerror}") from None
+            raise GitError(f"cannot start git: {error.strerror}") from None
 
     def _write_and_read(self, stdin: IO[bytes], stdout: IO[bytes], input_bytes: bytes, expected: bytes) -> bytes:
         """Write *input_bytes* to git; return its answer up to *expected*, its end, or the time limit."""
@@ -238,8 +238,11 @@ class Git:
         each time.  The child's lease expires with its budget, which is over.  The locks that this git still holds keep
         the next git out.
         """
-        killed = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
-        ways = (signal.SIGTERM, self.grace, "its time was up"), (signal.SIGKILL, KILL_TIMEOUT_SECONDS, killed)
+        killed = "git exceeded its time limit, ignored SIGTERM and was killed; it may have left locks behind"
+        ways = (
+            (signal.SIGTERM, self.grace, "git exceeded its time limit"),
+            (signal.SIGKILL, KILL_TIMEOUT_SECONDS, killed),
+        )
         for number, patience, said in ways:
             # Git leads its session and is not reaped yet, so the number belongs to no other process.
             with suppress(ProcessLookupError):
@@ -247,8 +250,8 @@ class Git:
             with suppress(TimeoutExpired):
                 process.wait(patience)
                 return GitTimedOut(said)
-        log.error("killed git has not gone", pid=process.pid, git_dir=str(self.git_dir))
-        return GitError(f"git was killed and has not gone, process {process.pid}: does its disk answer?")
+        log.error("git survived SIGKILL", pid=process.pid, git_dir=str(self.git_dir))
+        return GitError(f"git survived SIGKILL (process {process.pid}): check that its disk answers")
 
 
 def _write_available(stream: IO[bytes], data: memoryview) -> int:

@@ -60,9 +60,9 @@ DEFAULT_BRANCH = RefOutcome("rejected", "default_branch")
 TOO_LONG_TO_LOCK = RefOutcome(
     "rejected", "too_long_to_lock"
 )  # packed by a clone, which locks none; no deletion ever can
-REF_LOCKED = RefOutcome("locked", "another process holds its lock")
-REF_CHANGED = RefOutcome("locked", "it has changed since it was looked at")
-ROW_CLOSED = RefOutcome("locked", "another process has closed its row")
+REF_LOCKED = RefOutcome("locked", "another process holds the lock of the ref")
+REF_CHANGED = RefOutcome("locked", "another process has changed the ref in the meantime")
+ROW_CLOSED = RefOutcome("locked", "another process has closed the row of the ref")
 
 
 def delete_refs(
@@ -187,11 +187,11 @@ class _RefDeletion:
             return DEFAULT_BRANCH
         if name in self._values.broken:
             # Git deletes no ref that it cannot read.
-            return RefOutcome("locked", "the ref is broken")
+            return RefOutcome("locked", "git cannot read the ref: its value is broken")
         try:
             return REF_MISSING if value is None and not self._repository.has_file(name) else None
         except OSError as error:
-            return RefOutcome("locked", f"it cannot be looked at: {error.strerror}")
+            return RefOutcome("locked", f"cannot read the ref: {error.strerror}")
 
     def _settle_moved(self, name: bytes, value: bytes | None) -> bool:
         """Settle the rows that expect another value; return whether other rows are left.
@@ -214,8 +214,8 @@ class _RefDeletion:
         if not (other := self._repository.find_blocking_file(name)):
             return None
         if self.rows.get(other):
-            return RefOutcome("locked", f"{other.decode()} goes first")
-        cure = "stands in its way; delete that, then `forgekeeper quarantine retry`"
+            return RefOutcome("locked", f"{other.decode()} must be deleted first")
+        cure = "has a conflicting name; delete that ref, then run `forgekeeper quarantine retry`"
         return RefOutcome("rejected", f"name_conflict: {other.decode()} {cure}")
 
     def _protected_branches(self) -> set[bytes]:
@@ -298,7 +298,7 @@ class _RefDeletion:
         if name not in pending:
             path = os.fsdecode(lock)
             age = self._repository.read_file_age(path)
-            raise RepositoryFailed(f"{path} is held" + ("" if age is None else f", {age} old"))
+            raise RepositoryFailed(f"the lock {path} exists" + ("" if age is None else f", {age} old"))
         # A killed git may have left thousands of locks.
         self._settle_refs({name, *self._repository.find_locked(pending)}, REF_LOCKED)
 

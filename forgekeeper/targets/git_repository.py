@@ -57,9 +57,9 @@ _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNO
 GIT_SERVER_FILES = (".gitaly-metadata", "+gitaly")
 """Names that Gitaly, a Git server, keeps at the root of each of its storages."""
 GIT_SERVER_REASON = (
-    "a Git server (Gitaly) keeps the repositories below {}, which has {}: its locks, write-ahead log and replicas would"
-    " not see what is deleted beside it; on a single server without transactions FORGEKEEPER_GIT_SERVER=bypass lets the"
-    " batch run, elsewhere leave the deletions to the forge"
+    "a Git server (Gitaly) manages the repositories below {}, which has {}: its locks, write-ahead log and replicas"
+    " would not notice refs that git deletes directly; on a single server without transactions set"
+    " FORGEKEEPER_GIT_SERVER=bypass, otherwise leave the deletion to the forge"
 )
 
 
@@ -96,7 +96,7 @@ class Repository:
         """Raise, as `open_repository` does, unless root and repository are still the opened ones."""
         _read_sentinel(self.root)
         if _read_identity(self.git_dir, self.root) != self.identity:
-            raise RepositoryFailed("another directory has taken the repository's place")
+            raise RepositoryFailed("another directory has replaced the repository")
 
     def git_for_writing(self, until: float, grace: float = 5.0) -> Git:
         """Return a git whose files keep their owner, group and mode: the forge has to read them.
@@ -118,8 +118,8 @@ class Repository:
         if (file.st_uid, file.st_gid) != (os.geteuid(), group):
             owner, ours = _account_name(file.st_uid, file.st_gid), _account_name(os.geteuid(), group)
             raise RepositoryFailed(
-                f"{name} belongs to {owner}, and a git of {ours} would replace it by a file that the forge may"
-                f" not be able to read: run the worker of the queue git as {owner}"
+                f"{name} belongs to {owner}, but this worker runs as {ours}: git would replace the file by one that the"
+                f" forge may not be able to read; run the worker of the queue git as {owner}"
             )
         return Git(self.git_dir, until, grace, umask)
 
@@ -128,16 +128,19 @@ class Repository:
         try:
             said = self._why_not_enclosed(names)
         except OSError as error:
-            said = f"what git would write cannot be looked at: {error.strerror}"
+            said = f"cannot check the paths that git would write: {error.strerror}"
         if said is not None:
             raise RepositoryFailed(said)
 
     def _why_not_enclosed(self, names: Iterable[bytes]) -> str | None:
         if self._file_type(b"commondir") is not None:
-            return "commondir sends git to another folder: remove it, or correct disk_path"
+            return "the file commondir points git to another folder: remove the file, or correct disk_path"
         with suppress(FileNotFoundError, NotADirectoryError), (self.git_dir / "config").open("rb") as config:
             if _REFS_ELSEWHERE.search(config.read(1_000_000)):
-                return "extensions.refStorage in its config names another folder: git must keep the refs here"
+                return (
+                    "extensions.refStorage in the repository's config names another folder:"
+                    " the refs must be in the repository itself"
+                )
         written = set(_WRITTEN_PATHS)
         for name in names:
             folder = name.rpartition(b"/")[0]
@@ -147,7 +150,9 @@ class Repository:
         for path in sorted(written):
             if self._file_type(path) == stat.S_IFLNK:
                 shown = path.decode(errors="backslashreplace")
-                return f"{shown} is a symbolic link, and git would delete where it leads: put the real thing there"
+                return (
+                    f"{shown} is a symbolic link, and git would delete files at its target: replace it by a real file"
+                )
         return None
 
     def can_lock(self, name: bytes) -> bool:
@@ -252,16 +257,16 @@ def open_repository(root: Path, disk_path: str) -> Repository:
     """
     _read_sentinel(root)
     if disk_path.startswith("/") or "\0" in disk_path or ".." in disk_path.split("/"):
-        raise RepositoryFailed("the path of the repository is not a plain relative path")
+        raise RepositoryFailed("the path of the repository must be relative and without '..': correct disk_path")
     try:
         git_dir = (root / disk_path).resolve()
         if root.resolve() not in git_dir.parents:
-            raise RepositoryFailed("the path of the repository does not lead below the root")
+            raise RepositoryFailed("the path of the repository leads out of the root")
         if (root / disk_path).is_symlink() and not git_dir.exists():
-            raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
+            raise RepositoryFailed("the path of the repository is a symbolic link without a target")
     except (OSError, RuntimeError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
-        raise RepositoryFailed(f"the path of the repository cannot be followed: {why}") from None
+        raise RepositoryFailed(f"cannot resolve the path of the repository: {why}") from None
     return Repository(root, git_dir, _read_identity(git_dir, root))
 
 
@@ -281,11 +286,11 @@ def _read_identity(git_dir: Path, root: Path) -> tuple[int, int]:
     except OSError as error:
         _read_sentinel(root)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            raise RepositoryMissing("there is nothing at the path of the repository") from None
-        raise RepositoryFailed(f"the repository cannot be looked at: {error.strerror}") from None
+            raise RepositoryMissing("the repository does not exist at its path") from None
+        raise RepositoryFailed(f"cannot read the repository: {error.strerror}") from None
     # Git would follow the path inside a file.
     if not stat.S_ISDIR(found.st_mode):
-        raise RepositoryFailed("the path of the repository leads to a file")
+        raise RepositoryFailed("the path of the repository is a file, not a directory")
     return found.st_dev, found.st_ino
 
 
@@ -294,7 +299,7 @@ def _read_sentinel(root: Path) -> None:
         with (root / SENTINEL_NAME).open("rb") as sentinel:
             sentinel.read(1)
     except OSError as error:
-        raise RootUnavailable(f"{root / SENTINEL_NAME} cannot be read: {error.strerror}") from None
+        raise RootUnavailable(f"cannot read {root / SENTINEL_NAME}: {error.strerror}") from None
 
 
 def why_ref_refused(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
@@ -353,7 +358,7 @@ def read_refs(git: Git, repository: Repository, names: list[bytes]) -> RefValues
     try:
         values.broken |= repository.read_packed_lines(name for name in all_names if name not in values.oids).keys()
     except OSError as error:
-        raise RepositoryFailed(f"packed-refs cannot be read: {error.strerror}") from None
+        raise RepositoryFailed(f"cannot read packed-refs: {error.strerror}") from None
     return values
 
 
@@ -399,7 +404,7 @@ def read_existing_refs(root: Path, disk_path: str, refs: Iterable[str], *, until
         seen = values.oids.keys() | values.broken
         there = {name for name in names if name in seen or repository.has_file(name)}
     except OSError as error:
-        raise RepositoryFailed(f"a ref cannot be looked at: {error.strerror}") from None
+        raise RepositoryFailed(f"cannot read a ref: {error.strerror}") from None
     # A ref that was not found may only have been out of sight: this check makes the answer certain.
     repository.confirm_identity()
     return {name.decode(): values.format_value(name, repository) for name in there}

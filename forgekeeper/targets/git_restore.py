@@ -27,9 +27,9 @@ class RestoreOutcome:
 
 REF_RESTORED = RestoreOutcome("restored")
 WOULD_BE_RESTORED = RestoreOutcome("would be restored")
-REF_EXISTS = RestoreOutcome("exists", "it is there again")
-OBJECT_PRUNED = RestoreOutcome("pruned", "git has removed its object: it cannot be restored from here")
-OLD_VALUE_UNKNOWN = RestoreOutcome("refused", "what it was at was not recorded")
+REF_EXISTS = RestoreOutcome("exists", "the ref exists already")
+OBJECT_PRUNED = RestoreOutcome("pruned", "git has deleted the object of the ref: fetch it from a clone or backup first")
+OLD_VALUE_UNKNOWN = RestoreOutcome("refused", "the audit has no value of the ref")
 OUTCOMES_BY_GIT_MESSAGE = {b"reference already exists": REF_EXISTS, b"with nonexistent object": OBJECT_PRUNED}
 """Outcomes by git's objections."""
 
@@ -74,11 +74,11 @@ def _find_objection(repository: Repository, ref: str, old_value: str) -> Restore
         if repository.has_file(ref.encode()):
             return REF_EXISTS
     except OSError as error:
-        return RestoreOutcome("refused", f"it cannot be looked at: {error.strerror}")
+        return RestoreOutcome("refused", f"cannot read the ref: {error.strerror}")
     if link := _SYMBOLIC_REF.match(old_value):
         command = ("git", "symbolic-ref", ref, link["target"])
         return RestoreOutcome(
-            "symbolic", "it was a symbolic ref; in its repository, this command makes it again", command
+            "symbolic", "it was a symbolic ref: run this command in its repository to restore it", command
         )
     return None if _OID.match(old_value) else OLD_VALUE_UNKNOWN
 
@@ -107,7 +107,7 @@ def _create_ref(repository: Repository, git: Git, ref: str, old_value: str) -> R
         return REF_RESTORED
     said = answer.error_output()
     if answer.code < 0 or parse_complaint(said, repository.git_dir).general:
-        raise RepositoryFailed(f"not all could be restored: {clean_first_line(said)}")
+        raise RepositoryFailed(f"git could not restore all refs: {clean_first_line(said)}")
     return next(
         (became for text, became in OUTCOMES_BY_GIT_MESSAGE.items() if text in said),
         RestoreOutcome("refused", clean_first_line(said)),

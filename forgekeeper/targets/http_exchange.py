@@ -50,7 +50,7 @@ class HttpServer:
             await writer.drain()
             return await _read_answer(reader)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            raise ConnectionError("the answer ended early, or its head is too long") from None
+            raise ConnectionError("the answer is incomplete, or its headers are too long") from None
         finally:
             # Not closed: that would wait for the other side to end TLS.
             writer.transport.abort()
@@ -104,7 +104,7 @@ def _request_head(first: str, headers: Mapping[str, str]) -> bytes:
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, Message]:
     first, _, fields = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
     if (found := re.match(rb"HTTP/1\.[01] ([0-9]{3})\b", first)) is None:
-        raise ValueError(f"the answer is not HTTP, but begins {first[:40]!r}")
+        raise ValueError(f"the answer is not HTTP: it begins with {first[:40]!r}")
     return int(found[1]), BytesParser().parsebytes(fields)
 
 

@@ -49,12 +49,12 @@ def doubt_missing(root: Path, missing: Mapping[int, str], *, projects: int, shar
         other = path.removesuffix(".git") if path.endswith(".git") else f"{path}.git"
         if os.path.lexists(root / other):
             raise RepositoriesMissing(
-                f"project {project} has no repository at {path}, but there is one at {other}: no row of a missing"
-                " repository was closed; correct disk_path"
+                f"project {project} has no repository at {path}, but a repository exists at {other}: correct disk_path;"
+                " no row of a missing repository was closed"
             )
     if len(missing) >= MIN_DOUBTED_REPOSITORIES and len(missing) > share * projects:
         raise RepositoriesMissing(
-            f"{len(missing)} of {projects} projects have no repository below {root}, {min(missing)} the first of them:"
-            " no row of theirs was closed; is a disk not mounted, or the root another? Where they are gone indeed,"
-            f" FORGEKEEPER_MISSING_REPOSITORIES=1 lets `forgekeeper run {batch}` close them"
+            f"{len(missing)} of {projects} projects have no repository below {root}, such as project {min(missing)};"
+            " none of their rows was closed: check that the disk is mounted and the root is right; if the repositories"
+            f" were deleted on purpose, run `FORGEKEEPER_MISSING_REPOSITORIES=1 forgekeeper run {batch}`"
         )

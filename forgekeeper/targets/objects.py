@@ -204,7 +204,7 @@ class ObjectStore:
         """Suspend bulk deletion: the store has deleted objects singly and not in bulk."""
         seconds = _suspension_after(error)
         self._no_bulk_until = time.monotonic() + seconds
-        said = "bulk deletion refused, objects are deleted one by one"
+        said = "bulk deletion failed, objects are deleted one by one"
         log.warning(said, location=self.location, reason=describe_error(error), seconds=seconds)
 
     async def abort_uploads(self, begun_before: Mapping[str, datetime]) -> None:
@@ -222,7 +222,7 @@ class ObjectStore:
             seconds = _suspension_after(error)
             self._no_aborts_until = time.monotonic() + seconds
             log.warning(
-                "unfinished uploads stay", location=self.location, reason=describe_error(error), seconds=seconds
+                "unfinished uploads not aborted", location=self.location, reason=describe_error(error), seconds=seconds
             )
         else:
             if aborted:
@@ -250,9 +250,7 @@ class ObjectStore:
             failures = int(not isinstance(error, FileNotFoundError))
             raise
         finally:
-            from metrics.counting import (
-                WORKER_METRICS,
-            )  # there in a worker; a command that asks no store has no use for it
+            from metrics.counting import WORKER_METRICS  # only workers need it, and its import takes time
 
             with suppress(OSError, ValueError):  # of the files in which we count
                 seconds = time.monotonic() - began

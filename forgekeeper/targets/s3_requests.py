@@ -146,11 +146,11 @@ def is_refusal(error: Exception) -> bool:
 def parse_xml(body: bytes, root: str) -> Element:
     """Return an answer's root element without namespaces; raise ValueError for another name."""
     if b"<!DOCTYPE" in body:
-        raise ValueError("the answer declares entities, as no answer of S3 does")
+        raise ValueError("the answer is not from S3: it has a document type")
     try:
         found = ET.fromstring(body)  # noqa: S314, nothing can expand without a declaration
     except ET.ParseError:
-        raise ValueError(f"the answer is not XML, but begins {body[:40]!r}") from None
+        raise ValueError(f"the answer is not XML: it begins with {body[:40]!r}") from None
     for element in found.iter():
         element.tag = element.tag.rpartition("}")[2]
     if found.tag != root:

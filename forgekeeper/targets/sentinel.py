@@ -54,14 +54,15 @@ def why_not_ours(place: object, owner_found: str, installation: str) -> str | No
     """Return why nothing may be deleted from a place of *owner_found*; None if *installation*'s."""
     if not owner_found:
         return (
-            f"{place}: {SENTINEL_NAME} names no installation; `forgekeeper check --init` adopts the place if it is"
-            " the right one"
+            f"{place}: {SENTINEL_NAME} names no installation: if this is the right place, run `forgekeeper check"
+            " --init` to adopt it"
         )
     if owner_found == installation:
         return None
     return (
-        f"{place} belongs to installation {owner_found}, this one is {installation}: set the right place or "
-        f"database; if that installation is no more, remove {SENTINEL_NAME} there and run `forgekeeper check --init`"
+        f"{place} belongs to installation {owner_found}, but this is installation {installation}: correct the place or"
+        f" the database; if that installation no longer exists, delete {SENTINEL_NAME} there and run `forgekeeper check"
+        " --init`"
     )
 
 
@@ -81,7 +82,7 @@ class Folder:
         """Return the owner of the place, as `parse` does; None without a sentinel."""
         with _raising_unreadable(str(self)):
             if not self._root.is_dir():
-                raise NotADirectoryError("is not a folder")
+                raise NotADirectoryError("not a folder")
             try:
                 # A failing disk may know the name and nothing else, so read the file.
                 with (self._root / SENTINEL_NAME).open("rb") as file:

@@ -87,7 +87,7 @@ async def send_request(
     except BaseException as error:
         # An exception of Rust, which Python cannot import.
         if type(error).__name__ == "PanicException":
-            end_process("its client for object stores has broken", exc_info=error)
+            end_process("the client for object stores crashed", exc_info=error)
         raise
 
 
@@ -101,7 +101,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     if parts.scheme not in STORE_OPTIONS:
         raise ValueError("not a URL such as s3://bucket/prefix, gs://…, az://… or file:///folder")
     if "#" in url or "@" in parts.netloc:
-        raise ValueError("keys belong behind the question mark, with '#' percent-encoded: ?access_key_id=…")
+        raise ValueError("write keys after the question mark, with '#' percent-encoded: ?access_key_id=…")
     # Not parse_qsl: it reads '+' as a space, and secret keys contain it.
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     # A part without "=" may be the rest of a key with an unencoded "&".
@@ -128,5 +128,5 @@ def check_process() -> None:
     """
     if _opening_process() != os.getpid():
         raise RuntimeError(
-            f"process {_opening_process()} has used object stores before it forked; open them in the child only"
+            f"process {_opening_process()} used object stores before it forked: open object stores in the child only"
         )

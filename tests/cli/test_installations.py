@@ -294,7 +294,7 @@ def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, st
     main("release", "delete_objects", "--expect", "1", "--reason", "looked at", **staging)
     result = main("run", "delete_objects", "--json", **staging)
     assert (ours != number, result.json["skipped"], objects()) == (True, "installation", ["b"])
-    assert f"belongs to installation {number}, this one is {ours}" in result.json["blocked"]
+    assert f"belongs to installation {number}, but this is installation {ours}" in result.json["blocked"]
     assert query(staging["DATABASE_URL"], ACTS)[0] == ("check --init --copied", "for staging", number, ours)
 
 

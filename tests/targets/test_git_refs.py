@@ -26,7 +26,9 @@ from tests.harness.thorough import examples, whole_only
 from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
-NAME_CONFLICT = "name_conflict: refs/mr/7 stands in its way; delete that, then `forgekeeper quarantine retry`"
+NAME_CONFLICT = (
+    "name_conflict: refs/mr/7 has a conflicting name; delete that ref, then run `forgekeeper quarantine retry`"
+)
 PLAIN = ["refs/a/plain", "refs/a/again"]
 FILES = {
     "refs/a/broken": "no oid",

@@ -60,7 +60,7 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock, 
     with pytest.raises(RepositoryFailed) as caught:
         repository.delete("refs/a", "refs/c")
 
-    assert str(caught.value).startswith(f"{lock} is held, 2:00:")
+    assert str(caught.value).startswith(f"the lock {lock} exists, 2:00:")
     assert [path.name for path in repository.locks()] == [lock]
     assert repository.refs() == before
 
@@ -125,7 +125,7 @@ def test_a_killed_git_that_does_not_go_is_left_and_is_no_mere_lack_of_time(repos
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(git_command, "KILL_TIMEOUT_SECONDS", 0.01)
 
-    with pytest.raises(GitError, match="has not gone") as caught:
+    with pytest.raises(GitError, match="survived SIGKILL") as caught:
         Git(repository.path, time.monotonic() + 1, grace=0.01).run("update-ref")
 
     process = caught.traceback[-1].locals["process"]

@@ -67,7 +67,7 @@ def test_what_git_has_pruned_is_said_to_be_lost(repository):
     outcomes = restore(repository, was)
 
     assert {ref: outcome.state for ref, outcome in outcomes.items()} == {"refs/a": "pruned", "refs/b": "restored"}
-    assert "git has removed its object" in outcomes["refs/a"].reason
+    assert "git has deleted the object of the ref" in outcomes["refs/a"].reason
 
 
 def test_a_dry_run_says_what_could_be_and_writes_nothing(repository):

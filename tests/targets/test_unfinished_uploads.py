@@ -110,7 +110,9 @@ def test_a_store_that_refuses_keeps_no_object_and_is_asked_once(s3, objects, sta
             delete(opened, path)
 
     assert s3.keys() == set()
-    assert [(line["event"], line["reason"]) for line in logs] == [("unfinished uploads stay", f"{status} {code}")]
+    assert [(line["event"], line["reason"]) for line in logs] == [
+        ("unfinished uploads not aborted", f"{status} {code}")
+    ]
 
 
 def test_a_store_that_does_not_answer_about_uploads_keeps_no_object(s3, objects):

@@ -113,7 +113,7 @@ def test_one_ref_that_is_locked_for_ever_does_not_block_its_project(child, repos
     assert ("refs/mr/2" in repository.refs(), (repository.path / "refs/mr/2.lock").exists()) == (True, True)
     (line,) = [line for line in lines if line["event"] == "refs locked"]
     assert (line["log_level"], line["project_id"], line["refs"], line["first"]) == ("warning", PROJECT, 1, "refs/mr/2")
-    assert line["reason"].startswith("another process holds its lock")
+    assert line["reason"].startswith("another process holds the lock of the ref")
 
 
 @pytest.mark.usefixtures("small_limits")

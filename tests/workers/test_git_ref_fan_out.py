@@ -134,7 +134,7 @@ def test_repositories_that_a_git_server_keeps_are_refused_unless_somebody_says_o
     refused, bypassed = parent(), parent(git_server="bypass")
 
     assert (refused.state, refused.result["skipped"]) == ("blocked", "git_server")
-    assert f"keeps the repositories below {root}, which has {sign}" in refused.result["blocked"]
+    assert f"manages the repositories below {root}, which has {sign}" in refused.result["blocked"]
     assert (bypassed.state, list_enqueued_projects()) == ("succeeded", [1])
 
 

@@ -36,7 +36,7 @@ def maintain_partitions(*, until: datetime, horizon: datetime) -> int:
     except pw.OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
-        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe_error(error))
+        log.warning("audit partitions locked, maintained again in an hour", error=describe_error(error))
         return 0
     return dropped or 0
 

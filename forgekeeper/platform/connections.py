@@ -43,10 +43,10 @@ class _Guarded:
         Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `asked` is False.
         """
         if not may_send_to_redis.get():
-            raise redis.ConnectionError("it is not asked any more")
+            raise redis.ConnectionError("it did not answer before, so it is not asked again")
         name = str(args[0]).split()[0].upper()
         if name not in READ_ONLY_COMMANDS:
-            require_engine(f"by Redis's {name}")
+            require_engine(f"with Redis's {name}")
         return super().execute_command(*args, **options)  # type: ignore[misc]
 
 

@@ -45,7 +45,9 @@ def parse_failpoints(text: str) -> Failpoints:
     for part in filter(None, text.split(",")):
         match = FAILPOINT_PATTERN.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"{part.strip()!r} is not name=kill, name=raise or name=sleep:SECONDS, with *TIMES or not")
+            raise ValueError(
+                f"{part.strip()!r} is no failpoint: write name=kill, name=raise or name=sleep:SECONDS, then *TIMES"
+            )
         times = int(match["times"]) if match["times"] else None
         found[match["name"]] = Fault(match["action"].partition(":")[0], float(match["seconds"] or 0), times)
     return found

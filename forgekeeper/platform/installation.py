@@ -40,7 +40,7 @@ SELECT_PLACES = """
 UPDATE_PLACE = "update installation set cluster = %s, database_name = %s, database_oid = %s"
 UPDATE_ID = "update installation set id = gen_random_uuid() returning id::text"
 CLUSTER_UNREADABLE_MESSAGE = (
-    "this role may not ask which cluster it is in: `grant execute on function pg_control_system() to ROLE`"
+    "this role may not read the id of its cluster: `grant execute on function pg_control_system() to ROLE`"
 )
 
 
@@ -115,11 +115,11 @@ def why_misplaced() -> str | None:
     if found is None or found.recorded == found.here:
         return None
     if found.recorded is None:
-        return "it is not recorded where the installation's database is: run `forgekeeper migrate`"
+        return "the place of the installation's database is not recorded: run `forgekeeper migrate`"
     return (
-        f"installation {found.installation} was in {found.recorded}, this is {found.here}: say which it is with "
-        "`forgekeeper check --init --moved --reason R` (the same installation in a new place, and the old database is "
-        "out of use) or `forgekeeper check --init --copied --reason R` (a copy beside it)"
+        f"installation {found.installation} was in {found.recorded}, but this is {found.here}: if the installation has"
+        " moved here and the old database is out of use, run `forgekeeper check --init --moved --reason R`; if this is"
+        " a copy, run `forgekeeper check --init --copied --reason R`"
     )
 
 
@@ -192,7 +192,7 @@ def require_same_installation() -> str:
     except pw.ProgrammingError as error:
         if sqlstate(error) != UNDEFINED_TABLE:
             raise
-        raise InstallationMismatch("the database has no installation's id: run `forgekeeper migrate`") from error
+        raise InstallationMismatch("the database has no installation id: run `forgekeeper migrate`") from error
     theirs = (find_redis_owner(client) or ours) if why_misplaced() else claim_redis(client, ours)
     if theirs != ours:
         raise InstallationMismatch(mismatch_message(ours, theirs))
@@ -202,6 +202,7 @@ def require_same_installation() -> str:
 def mismatch_message(ours: str, theirs: str) -> str:
     """Return the message that Redis belongs to another installation, with the cure."""
     return (
-        f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
-        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION_KEY} if that installation is no more"
+        f"the database belongs to installation {ours}, but Redis to installation {theirs}: give each installation its"
+        f" own Redis (FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION_KEY} if installation {theirs} no"
+        " longer exists"
     )

@@ -96,7 +96,7 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.critical("process ends itself", reason="it cannot start", exc_info=error)
+        log.critical("process ends itself", reason="the worker cannot start", exc_info=error)
         raise SystemExit(1) from error
 
 

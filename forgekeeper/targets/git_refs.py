@@ -89,7 +89,7 @@ def delete_refs(
     some refs may then have been deleted, and deleting them again is harmless.  Errors of *announce* and *find_lost*
     are raised; then no ref of that transaction is deleted.
     """
-    require_engine("by git")
+    require_engine("with git")
     deletion = _RefDeletion(doomed)
     if deletion.rows:
         deletion.open_git(root, disk_path, until, grace, writes=True).run_transactions(announce, find_lost)

@@ -125,7 +125,7 @@ class ObjectStore:
         reports missing objects as deleted.  Raises `StoreUnavailable` if the sentinel cannot be read or is not this
         installation's, or if no deletion is allowed, and RuntimeError in a forked child.
         """
-        require_engine(f"at the store {self.location}")
+        require_engine(f"in the store {self.location}")
         check_process()
         deletion = ObjectDeletion(self, until, find_lost, unless_changed_since or {}, uploads_begun_before or {})
         for path in paths:

@@ -127,7 +127,7 @@ def test_an_audit_that_is_locked_is_left_for_the_next_hour(old_month, other):
     second = perform(prune)
 
     assert (first.audit_months, second.audit_months) == (0, 2)
-    assert [line["log_level"] for line in lines if "audit not kept up" in line["event"]] == ["warning"]
+    assert [line["log_level"] for line in lines if "audit partitions locked" in line["event"]] == ["warning"]
 
 
 @every("statement", CALLS)

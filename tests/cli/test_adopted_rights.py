@@ -11,13 +11,13 @@ from tests.harness.thorough import whole_only
 FUNCTION, OPERATOR = f"{TABLES}.format(text, name)", f"{TABLES}.|| (name, text)"
 JOINED = f"{TABLES}.joined(name, text)"
 OPENINGS = {
-    f"public may create in schema {TABLES}, ": f"grant create on schema {TABLES} to public",
-    f"{KEEPER} may create in schema {TABLES}, ": f"grant create on schema {TABLES} to {KEEPER}",
-    f"{KEEPER} may create in schema forgekeeper, ": f"grant create on schema forgekeeper to {KEEPER}",
-    f"function {FUNCTION} of {KEEPER} may be called instead of PostgreSQL's ": (
+    f"public may create objects in schema {TABLES}, ": f"grant create on schema {TABLES} to public",
+    f"{KEEPER} may create objects in schema {TABLES}, ": f"grant create on schema {TABLES} to {KEEPER}",
+    f"{KEEPER} may create objects in schema forgekeeper, ": f"grant create on schema forgekeeper to {KEEPER}",
+    f"function {FUNCTION} of {KEEPER} hides PostgreSQL's own ": (
         f"create function {FUNCTION} returns text return $1; alter function {FUNCTION} owner to {KEEPER}"
     ),
-    f"operator {OPERATOR} of {KEEPER} may be called instead of PostgreSQL's ": (
+    f"operator {OPERATOR} of {KEEPER} hides PostgreSQL's own ": (
         f"create function {JOINED} returns text return $2;"
         f" create operator {TABLES}.|| (leftarg = name, rightarg = text, function = {JOINED});"
         f" alter operator {OPERATOR} owner to {KEEPER}"
@@ -67,7 +67,7 @@ def test_a_schema_that_others_share_is_refused_and_found_until_what_is_said_is_d
 def test_the_views_own_schema_must_not_be_shared_either(adopt, adopted):  # noqa: F811
     adopted.execute(f"grant create on schema {VIEWS} to public")
 
-    assert adopt().complaint.startswith(f"public may create in schema {VIEWS}, ")
+    assert adopt().complaint.startswith(f"public may create objects in schema {VIEWS}, ")
     adopted.execute(f"revoke create on schema {VIEWS} from public")
 
 
@@ -79,7 +79,10 @@ def test_views_that_an_older_version_has_made_are_found_and_made_again(adopt, er
     outdated, open_to_all = sorted(errors(), reverse=True)
 
     assert outdated.startswith(f"the views in schema {VIEWS} were made by another version")
-    assert f"public may put it on another table: `revoke execute on function {function} from public`" in open_to_all
+    assert (
+        f"public may use it as a trigger of another table: `revoke execute on function {function} from public`"
+        in open_to_all
+    )
     assert (adopt().status, errors()) == (0, [])
 
 

@@ -78,17 +78,17 @@ def test_a_redis_that_would_go_unverified_is_refused_at_the_start(main, settings
 
     assert result.status == 2
     assert result.complaint.startswith(
-        f"FORGEKEEPER_REDIS_URL sets {option.partition('=')[0]}, and so anybody on the way could be "
+        f"FORGEKEEPER_REDIS_URL sets {option.partition('=')[0]}, so anybody on the network path can pose as "
     )
-    assert "set FORGEKEEPER_TLS_UNVERIFIED=redis; both are: everything" in result.complaint
+    assert "set FORGEKEEPER_TLS_UNVERIFIED=redis (everything: both Redis and stores)" in result.complaint
 
 
 def test_a_store_that_would_go_unverified_is_refused_by_name(main, settings):
     result = main("settings", OBJECT_STORES=STORE)
 
     assert result.status == 2
-    assert result.complaint.startswith("FORGEKEEPER_OBJECT_STORES (artifacts) says allow_invalid_certificates, and ")
-    assert "set FORGEKEEPER_TLS_UNVERIFIED=stores; both are: everything" in result.complaint
+    assert result.complaint.startswith("FORGEKEEPER_OBJECT_STORES (artifacts) sets allow_invalid_certificates, so ")
+    assert "set FORGEKEEPER_TLS_UNVERIFIED=stores (everything: both Redis and stores)" in result.complaint
 
 
 def test_check_warns_of_what_goes_unverified(main, database):

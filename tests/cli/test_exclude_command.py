@@ -15,12 +15,12 @@ BY_PROJECT = ["git_ref_cleanup", "expired_job_artifacts", "delete_objects"]
 BY_NAME = [*BY_PROJECT, "stale_direct_uploads", "stale_imports"]
 HOW = "write project:7, group:9 or 'pattern:uploads/*'"
 WRONG = {
-    "7": f"'7' is nothing to exclude: {HOW}",
-    "user:7": f"'user:7' is nothing to exclude: {HOW}",
-    "project:": f"'project:' is nothing to exclude: {HOW}",
-    "project:seven": "'seven' is no number of a project: write project:7",
-    "group:-1": "'-1' is no number of a group: write group:7",
-    "project:9999999999999999999": "'9999999999999999999' is no number of a project: write project:7",
+    "7": f"cannot exclude '7': {HOW}",
+    "user:7": f"cannot exclude 'user:7': {HOW}",
+    "project:": f"cannot exclude 'project:': {HOW}",
+    "project:seven": "'seven' is not the number of a project: write project:7",
+    "group:-1": "'-1' is not the number of a group: write group:7",
+    "project:9999999999999999999": "'9999999999999999999' is not the number of a project: write project:7",
     "project:7 --batch user_status_cleanup": (
         "project:7 would exclude nothing: no record of user_status_cleanup has a project"
     ),
@@ -93,7 +93,7 @@ def test_a_group_is_refused_until_the_forge_says_which_projects_it_has(main):
     assert (refused.status, refused.complaint) == (
         1,
         (
-            "no group can be excluded: the database has no project_groups (project_id, group_id), with a row for each"
+            "no group can be excluded: the database lacks project_groups (project_id, group_id), with a row for each"
             " project and each of its groups; give it such a table or view (docs/exclusions.md)"
         ),
     )

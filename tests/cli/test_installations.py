@@ -57,8 +57,9 @@ def test_what_would_share_redis_with_another_installation_does_not_start(
 
     assert result.status == 1
     assert result.complaint == (
-        f"the database is of installation {database_id}, Redis of installation {OTHER}: give each a Redis of its "
-        "own (FORGEKEEPER_REDIS_URL), or delete Redis's key forgekeeper:installation if that installation is no more"
+        f"the database belongs to installation {database_id}, but Redis to installation {OTHER}: give each installation"
+        " its own Redis (FORGEKEEPER_REDIS_URL), or delete Redis's key forgekeeper:installation if installation"
+        f" {OTHER} no longer exists"
     )
 
 

@@ -84,12 +84,12 @@ REASONS = {
     "a collation of which the server has no version": Reason(
         'create index on user_statuses (emoji collate "C");' + OLD_COLLATION.format("C"),
         STATUSES,
-        "and `refresh collation version` fails",
+        "so `refresh collation version` fails",
     ),
     "an index that is not kept up to date": Reason(
         SET_STATE.format("indisready = false"),
         STATUSES,
-        f"index {STATUS_INDEX} of user_statuses is used and not kept up to date",
+        f"index {STATUS_INDEX} of user_statuses is used but not kept up to date",
     ),
     "an index that is not valid": Reason(
         SET_STATE.format("indisvalid = false, indisready = false"),
@@ -98,13 +98,13 @@ REASONS = {
         blocks=False,
     ),
     "an unlogged table": Reason(
-        "alter table user_statuses set unlogged", STATUSES, "table user_statuses is unlogged, and a crash"
+        "alter table user_statuses set unlogged", STATUSES, "table user_statuses is unlogged, so a crash"
     ),
     "damaged pages that count as empty": Reason(
-        "set local zero_damaged_pages = on", ", ".join(BATCHES), "zero_damaged_pages is on, and rows of damaged pages"
+        "set local zero_damaged_pages = on", ", ".join(BATCHES), "zero_damaged_pages is on, so rows of damaged pages"
     ),
     "triggers and foreign keys that are off": Reason(
-        "set local session_replication_role = replica", ", ".join(BATCHES), "session_replication_role is replica, and"
+        "set local session_replication_role = replica", ", ".join(BATCHES), "session_replication_role is replica, which"
     ),
     "row security that hides rows from the owner of a view": Reason(
         """

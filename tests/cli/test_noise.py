@@ -212,7 +212,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         failed_collectors(settings)
         read_by(main, command)
         (said,) = redis_values.find_wrong_types(client, {name: KEYS[name]})
-        assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
+        assert said.startswith(f"the key {name} is a {kind}, but must be a {KEYS[name]}: ")
 
     claim()
 
@@ -223,7 +223,7 @@ def test_check_names_a_key_of_another_type(database, main):
     findings = main("check", "--json").json["findings"]
 
     (said,) = [one["message"] for one in findings if "the key" in one["message"]]
-    assert said.startswith("the key {pending_direct_uploads}:pending is a string, and has to be a zset")
+    assert said.startswith("the key {pending_direct_uploads}:pending is a string, but must be a zset")
 
 
 # PostgreSQL

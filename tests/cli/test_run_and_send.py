@@ -228,4 +228,4 @@ def test_a_preview_says_of_another_s_redis_that_a_run_would_be_blocked(main):
 
     (note,) = preview(main)["notes"]
 
-    assert note.startswith("a run would be blocked: the database is of installation ")
+    assert note.startswith("a run would be blocked: the database belongs to installation ")

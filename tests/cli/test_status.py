@@ -353,7 +353,7 @@ def test_check_and_status_say_of_a_postgresql_that_takes_no_writes_which_setting
 
     checked, shown = (main(command, "--json", DATABASE_URL=read_only) for command in ("check", "status"))
 
-    said = "default_transaction_read_only is on, so it takes no writes"
+    said = "default_transaction_read_only is on, so it accepts no writes"
     assert any(one["subject"] == "postgresql" and said in one["message"] for one in checked.json["findings"])
     assert any(said in warning for warning in shown.json["warnings"])
     assert checked.status == 1

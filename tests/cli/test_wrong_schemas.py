@@ -144,7 +144,7 @@ WRONG = {
         "create function forget() returns trigger language plpgsql as $$ begin return old; end $$;"
         "create trigger forget instead of delete on user_statuses for each row execute function forget()",
         STATUSES,
-        "rows of view user_statuses cannot be locked, as PostgreSQL says: FOR UPDATE is not allowed with DISTINCT",
+        "rows of view user_statuses cannot be locked (FOR UPDATE is not allowed with DISTINCT",
     ),
     "the other half of a forge with two databases": Wrong(
         TRIGGER.format(table="ci_job_artifacts", function="gitlab_schema_prevent_write"),

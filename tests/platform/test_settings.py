@@ -142,8 +142,8 @@ def test_a_folder_that_no_object_lies_in_is_refused(refused, folder):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"artefacts": ["up"]}, "artefacts: no location of FORGEKEEPER_OBJECT_STORES, which has: artifacts, lfs"),
-        ({"artifacts": []}, "an empty list would let nothing be deleted there"),
+        ({"artefacts": ["up"]}, "artefacts: not a location of FORGEKEEPER_OBJECT_STORES, which has: artifacts, lfs"),
+        ({"artifacts": []}, "an empty list allows no deletion"),
         ({"artifacts": "up"}, "FORGEKEEPER_OBJECT_PREFIXES (artifacts)"),
         (["up"], "FORGEKEEPER_OBJECT_PREFIXES"),
     ],
@@ -290,7 +290,9 @@ def test_a_batch_that_the_settings_do_not_know_is_an_error_and_not_off():
 
 
 def test_a_batch_whose_setting_would_be_another_s_is_refused():
-    with pytest.raises(SettingsError, match=r"no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
+    with pytest.raises(
+        SettingsError, match=r"rename the batch window: FORGEKEEPER_CATCH_UP_WINDOW is already a setting"
+    ):
         build_settings_class((BatchFacts("window", "* * * * *"),))
 
 
@@ -299,7 +301,7 @@ def test_a_batch_whose_setting_would_be_another_s_is_refused():
     [
         ("workers,nowhere", r"names nowhere, which cannot be imported .*No module named 'nowhere'"),
         ("json", "names json, which declares no batch"),
-        *((names, "BATCHES: .* is no module") for names in ("a b", "workers,", "../workers", "workers.py!")),
+        *((names, "BATCHES: .* is not a module") for names in ("a b", "workers,", "../workers", "workers.py!")),
     ],
 )
 def test_modules_that_are_none_or_declare_nothing_stop_the_start(refused, modules, said):

@@ -280,7 +280,7 @@ def test_a_key_of_another_type_in_its_place_is_named():
 
     (said,) = BATCH.misreadings()
 
-    assert said.startswith("the key pending_direct_uploads is a string, and has to be a hash")
+    assert said.startswith("the key pending_direct_uploads is a string, but must be a hash")
 
 
 def test_by_default_nothing_reads_it(monkeypatch):

@@ -84,7 +84,7 @@ class Lease(CriticalThread):
             except (redis.ConnectionError, redis.TimeoutError):
                 taken = self._set_key() or self._client.get(self._key) == self._value.encode()
         if not taken:
-            raise LeaseTaken(f"the lease {self._lease_name} is held by another")
+            raise LeaseTaken(f"another process holds the lease {self._lease_name}")
 
     def _set_key(self) -> bool:
         self._value = self._value or f"{uuid4().hex} {self._client.time()[0]} {self._holder}"
@@ -116,11 +116,11 @@ class Lease(CriticalThread):
     def _why_lost(self) -> str | None:
         now = self._clock()
         if self._is_lost:
-            return "is gone, or another's"
+            return "was deleted, or another process holds it"
         if now - self._confirmed_at >= self._ttl:
             return f"could not be renewed for {self._ttl:g} s"
         if now - self._taken_at >= self._max_duration:
-            return f"was held for {self._max_duration:g} s, the most there is"
+            return f"was held for the maximum of {self._max_duration:g} s"
         return None
 
     def _renew(self) -> None:
@@ -157,7 +157,7 @@ def hold_lease(
     only.
     """
     if is_forbidden is not None and is_forbidden():
-        raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
+        raise LeaseInTransaction(f"the lease {name} cannot be taken inside a database transaction")
     held = Lease(client, name, holder, ttl=ttl, max_duration=max_duration, clock=clock)
     held.acquire()
     try:

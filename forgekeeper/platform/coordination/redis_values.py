@@ -67,6 +67,6 @@ def find_wrong_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[
     for (name, wanted), kind in zip(types.items(), found, strict=True):
         if kind not in {"none", wanted}:
             yield (
-                f"the key {name} is a {kind}, and has to be a {wanted}: another program has written it; "
-                "RENAME it, or DEL it where nothing needs it"
+                f"the key {name} is a {kind}, but must be a {wanted}: another program has written it; "
+                "RENAME it, or DEL it if nothing needs it"
             )

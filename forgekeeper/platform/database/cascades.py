@@ -33,14 +33,12 @@ SELECT_CASCADED = """
     """
 SELECT_FOLLOWERS = "select {below}, {row} from {relation} as linked where cascaded.node = {above}{linked}"
 UNDECLARED_MESSAGE = (
-    "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action}), and nothing counts"
-    " them: {cure}"
+    "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action}), but are not"
+    " counted: {cure}"
 )
 DECLARE_CURE = "add the model of {table} to cascades_to= of the Rows of {relation}"
-VIEW_CURE = "its model finds no relation {hidden}, so make a view of it (`forgekeeper adopt` does)"
-MISSING_COLUMN_MESSAGE = (
-    "{relation} has no column {column}, to which foreign key {name} of {table} belongs: add it to the view"
-)
+VIEW_CURE = "the relation {hidden} of its model is missing: create it as a view, as `forgekeeper adopt` does"
+MISSING_COLUMN_MESSAGE = "{relation} lacks column {column} of foreign key {name} of {table}: add it to the view"
 
 
 @dataclass(frozen=True)

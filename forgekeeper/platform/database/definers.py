@@ -85,10 +85,10 @@ def _find_misuses(which: str, schema: str) -> Iterator[str]:
         rights = f"function {function} runs with the rights of {owner}"
         if not schemas:
             cure = f"alter function {function} set search_path = SCHEMA, pg_temp"
-            yield f"{rights} and finds names by the search_path of its caller: `{cure}`"
+            yield f"{rights} and resolves names by its caller's search_path: `{cure}`"
         for role in executors:
             cure = f"revoke execute on function {function} from {role}"
-            yield f"{rights}, and {role} may put it on another table: `{cure}`"
+            yield f"{rights}, and {role} may use it as a trigger of another table: `{cure}`"
         searched[owner] |= {*schemas}
     for owner, schemas in searched.items():
         yield from find_untrusted_roles(schemas, owner)
@@ -103,6 +103,8 @@ def find_untrusted_roles(schemas: Collection[str], owner: str) -> Iterator[str]:
     values = {"schemas": list(schemas), "owner": owner}
     for schema, role in database.execute_sql(SELECT_CREATORS, values).fetchall():
         keep = f"grant create on schema {schema} to {owner}; revoke create on schema {schema} from {role}"
-        yield f"{role} may create in schema {schema}, which functions with the rights of {owner} search: `{keep}`"
+        yield (
+            f"{role} may create objects in schema {schema}, which functions with the rights of {owner} search: `{keep}`"
+        )
     for called, role in database.execute_sql(SELECT_NAMESAKES, values).fetchall():
-        yield f"{called} of {role} may be called instead of PostgreSQL's with the rights of {owner}: `drop {called}`"
+        yield (f"{called} of {role} hides PostgreSQL's own from functions with the rights of {owner}: `drop {called}`")

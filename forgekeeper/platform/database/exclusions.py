@@ -65,13 +65,13 @@ class ExclusionSubject(NamedTuple):
         """Parse a subject such as ``project:7``; raise `BadExclusion` if it can exclude nothing."""
         kind, _, subject = text.partition(":")
         if kind not in EXCLUSION_KINDS or not subject:
-            raise BadExclusion(f"{text!r} is nothing to exclude: write project:7, group:9 or 'pattern:uploads/*'")
+            raise BadExclusion(f"cannot exclude {text!r}: write project:7, group:9 or 'pattern:uploads/*'")
         if kind != "pattern" and not SUBJECT_NUMBER_PATTERN.fullmatch(subject):
-            raise BadExclusion(f"{subject!r} is no number of a {kind}: write {kind}:7")
+            raise BadExclusion(f"{subject!r} is not the number of a {kind}: write {kind}:7")
         if kind != "pattern":
             return cls(cast("ExclusionKind", kind), str(int(subject)), number=int(subject))
         if "\0" in subject:
-            raise BadExclusion("a pattern has no NUL: no name has one")
+            raise BadExclusion("a pattern cannot contain NUL, because no name does")
         return cls(
             "pattern",
             subject,
@@ -168,10 +168,10 @@ def is_visible(model: type[Base]) -> bool:
 def why_no_groups() -> str | None:
     """Return why groups cannot be excluded, None if they can."""
     if not _declared_groups:
-        return "no relation is declared that says which projects a group has"
+        return "no relation with the projects of groups is declared"
     if is_visible(_declared_groups[0].model):
         return None
-    return f"the database has no {_declared_groups[0].display_name}, with a row for each project and each of its groups"
+    return f"the database lacks {_declared_groups[0].display_name}, with a row for each project and each of its groups"
 
 
 def has_exclusions(batch: str | None, *kinds: ExclusionKind) -> bool:
@@ -229,7 +229,7 @@ def describe_exclusions(batch: str) -> Iterator[str]:
     standing = Exclusion.list_in_force(batch)
     yield from (one.to_sentence() for one in standing[:MAX_SHOWN_EXCLUSIONS])
     if more := len(standing) - MAX_SHOWN_EXCLUSIONS:
-        yield from [f"and {more:,} more are excluded: `forgekeeper exclude list` has them"] if more > 0 else []
+        yield from [f"and {more:,} more exclusions: `forgekeeper exclude list` shows them"] if more > 0 else []
 
 
 def _excluded_by(column: str, kind: ExclusionKind, batch: str | None, operand: pw.Node, operator: str) -> pw.Node:

@@ -60,40 +60,38 @@ SELECT_REASONS = """
 SORTED_BY_VERSION = "index {name} of {of_table} is sorted by version {recorded} of collation {collation}"
 REASON_SENTENCES = {
     "detaching": (
-        "partition {name} is half detached from {of_table}, which hides its rows: `alter table {of_table} detach"
-        " partition {name} finalize`, and attach it again in the same transaction if its rows live"
+        "partition {name} is half detached from {of_table}, which hides its rows: run `alter table {of_table} detach"
+        " partition {name} finalize`, and in the same transaction attach it again if its rows are needed"
     ),
     "not_kept_up": (
-        "index {name} of {of_table} is used and not kept up to date: `reindex index concurrently {name}` adds the rows"
-        " that it lacks"
+        "index {name} of {of_table} is used but not kept up to date: run `reindex index concurrently {name}` to add"
+        " the missing rows"
     ),
     "unlogged": (
-        "table {of_table} is unlogged, and a crash of PostgreSQL empties it: `alter table {of_table} set logged`"
+        "table {of_table} is unlogged, so a crash of PostgreSQL empties it: run `alter table {of_table} set logged`"
     ),
     "default": (
-        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until `reindex"
-        " database concurrently"
-        " {database}`, then `alter database {database} refresh collation version`"
+        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until you run `reindex"
+        " database concurrently {database}`, then `alter database {database} refresh collation version`"
     ),
     "collation": (
-        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until you reindex"
-        " what it sorts, as"
-        " `reindex table concurrently {of_table}`, then `alter collation {collation} refresh version`"
+        f"{SORTED_BY_VERSION}, but the server has version {{actual}}: lookups may miss rows until you run `reindex"
+        " table concurrently {of_table}` for each table with this collation, then `alter collation {collation} refresh"
+        " version`"
     ),
     "unversioned": (
-        f"{SORTED_BY_VERSION}, but the server's library has no versions, and `refresh collation version`"
-        " fails: lookups may miss"
-        " rows until you run the server with the library of before, or dump and restore database {database}"
+        f"{SORTED_BY_VERSION}, but the server's library has no versions, so `refresh collation version` fails: lookups"
+        " may miss rows until you run the server with the previous library, or dump and restore database {database}"
     ),
     "partitioned": (
         "{of_table} is partitioned by version {recorded} of collation {collation}, but the server has version {actual}:"
         " lookups may miss rows until you dump and restore the table, then refresh the version of the collation"
     ),
     "no_triggers": (
-        "session_replication_role is replica, and neither triggers nor foreign keys act: reset it for this role, this"
+        "session_replication_role is replica, which disables triggers and foreign keys: reset it for this role, this"
         " database and the server"
     ),
-    "setting": "{name} is on, and rows of damaged pages count as deleted: turn it off",
+    "setting": "{name} is on, so rows of damaged pages count as deleted: turn it off",
 }
 
 

@@ -19,8 +19,8 @@ from forgekeeper.platform.database.sessions import READ_ONLY_ERROR, database, sq
 
 SNAPSHOT_MODE = "repeatable read, read only"
 WRITES_MESSAGE = (
-    "{} writes, though it is only looked at, and PostgreSQL has refused that ({}): let no condition, view or function"
-    " that it reads write"
+    "{} tried to write during a read-only look, and PostgreSQL refused ({}): make sure that no condition, view or"
+    " function that it reads writes"
 )
 
 Given = ParamSpec("Given")
@@ -33,7 +33,7 @@ class ReadOnlyViolation(pw.InternalError):
 
 
 @contextmanager
-def read_only_snapshot(reader: str = "what is shown here") -> Iterator[None]:
+def read_only_snapshot(reader: str = "this output") -> Iterator[None]:
     """Run the body as a look; raise `ReadOnlyViolation` if it writes.  *reader* names the look.
 
     Within another transaction the look is a savepoint, and ``set local`` in the body ends with it.  Without a

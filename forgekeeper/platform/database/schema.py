@@ -46,7 +46,7 @@ def _find_missing_indexes(model: type[Base], present: set[str]) -> Iterator[Sche
         shape = _index_shape(statement)
         if present.isdisjoint({shape, f"unique {shape}"}):
             unique = shape.startswith("unique ")
-            harm = "rows may come twice" if unique else "runs will be slow"
+            harm = "rows may be duplicated" if unique else "runs will be slow"
             yield SchemaDifference(f"an index is missing, {harm}: {statement}", is_harmless=not unique)
 
 

@@ -59,7 +59,7 @@ READ_ONLY_ERROR = "25006"
 MAKE_SESSION_READ_ONLY = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
-WRITES_CURE = 'return Rows, Objects or Children and the engine deletes, or declare writes="why"'
+WRITES_CURE = 'return Rows, Objects or Children so that the engine deletes, or declare writes="why"'
 
 MAX_PREPARED_STATEMENTS = 50
 """Maximum prepared statements per connection."""
@@ -80,7 +80,7 @@ class WritesByItself(Exception):
 
 
 class DatabaseReadOnly(Exception):
-    """Somebody has made this database, or this role, read-only: nothing is deleted until that is undone."""
+    """Somebody has made this database or role read-only: nothing is deleted until it may write again."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ NOT_SUPPORTED = "0A000"
 """SQLSTATE: PostgreSQL does not support the statement."""
 HAS_RECORD = "select to_regprocedure('find_changed_views(oid[])') is not null"
 FIND_CHANGED = "select find_changed_views(%s::bigint[]::oid[])"
-ONE_TABLE_CURE = "make it of one table, without joins, distinct, grouping or set operations"
+ONE_TABLE_CURE = "define it on one table, without joins, distinct, grouping or set operations"
 
 
 def find_refused_changes(views: Iterable[Relation], tables: ColumnsByTable) -> Iterator[str]:
@@ -30,7 +30,7 @@ def find_refused_changes(views: Iterable[Relation], tables: ColumnsByTable) -> I
     for view in views:
         yield from _find_refused(view, tables[view.sql])
         if "lock" in view.list_operations("worker") and (refusal := _why_not_locked(view)):
-            yield f"rows of view {view.name} cannot be locked, as PostgreSQL says: {refusal}; {ONE_TABLE_CURE}"
+            yield f"rows of view {view.name} cannot be locked ({refusal}): {ONE_TABLE_CURE}"
 
 
 def _find_refused(view: Relation, columns: Mapping[str, Column]) -> Iterator[str]:
@@ -47,8 +47,8 @@ def _find_refused(view: Relation, columns: Mapping[str, Column]) -> Iterator[str
         for column in named if need != f"update ({view.key})" else ():
             if column in columns and "update" not in columns[column].supported:
                 yield (
-                    f"column {view.name}.{column} cannot be changed: let the view copy it from its one table, or"
-                    " give the view a trigger `instead of update`"
+                    f"column {view.name}.{column} cannot be changed: define it as a plain column of the view's table,"
+                    " or give the view a trigger `instead of update`"
                 )
 
 
@@ -73,6 +73,7 @@ def find_changed_views(views: Collection[int]) -> Iterator[str]:
     if database.execute_sql(HAS_RECORD).fetchone()[0]:
         for (name,) in database.execute_sql(FIND_CHANGED, (list(views),)).fetchall():
             yield (
-                f"view {name} is not as `forgekeeper adopt` made it: a column or table below it was renamed, or another"
-                " PostgreSQL writes it differently; look at it, and run `forgekeeper adopt` again"
+                f"view {name} differs from the view that `forgekeeper adopt` created: a column or table below it was"
+                " renamed, or another version of PostgreSQL prints it differently; check it, and run `forgekeeper"
+                " adopt` again"
             )

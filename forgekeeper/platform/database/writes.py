@@ -23,11 +23,11 @@ def why_refused(*, prove: bool) -> str | None:
     """
     standby, read_only = database.execute_sql(SELECT_SERVER_STATE).fetchone()
     if standby:
-        return "it is a standby and takes no writes: point FORGEKEEPER_DATABASE_URL at the primary"
+        return "it is a standby and accepts no writes: point FORGEKEEPER_DATABASE_URL at the primary"
     if read_only:
         return (
-            "default_transaction_read_only is on, so it takes no writes: turn it off for the server, the database or"
-            " the role, as with `alter role ... set default_transaction_read_only = off`"
+            "default_transaction_read_only is on, so it accepts no writes: turn it off for the server, the database or"
+            " the role, for example with `alter role ... set default_transaction_read_only = off`"
         )
     if not prove:
         return None
@@ -35,5 +35,5 @@ def why_refused(*, prove: bool) -> str | None:
         with database.atomic():
             database.execute_sql(SELECT_TRANSACTION_ID)
     except pw.DatabaseError as error:
-        return f"it takes no writes: {clean_text(str(error).strip().splitlines()[0])}"
+        return f"it accepts no writes: {clean_text(str(error).strip().splitlines()[0])}"
     return None

@@ -33,15 +33,15 @@ from forgekeeper.platform.settings.addresses import Unverified, check_database_u
 from forgekeeper.platform.settings.cron import Cron
 
 PREFIX = "FORGEKEEPER_"
-PACE_SENTENCE = "Records that a run or child of {} deletes per second at most; unset: no limit."
-AUDIT_SENTENCE = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
+PACE_SENTENCE = "Maximum records that a run or child of {} deletes per second; unset: no limit."
+AUDIT_SENTENCE = "Deletions of this batch that the audit records: all, or off; unset: as FORGEKEEPER_AUDIT."
 RECORD_LIMIT_SENTENCES = {
-    "max_per_run": "A run of this batch deletes no more records, its children included; unset: no limit.",
-    "max_per_day": "All runs of this batch delete no more records in a day (UTC); unset: no limit.",
+    "max_per_run": "Maximum records that a run of this batch deletes, with its children; unset: no limit.",
+    "max_per_day": "Maximum records that all runs of this batch delete in a day (UTC); unset: no limit.",
 }
 BYTE_LIMIT_SENTENCES = {
-    "max_bytes_per_run": "A run of this batch deletes no more bytes, its children included; unset: no limit.",
-    "max_bytes_per_day": "All runs of this batch delete no more bytes in a day (UTC); unset: no limit.",
+    "max_bytes_per_run": "Maximum bytes that a run of this batch deletes, with its children; unset: no limit.",
+    "max_bytes_per_day": "Maximum bytes that all runs of this batch delete in a day (UTC); unset: no limit.",
 }
 
 DeletionPlace = Literal["repositories", "artifacts", "stores"]
@@ -60,11 +60,11 @@ def _check_folders(value: tuple[str, ...]) -> tuple[str, ...]:
     """Return folders without trailing slashes; raise `ValueError` for a bad folder or none."""
     folders = tuple(folder.removesuffix("/") for folder in value)
     if not folders:
-        raise ValueError("an empty list would let nothing be deleted there: name a folder, or leave the location out")
+        raise ValueError("an empty list allows no deletion: name a folder, or leave the location out")
     for folder in folders:
         parts = folder.split("/")
         if {"", ".", ".."}.intersection(parts) or not folder.isprintable():
-            raise ValueError(f"{folder!r} is no folder of a store: write a/b, without a slash in front, '.' or '..'")
+            raise ValueError(f"{folder!r} is not a folder of a store: write a/b, without leading slash, '.' or '..'")
     return folders
 
 
@@ -72,7 +72,7 @@ def _parse_modules(value: object) -> tuple[str, ...]:
     names = tuple(name.strip() for name in str(value).split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{name!r} is no module: name modules such as workers, with commas between them")
+            raise ValueError(f"{name!r} is not a module: name modules such as workers, separated by commas")
     return tuple(dict.fromkeys(names))
 
 
@@ -82,16 +82,16 @@ def _parse_networks(value: object) -> tuple[Network, ...]:
         try:
             network = ip_network(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no address: write IP addresses or networks such as 10.0.0.0/28") from None
+            raise ValueError(f"{text!r} is not an address: write addresses or networks such as 10.0.0.0/28") from None
         if network.prefixlen == 0:
-            raise ValueError(f"{text} is everybody: name the proxies")
+            raise ValueError(f"{text} contains every address: name the proxies")
         networks.append(network)
     return tuple(networks)
 
 
 def _check_schema(value: str) -> str:
     if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", value):
-        raise ValueError("not the name of a schema: write small letters, digits and _, as in forgekeeper")
+        raise ValueError("not the name of a schema: use lower-case letters, digits and _, as in forgekeeper")
     return value
 
 
@@ -160,81 +160,81 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
     )
 
-    database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
-    own_schema: Schema = setting("forgekeeper", "The schema of PostgreSQL in which forgekeeper's own tables are.")
-    forge_schema: Schema = setting("public", "The schema in which the forge's tables are, or views of them.")
-    redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
-    batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
-    repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
+    database_url: DatabaseUrl | None = setting(None, "URL of PostgreSQL: any libpq URI, also of a socket.")
+    own_schema: Schema = setting("forgekeeper", "Schema of forgekeeper's own tables.")
+    forge_schema: Schema = setting("public", "Schema of the forge's tables, or of views on them.")
+    redis_url: RedisUrl | None = setting(None, "URL of Redis: redis://, rediss:// or unix://.")
+    batches: Modules = setting("workers", "Modules that declare batches, separated by commas.")
+    repositories_root: Path | None = setting(None, "Folder with the bare repositories.")
     git_server: Literal["refuse", "bypass"] = setting(
         "refuse",
-        "Repositories that a Git server (Gitaly) keeps: refuse them, or bypass its locks and replicas.",
+        "If a Git server (Gitaly) manages the repositories: refuse to delete refs, or bypass its locks and replicas.",
     )
-    object_stores: ObjectStores = setting("{}", "As JSON, location to URL: s3://, gs://, az:// or file:///.")
+    object_stores: ObjectStores = setting("{}", "URL of each location, as JSON: s3://, gs://, az:// or file:///.")
     objects: Literal["ours", "theirs"] = setting(
-        "ours", "Whose outbox gets the objects of destroyed artifacts: ours, or the forge's, which deletes them then."
+        "ours", "Outbox for the objects of destroyed artifacts: ours, or the forge's, which then deletes the objects."
     )
     object_prefixes: ObjectPrefixes = setting(
         "{}",
-        "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "
-        "A location without any: its whole store.",
+        "Folders in which objects may be deleted, as JSON: a list for each location. "
+        "Without a list: the whole store of the location.",
     )
 
     catch_up_window: Duration | None = setting(
-        None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
+        None, "Maximum age of a late tick that still runs; by default one period, at least an hour."
     )
 
     breaker_share: Share = setting(
         "0.3",
-        "A run that would delete more than this share of its table, and ten times what any of the last hundred has, "
-        "does not begin: the batch is held until it is released. 1: none is.",
+        "The circuit breaker holds a batch if a run would delete more than this share of its table, and more than ten "
+        "times as many records as any of the last hundred runs. 1: never.",
     )
-    breaker_least: Count = setting("1000", "A run that would delete no more records than this is never held.")
+    breaker_least: Count = setting("1000", "The circuit breaker allows every run of at most this many records.")
 
-    queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
+    queue_limit: Count = setting("100000", "A batch starts no more children while this many wait in their queue.")
 
     dead_after: Duration = setting("15", "A process or lease without a heartbeat for this long is dead.")
-    retry_after: Duration = setting("15", "A failed run's first retry waits this long, each further one twice that.")
-    poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
+    retry_after: Duration = setting("15", "Pause before the first retry of a failed run; each further pause doubles.")
+    poll_interval: Duration = setting("5", "How often a scheduler reconciles each batch between ticks.")
 
     clock_tolerance: Duration = setting(
-        "60", "Batches that delete refuse to run while the clocks of PostgreSQL and Redis are further apart than this."
+        "60", "Batches that delete are blocked while the clocks of PostgreSQL and Redis differ by more than this."
     )
 
     audit: Literal["people", "all", "off"] = setting(
-        "all", "What is in it: people's acts, or all deletions too, or nothing."
+        "all", "Content of the audit: acts of people, also all deletions, or nothing."
     )
-    audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months are dropped.")
-    actor: Text | None = setting(None, "Who acts, for the audit, beside user and host.")
+    audit_keep: Days = setting("400", "Days for which the audit is kept at least; whole months are dropped.")
+    actor: Text | None = setting(None, "Name of the acting person in the audit; by default user and host.")
 
     database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
     database_statement_timeout: Duration = setting("30", "PostgreSQL cancels a statement after this long.")
     database_lock_timeout: Duration = setting("1", "PostgreSQL stops waiting for a lock after this long.")
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
     database_network_timeout: Duration = setting(
-        "15", "The kernel closes a connection to PostgreSQL that goes unacknowledged for this long."
+        "15", "The kernel closes a connection to PostgreSQL without an acknowledgement for this long."
     )
     store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
-    object_grace: Grace = setting("86400", "How long an object outlives its artifact, and both can be brought back.")
-    object_visibility: Visibility = setting("600", "Objects that a dead run has claimed go to another after this long.")
+    object_grace: Grace = setting("86400", "How long the object of a destroyed artifact is kept, to restore both.")
+    object_visibility: Visibility = setting("600", "Another run may claim the objects of a dead run after this long.")
     uploads_register: Literal["sorted_set", "hash"] = setting(
-        "sorted_set", "Where uploads are registered: in forgekeeper's sorted sets, or in a hash of the forge's own."
+        "sorted_set", "Register of uploads: forgekeeper's sorted sets, or a hash of the forge."
     )
-    upload_visibility: Visibility = setting("300", "Uploads that a dead run has claimed go to another after this long.")
-    bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
+    upload_visibility: Visibility = setting("300", "Another run may claim the uploads of a dead run after this long.")
+    bucket_silent_after: Duration = setting("600", "Another child may take a bucket without a heartbeat for this long.")
     unknown_locks: Literal["keep", "resolve"] = setting(
         "keep",
-        "Expired artifacts whose lock the forge does not know: keep them, or ask their jobs.",
+        "Expired artifacts whose lock the forge does not know: keep them, or look up the lock in their jobs.",
     )
     missing_repositories: Share = setting(
         "0.05",
-        "If more than this share of a run's projects, and at least three, lack repositories, none is believed gone.",
+        "If more than this share of a run's projects, and at least three, lack a repository, none counts as deleted.",
     )
     redis_timeout: Duration = setting("2", "How long a worker waits for Redis to answer.")
-    scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
+    scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis to answer.")
     shutdown_timeout: Duration = setting("30", "How long a process may finish its work after SIGTERM before it ends.")
 
-    tls_unverified: Unverified = setting("nothing", "Whose certificates are not verified: for tests only.")
+    tls_unverified: Unverified = setting("nothing", "Servers whose certificates are not verified; for tests only.")
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
@@ -251,10 +251,10 @@ class Settings(BaseSettings):
         None, "The file of the console's users; `forgekeeper console user add` writes it."
     )
     console_proxy: Networks = setting(
-        "", "Addresses or networks of proxies, with commas, that ask who looks at the console, and say so to it."
+        "", "Addresses or networks of proxies that authenticate the users of the console, separated by commas."
     )
     console_proxy_header: Header = setting("X-Forwarded-User", "The header in which these proxies name the user.")
-    console_tls_certificate: Path | None = setting(None, "The console's certificate (PEM): it serves HTTPS then.")
+    console_tls_certificate: Path | None = setting(None, "The console's certificate (PEM); with it, it serves HTTPS.")
     console_tls_key: Path | None = setting(None, "The key of that certificate.")
 
     log_format: Literal["json", "console"] | None = setting(None, "By default console on a terminal, else json.")
@@ -270,7 +270,7 @@ class Settings(BaseSettings):
         unknown = sorted(value.keys() - stores.keys())
         if unknown:
             known = ", ".join(stores) or "none"
-            raise ValueError(f"{', '.join(unknown)}: no location of {PREFIX}OBJECT_STORES, which has: {known}")
+            raise ValueError(f"{', '.join(unknown)}: not a location of {PREFIX}OBJECT_STORES, which has: {known}")
         return value
 
     def schedule_of(self, batch: str) -> Cron | None:
@@ -345,7 +345,7 @@ def build_settings_class(batches: tuple[BatchFacts, ...]) -> type[Settings]:
             }
         of_batch = {f"{name}_{batch.name}": field for name, field in of_batch.items()}
         if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
-            raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
+            raise SettingsError(f"rename the batch {batch.name}: {PREFIX}{taken[0].upper()} is already a setting")
         fields |= of_batch
     made: type[Settings] = create_model("Settings", __base__=Settings, **fields)
     return made

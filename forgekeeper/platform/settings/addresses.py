@@ -21,7 +21,7 @@ SHOWN_STORE_OPTIONS = {"account_name", "allow_http", "endpoint", "region", "virt
 """Options of a store's URL that are shown; anything else may be a secret, for example a half of a key."""
 REDIS_OPTIONS = {"db", "password", "protocol", "username"}
 TLS_OPTIONS = {"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"}
-UNQUOTED_URL_MESSAGE = "host or port make no sense: percent-encode special characters in the user and the password"
+UNQUOTED_URL_MESSAGE = "host or port is invalid: percent-encode special characters in the user and the password"
 
 Unverified = Literal["nothing", "redis", "stores", "everything"]
 FALSE_VALUES = {"", "0", "f", "false", "n", "no", "off"}
@@ -59,7 +59,7 @@ def check_redis_url(value: SecretStr) -> SecretStr:
     if not options.keys() <= known or not options.get("db", "0").isdigit():
         raise ValueError(f"the options of a {url.scheme}:// URL are {', '.join(sorted(known))}; db is a number")
     if options.get("protocol", "3") != "3":
-        raise ValueError("answers are read as protocol 3 has them: leave the option protocol out")
+        raise ValueError("forgekeeper needs protocol 3 of Redis: remove the option protocol")
     return value
 
 
@@ -103,8 +103,9 @@ def find_unverified_servers(settings: Settings) -> Iterator[str]:
     for kind, place in _list_unverified(settings):
         if settings.tls_unverified not in {kind, "everything"}:
             yield (
-                f"{place}, and so anybody on the way could be that server: leave it out, and give this machine the "
-                f"server's authority, or set FORGEKEEPER_TLS_UNVERIFIED={kind}; both are: everything"
+                f"{place}, so anybody on the network path can pose as that server: remove it, and install the server's"
+                f" certificate authority on this machine, or set FORGEKEEPER_TLS_UNVERIFIED={kind} (everything: both"
+                " Redis and stores)"
             )
 
 
@@ -119,7 +120,7 @@ def _list_unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     for location, url in urls.items():
         options = dict(parse_qsl(url.partition("?")[2]))
         if options.get(INVALID_CERTIFICATES_OPTION, "").lower() not in FALSE_VALUES:
-            yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) says {INVALID_CERTIFICATES_OPTION}"
+            yield "stores", f"FORGEKEEPER_OBJECT_STORES ({location}) sets {INVALID_CERTIFICATES_OPTION}"
     # The stores' libraries also read their options from the environment.
     remote = not all(url.startswith("file:") for url in urls.values())
     for name in ("AWS", "AZURE", "GOOGLE") if remote else ():

@@ -30,12 +30,12 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
         if len(fields) not in (5, 6):
             raise BadCron(
                 f"{self.expression!r} has {len(fields)} fields; a schedule has five "
-                "(minute hour day month weekday), or six with the second first, or is 'off'"
+                "(minute hour day month weekday), six with seconds first, or is 'off'"
             )
         if fields[-3] != "*" and fields[-1] != "*":
             raise BadCron(
                 f"{self.expression!r} restricts both the day of the month and the day of the week; "
-                "crontab joins them with 'or' and others with 'and': leave one of them '*'"
+                "programs disagree whether one or both must match: set one of them to '*'"
             )
         self._every_day = fields[-3:] == ["*", "*", "*"]
         try:

@@ -115,7 +115,7 @@ class Instruments:
             for labels in (metric.children or ()) if not metric.is_instant else ():
                 self._find_child(name, labels)
         for file in files_without_space:
-            log.warning("counting in memory", file=file, error="no room on the disk of the metrics")
+            log.warning("metrics counted in memory", file=file, error="no space on the disk of the metrics")
         return self
 
     def _find_child(self, name: str, labels: tuple[str, ...]) -> Any:

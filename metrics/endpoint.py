@@ -43,11 +43,11 @@ MULTIPROC_DIR_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 READY_SUFFIX = ".ready"
 """Suffix of the file, named by process id, that a process writes when it takes messages.
 
-It holds the time of the last sign of life by the monotonic clock, which all processes of a machine share.
+It holds the time of its last activity by the monotonic clock, which all processes of a machine share.
 """
 OLD_READYZ_PATH = "/ready"
 READY_RENAMED_ANSWER = "ready; /ready is called /readyz now, and is removed with the next release"
-WAITS_FOR_SERVERS = "it waits for its servers, its log says for which"
+WAITS_FOR_SERVERS = "waiting for servers; the log names them"
 RESTART_PAUSE_SECONDS = 5.0
 """Seconds before an endpoint that ended is started again."""
 SHUTDOWN_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -100,7 +100,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:  # noqa: ARG002, the library's
         """Log one line about a request whose client disconnected."""
         error = sys.exception()
-        log.info("scrape broken off", client=client_address[0], error=f"{type(error).__name__}: {error}")
+        log.info("scrape aborted", client=client_address[0], error=f"{type(error).__name__}: {error}")
 
     def _handle_request(self, asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path, closed = asked["PATH_INFO"], None if self.is_open else WAITS_FOR_SERVERS
@@ -111,7 +111,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
                 respond, closed or self._unready(), "ready" if path == "/readyz" else READY_RENAMED_ANSWER
             )
         if path != "/metrics":
-            return _answer_text(respond, "404 Not Found", "there are /metrics, /livez and /readyz")
+            return _answer_text(respond, "404 Not Found", "not found: use /metrics, /livez or /readyz")
         if closed is not None:
             return _answer_health(respond, closed, "")
         try:
@@ -119,7 +119,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
         except Exception:
             log.exception("scrape failed", client=asked["REMOTE_ADDR"])
             return _answer_text(
-                respond, "500 Internal Server Error", "the metrics cannot be collected; the log says why"
+                respond, "500 Internal Server Error", "the metrics cannot be collected: see the log"
             )
         return answer
 
@@ -203,7 +203,7 @@ def find_stalled_process(folder: Path) -> str | None:
         with suppress(OSError, ValueError):
             silent_for = time.monotonic() - float(file.read_text())
             if not _is_dead(file.stem) and silent_for > STALLED_AFTER_SECONDS:
-                return f"process {file.stem} of this worker has given no sign of life for {silent_for:.0f} s"
+                return f"process {file.stem} of this worker has not responded for {silent_for:.0f} s"
     return None
 
 
@@ -261,7 +261,7 @@ class EndpointWatch(CriticalThread):
         self._has_started.set()
         status = self._endpoint.wait()
         if not self.stopped.is_set():
-            log.error("metrics endpoint has ended", status=status)
+            log.error("metrics endpoint ended", status=status)
 
     def _stop_endpoint(self) -> None:
         """Remove the folder after the endpoint's end: an empty page would show falling counters."""

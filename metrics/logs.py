@@ -130,7 +130,7 @@ def configure(
     ]
 
     def report_lost_lines(lost: int) -> str:
-        facts: Any = {"event": "log lines were lost, as nobody read them", "lost": lost}
+        facts: Any = {"event": "log lines lost, nobody read them", "lost": lost}
         for processor in (*gathering, *writing):
             facts = processor(None, "warning", facts)
         return str(facts)

@@ -77,7 +77,7 @@ class DaemonThread(threading.Thread):
         """Start the thread."""
         super().start()
         if not self._started_event.is_set():
-            raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
+            raise RuntimeError(f"can't start new thread: {self.name} did not report that it runs")
 
 
 class CriticalThread(DaemonThread):
@@ -122,7 +122,7 @@ class CriticalThread(DaemonThread):
 
     def handle_early_end(self, error: BaseException | None) -> None:
         """End the process."""
-        end_process(f"its thread {self.name!r} has ended", exc_info=error)
+        end_process(f"the thread {self.name!r} ended", exc_info=error)
 
 
 def find_stalled() -> str | None:
@@ -137,7 +137,7 @@ def find_stalled() -> str | None:
         if began is None or monotonic() - began < STALLED_AFTER_SECONDS:
             continue
         if not _waits_for_server(frames.get(thread.ident or 0)):
-            return f"its loop {thread.name!r} has been at one turn for {monotonic() - began:.0f} s"
+            return f"the loop {thread.name!r} has not finished its turn for {monotonic() - began:.0f} s"
     return None
 
 
@@ -185,7 +185,7 @@ class Probe:
         self._thread.join(max(0.0, until - monotonic()))
         if self._thread.is_alive():
             self.seconds = monotonic() - self._began
-            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+            log.warning("collector timed out", collector=self.name, seconds=round(self.seconds, 3))
         return self._answer
 
     def _run_call(self) -> None:

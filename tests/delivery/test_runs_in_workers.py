@@ -212,7 +212,7 @@ def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, rec
 
     worker.process.wait(LIMIT)
 
-    assert [line["reason"] for line in worker.said("process ends itself")] == ["its thread 'heartbeat' has ended"]
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["the thread 'heartbeat' ended"]
     assert (row(run_id).state, row(run_id).losses) == ("succeeded", 0)
 
 
@@ -224,7 +224,7 @@ def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcil
     status = worker.process.wait(LIMIT)
 
     assert (status, row(run_id).state, queue()["ready"]) == (1, "enqueued", 1)
-    assert [line["reason"] for line in worker.said("process ends itself")] == ["it cannot start"]
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["the worker cannot start"]
 
 
 @whole_only

@@ -154,4 +154,4 @@ def test_a_scheduler_whose_stopper_has_died_ends():
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
     assert ended.stdout == "asked to end: None\n"
-    assert "its thread 'stopper' has ended" in ended.stderr
+    assert "the thread 'stopper' ended" in ended.stderr

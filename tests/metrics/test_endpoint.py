@@ -80,7 +80,7 @@ def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, stream, capfd,
 
     assert wait_until(lambda: stream.getvalue().endswith("\n"), LIMIT)
     line = json.loads(stream.getvalue())
-    assert (line["level"], line["message"], line["client"]) == ("info", "scrape broken off", "127.0.0.1")
+    assert (line["level"], line["message"], line["client"]) == ("info", "scrape aborted", "127.0.0.1")
     assert capfd.readouterr().err == ""
     if kept:
         kept.close()
@@ -249,7 +249,7 @@ def test_a_loop_that_stands_still_fails_the_probe_of_life(page, monkeypatch):
 
     status, said = ask(page, "/livez")
 
-    assert (status, said.startswith("its loop 'turning' has been at one turn for")) == (503, True)
+    assert (status, said.startswith("the loop 'turning' has not finished its turn for")) == (503, True)
     done.set()
     loop.join(LIMIT)
     assert ask(page, "/livez") == (200, "alive")
@@ -279,4 +279,4 @@ def test_a_process_of_a_worker_that_gives_no_sign_of_life_is_named(tmp_path):
     (tmp_path / f"{os.getpid()}.ready").write_text(str(time.monotonic() - threads.STALLED_AFTER_SECONDS - 1))
 
     said = pages.find_stalled_process(tmp_path)
-    assert said.startswith(f"process {os.getpid()} of this worker has given no sign of life for")
+    assert said.startswith(f"process {os.getpid()} of this worker has not responded for")

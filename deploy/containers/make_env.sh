@@ -1,4 +1,4 @@
-# Write .env in the project's root from .env.example, with random passwords.  An existing .env stays as it is.
+# Write .env in the project's root from .env.example, with random passwords.  An existing .env is not changed.
 set -eu
 cd "$(dirname "$0")"
 target=../../.env

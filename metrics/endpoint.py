@@ -118,9 +118,7 @@ class MetricsEndpoint(ThreadingWSGIServer):
             answer: Iterable[bytes] = self._metrics(asked, respond)
         except Exception:
             log.exception("scrape failed", client=asked["REMOTE_ADDR"])
-            return _answer_text(
-                respond, "500 Internal Server Error", "the metrics cannot be collected: see the log"
-            )
+            return _answer_text(respond, "500 Internal Server Error", "the metrics cannot be collected: see the log")
         return answer
 
 

@@ -85,7 +85,10 @@ def test_check_reads_a_view_that_would_write_and_names_its_batch(greedy):
         db.execute_sql("drop view user_statuses; alter table kept rename to user_statuses")
 
     assert kept == ROWS
-    assert any("user_status_cleanup" in said and "no condition, view or function that it reads writes" in said for said in errors)
+    assert any(
+        "user_status_cleanup" in said and "no condition, view or function that it reads writes" in said
+        for said in errors
+    )
 
 
 def test_a_look_leaves_nothing_behind_in_its_session_nor_in_the_transaction_around_it(database):

@@ -92,7 +92,9 @@ def test_a_folder_that_hands_on_its_group_keeps_it(repository):
 
 @pytest.mark.parametrize("who", [(OURS, GROUP), (FORGE, OURS)], ids=["user", "group"])
 def test_a_repository_is_refused_if_its_files_would_change_hands(repository, who):
-    said = f"packed-refs belongs to {FORGE}:{GROUP}, .* runs as {who[0]}:{who[1]}: .*; run the worker of the queue git as"
+    said = (
+        f"packed-refs belongs to {FORGE}:{GROUP}, .* runs as {who[0]}:{who[1]}: .*; run the worker of the queue git as"
+    )
 
     with user(*who), pytest.raises(RepositoryFailed, match=said):
         repository.delete("refs/a", "refs/c")

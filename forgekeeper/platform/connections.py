@@ -40,7 +40,7 @@ class _Guarded:
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command.
 
-        Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `asked` is False.
+        Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `may_send_to_redis` is False.
         """
         if not may_send_to_redis.get():
             raise redis.ConnectionError("it did not answer before, so it is not asked again")

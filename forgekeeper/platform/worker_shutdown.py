@@ -134,7 +134,7 @@ class ShutdownWatchdog:
             if self._list_in_flight():
                 idle_since = time.monotonic()
             elif time.monotonic() > idle_since + min(IDLE_END_SECONDS, reserved_seconds(self._timeout)):
-                log.warning("worker ends although threads wait for servers")
+                log.warning("worker ended while threads waited for servers")
                 _end_process(status=0)
             time.sleep(0.05)
         if in_flight := self._list_in_flight():

@@ -335,7 +335,7 @@ class RefValues:
 def read_refs(git: Git, repository: Repository, names: list[bytes]) -> RefValues:
     """Read the refs of these names.
 
-    Raises `RepositoryFailed`, and the errors of `Repository.confirm`.
+    Raises `RepositoryFailed`, and the errors of `Repository.confirm_identity`.
     """
     values, all_names = RefValues(), names
     if len(names) > MAX_NAMES_PER_LISTING:

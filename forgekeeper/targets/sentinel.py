@@ -79,7 +79,7 @@ class Folder:
         return str(self._root)
 
     def read_owner(self) -> str | None:
-        """Return the owner of the place, as `parse` does; None without a sentinel."""
+        """Return the owner of the place, as `parse_owner` does; None without a sentinel."""
         with _raising_unreadable(str(self)):
             if not self._root.is_dir():
                 raise NotADirectoryError("not a folder")
@@ -123,7 +123,7 @@ class Store:
         return self._location
 
     def read_owner(self) -> str | None:
-        """Return the owner of the place, as `parse` does; None without a sentinel."""
+        """Return the owner of the place, as `parse_owner` does; None without a sentinel."""
         with _raising_unreadable(self._location), suppress(FileNotFoundError):
             return self._send_request(read_store_owner)
         return None
@@ -154,7 +154,7 @@ class Store:
 
 
 async def read_store_owner(store: ObjectStore) -> str:
-    """Return the owner of *store*, as `parse` does; raise one of `STORE_ERRORS`."""
+    """Return the owner of *store*, as `parse_owner` does; raise one of `STORE_ERRORS`."""
     return parse_owner(bytes(await (await obstore.get_async(store, SENTINEL_NAME)).bytes_async()))
 
 

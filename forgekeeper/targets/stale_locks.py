@@ -22,7 +22,7 @@ def count_stale_locks(root: Path, disk_paths: Iterable[str], *, before: datetime
 
 
 def _has_lock(root: Path, disk_path: str, before: datetime) -> bool:
-    # Not by the clock of its file system, as in `age`: that writes a file, which the exporter may not do.
+    # By our clock, unlike `read_file_age`, which writes a file: the exporter may not write.
     with suppress(RepositoryMissing, RepositoryFailed, OSError):
         lock = open_repository(root, disk_path).git_dir / "packed-refs.lock"
         return lock.lstat().st_mtime < before.timestamp()

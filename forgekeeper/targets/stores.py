@@ -50,7 +50,7 @@ def find_kept_paths(
     for table in tables:
         kept |= dict.fromkeys(find_named_paths(table, location, paths, settings), table.sentence)
     completed = SettledUpload.find_settled(location, paths, reaped=False)
-    return dict.fromkeys(completed, "its producer has completed it") | kept
+    return dict.fromkeys(completed, "its producer completed the upload") | kept
 
 
 def find_named_paths(owner: ObjectOwner, location: str, paths: Sequence[str], settings: Settings) -> set[str]:

@@ -252,7 +252,7 @@ def read_only_session(batch: str) -> Iterator[None]:
     stays read-only.
     """
     token = _guarded_batch.set(batch)
-    # If an interrupt arrives from here on, `release` closes the connection.
+    # If an interrupt arrives from here on, `release_connection` closes it.
     database.connection().is_read_only = True
     try:
         _let_only_read()

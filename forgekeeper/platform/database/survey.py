@@ -78,7 +78,7 @@ class FirstRow(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The result of `survey`.
+    """The result of `survey_rows`.
 
     If time ran out during the count, *groups* is empty and *expected* is PostgreSQL's estimate.  If time ran out during
     the search for the first rows, *first* is None.

@@ -24,7 +24,7 @@ ONE_TABLE_CURE = "define it on one table, without joins, distinct, grouping or s
 def find_refused_changes(views: Iterable[Relation], tables: ColumnsByTable) -> Iterator[str]:
     """Yield a sentence for each needed change that PostgreSQL cannot make through a view.
 
-    *tables* is the result of `relations.look` for the views.  Privileges are not checked.  Rows of a view of several
+    *tables* is the result of `read_columns` for the views.  Privileges are not checked.  Rows of a view of several
     tables can be locked, and rows of a view with triggers changed; so each kind of change is checked separately.
     """
     for view in views:

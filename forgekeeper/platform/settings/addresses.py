@@ -57,7 +57,7 @@ def check_redis_url(value: SecretStr) -> SecretStr:
         raise ValueError(UNQUOTED_URL_MESSAGE)
     known = REDIS_OPTIONS | (TLS_OPTIONS if url.scheme == "rediss" else set())
     if not options.keys() <= known or not options.get("db", "0").isdigit():
-        raise ValueError(f"the options of a {url.scheme}:// URL are {', '.join(sorted(known))}; db is a number")
+        raise ValueError(f"a {url.scheme}:// URL may have the options {', '.join(sorted(known))}; db is a number")
     if options.get("protocol", "3") != "3":
         raise ValueError("forgekeeper needs protocol 3 of Redis: remove the option protocol")
     return value

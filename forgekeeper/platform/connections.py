@@ -43,7 +43,7 @@ class _Guarded:
         Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `may_send_to_redis` is False.
         """
         if not may_send_to_redis.get():
-            raise redis.ConnectionError("it did not answer before, so it is not asked again")
+            raise redis.ConnectionError("it is not asked again after an error")
         name = str(args[0]).split()[0].upper()
         if name not in READ_ONLY_COMMANDS:
             require_engine(f"with Redis's {name}")

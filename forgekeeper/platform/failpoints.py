@@ -46,7 +46,8 @@ def parse_failpoints(text: str) -> Failpoints:
         match = FAILPOINT_PATTERN.fullmatch(part.strip())
         if match is None:
             raise ValueError(
-                f"{part.strip()!r} is no failpoint: write name=kill, name=raise or name=sleep:SECONDS, then *TIMES"
+                f"{part.strip()!r} is not a failpoint: write name=kill, name=raise or name=sleep:SECONDS, optionally"
+                " followed by *TIMES"
             )
         times = int(match["times"]) if match["times"] else None
         found[match["name"]] = Fault(match["action"].partition(":")[0], float(match["seconds"] or 0), times)

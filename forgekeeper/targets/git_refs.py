@@ -61,7 +61,7 @@ TOO_LONG_TO_LOCK = RefOutcome(
     "rejected", "too_long_to_lock"
 )  # packed by a clone, which locks none; no deletion ever can
 REF_LOCKED = RefOutcome("locked", "another process holds the lock of the ref")
-REF_CHANGED = RefOutcome("locked", "another process has changed the ref in the meantime")
+REF_CHANGED = RefOutcome("locked", "the ref or HEAD has changed in the meantime")
 ROW_CLOSED = RefOutcome("locked", "another process has closed the row of the ref")
 
 

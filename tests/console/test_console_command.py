@@ -60,7 +60,7 @@ NAME_USERS = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user ad
 THROUGH = f"set {TLS}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
 PAIR = {"console_tls_certificate": "a", "console_tls_key": "b"}
 HOW = "`forgekeeper settings --help` says how settings are given"
-NETWORKS, NAMED = "write IP addresses or networks such as 10.0.0.0/28", "name the proxies"
+NETWORKS, NAMED = "write addresses or networks such as 10.0.0.0/28", "name the proxies"
 REFUSED = [
     ({"console_port": 0}, f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do"),
     ({"console_actions": "on"}, f"anybody who reaches 127.0.0.1 could act: {NAME_USERS}"),
@@ -82,9 +82,12 @@ REFUSED = [
     ),
     (
         {"console_proxy": "proxy.example"},
-        f"bad value of {PREFIX}CONSOLE_PROXY: 'proxy.example' is no address: {NETWORKS}; {HOW}",
+        f"bad value of {PREFIX}CONSOLE_PROXY: 'proxy.example' is not an address: {NETWORKS}; {HOW}",
     ),
-    ({"console_proxy": "0.0.0.0/0"}, f"bad value of {PREFIX}CONSOLE_PROXY: 0.0.0.0/0 is everybody: {NAMED}; {HOW}"),
+    (
+        {"console_proxy": "0.0.0.0/0"},
+        f"bad value of {PREFIX}CONSOLE_PROXY: 0.0.0.0/0 contains every address: {NAMED}; {HOW}",
+    ),
     (
         {"console_proxy_header": "X User:"},
         f"bad value of {PREFIX}CONSOLE_PROXY_HEADER: not the name of a header such as X-Forwarded-User; {HOW}",

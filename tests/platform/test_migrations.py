@@ -298,7 +298,7 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(
         ),
         (
             "drop index one_open_run; create index one_open_run on job_runs (batch)",
-            f"an index is missing, rows may come twice: {UNIQUE}",
+            f"an index is missing, rows may be duplicated: {UNIQUE}",
             False,
         ),
     ],

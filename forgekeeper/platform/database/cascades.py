@@ -37,8 +37,10 @@ UNDECLARED_MESSAGE = (
     " counted: {cure}"
 )
 DECLARE_CURE = "add the model of {table} to cascades_to= of the Rows of {relation}"
-VIEW_CURE = "the relation {hidden} of its model is missing: create it as a view, as `forgekeeper adopt` does"
-MISSING_COLUMN_MESSAGE = "{relation} lacks column {column} of foreign key {name} of {table}: add it to the view"
+VIEW_CURE = "its model's relation {hidden} is missing: create that view, as `forgekeeper adopt` does"
+MISSING_COLUMN_MESSAGE = (
+    "{relation} lacks column {column}, which foreign key {name} of {table} uses: add the column to the view"
+)
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ class Settings(BaseSettings):
         "15", "The kernel closes a connection to PostgreSQL without an acknowledgement for this long."
     )
     store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
-    object_grace: Grace = setting("86400", "How long the object of a destroyed artifact is kept, to restore both.")
+    object_grace: Grace = setting("86400", "How long the object of a destroyed artifact is kept for a restore.")
     object_visibility: Visibility = setting("600", "Another run may claim the objects of a dead run after this long.")
     uploads_register: Literal["sorted_set", "hash"] = setting(
         "sorted_set", "Register of uploads: forgekeeper's sorted sets, or a hash of the forge."

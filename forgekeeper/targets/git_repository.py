@@ -113,15 +113,15 @@ class Repository:
         group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
         # The folder's execute bits follow the file's read bits; git has to write to both.
         umask = 0o077 & ~(file.st_mode | (file.st_mode & 0o444) >> 2)
+        if (file.st_uid, file.st_gid) == (os.geteuid(), group):
+            return Git(self.git_dir, until, grace, umask)
         if os.geteuid() == 0:
             return Git(self.git_dir, until, grace, umask, user=(file.st_uid, file.st_gid))
-        if (file.st_uid, file.st_gid) != (os.geteuid(), group):
-            owner, ours = _account_name(file.st_uid, file.st_gid), _account_name(os.geteuid(), group)
-            raise RepositoryFailed(
-                f"{name} belongs to {owner}, but this worker runs as {ours}: git would replace the file by one that the"
-                f" forge may not be able to read; run the worker of the queue git as {owner}"
-            )
-        return Git(self.git_dir, until, grace, umask)
+        owner, ours = _account_name(file.st_uid, file.st_gid), _account_name(os.geteuid(), group)
+        raise RepositoryFailed(
+            f"{name} belongs to {owner}, but this worker runs as {ours}: git would replace the file by one that the"
+            f" forge may not be able to read; run the worker of the queue git as {owner}"
+        )
 
     def require_enclosed(self, names: Iterable[bytes] = ()) -> None:
         """Raise `RepositoryFailed` if deleting these refs would leave the repository's folder."""

@@ -101,11 +101,6 @@ class DeletedObject(Base):
         """The path of the object: the artifact's former ``file_final_path``."""
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
 
-    @property
-    def store_location(self) -> str | None:
-        """The location of its store."""
-        return LOCATIONS_BY_FILE_STORE.get(self.file_store)
-
     @classmethod
     def find_at_paths(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
         """Return the *paths* that are in the outbox, with the object's id and whether it is held."""

@@ -1,6 +1,6 @@
 """`objects`: restore wrongly deleted rows together with their objects.
 
-Objects are held back, and rows are restored from the audit. There may be millions of rows: memory holds their ids and
+Objects are kept, and rows are restored from the audit. There may be millions of rows: memory holds their ids and
 one page of rows, and no transaction stays open between pages.
 """
 
@@ -50,9 +50,9 @@ DELETED_WORD = (
     if len({kind.past_participle for kind, _ in RESTORABLE_KINDS}) > 1
     else RESTORABLE_KINDS[0][0].past_participle
 )
-ProjectOption = Annotated[int | None, typer.Option(metavar="P", help=f"Of the {KIND_NAMES} of this project.")]
+ProjectOption = Annotated[int | None, typer.Option(metavar="P", help=f"Only {KIND_NAMES} of this project.")]
 RunOption = Annotated[
-    int | None, typer.Option(metavar="N", help=f"Of the {KIND_NAMES} that this run has {DELETED_WORD}.")
+    int | None, typer.Option(metavar="N", help=f"Only {KIND_NAMES} that this run has {DELETED_WORD}.")
 ]
 SELECTION_OPTIONS = ["--project P", "--run N", *(f"--{kind.called} ID" for kind, _ in RESTORABLE_KINDS)]
 OBJECTS_PER_PAGE = 5_000
@@ -72,9 +72,10 @@ class HeldObjects(NamedTuple):
 
 
 def objects_held(
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum number of objects, oldest first.")] = 100,
+    json: Json = False,
 ) -> None:
-    """List the objects that are held back: no run deletes them until `unhold`."""
+    """List the kept objects: no run deletes them until `unhold`."""
     with connect_command("objects"):
         total = DeletedObject.select_held().count()
         found = DeletedObject.select_held().limit(limit)
@@ -86,15 +87,16 @@ def objects_held(
     out.print(f"{total} in all")
 
 
-HOLD_HELP = f"""\
-Hold back objects of {KIND_NAMES} that were {DELETED_WORD} wrongly, and print the SQL that inserts the rows back.
+KEEP_HELP = f"""\
+Keep objects of {KIND_NAMES} that were {DELETED_WORD} by mistake, and print the SQL that inserts the rows again.
 
-That is possible until the objects go: FORGEKEEPER_OBJECT_GRACE after the {KIND_NAMES}.  The rows are as the audit
-has them.  No run deletes what is held, until `unhold`.  The SQL is for `psql -X -v ON_ERROR_STOP=1 -f FILE`.
+This is possible until the objects are deleted, FORGEKEEPER_OBJECT_GRACE after the {KIND_NAMES}.  The rows are as the
+audit has them.  No run deletes the kept objects until `unhold`.  Run the SQL with `psql -X -v ON_ERROR_STOP=1 -f FILE`.
+The command is also called `hold`.
 """
 OWNER_NAMES = " or ".join(("an " if kind.called[0] in "aeiou" else "a ") + kind.called for kind, _ in RESTORABLE_KINDS)
 UNHOLD_HELP = (
-    f"Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless {OWNER_NAMES} names it."
+    f"End what `keep` began: the objects are deleted FORGEKEEPER_OBJECT_GRACE later, unless {OWNER_NAMES} names them."
 )
 
 
@@ -107,7 +109,7 @@ def _add_row_options(command: Callable[..., None]) -> Callable[..., None]:
             kind.called,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=None,
-            annotation=Annotated[int | None, typer.Option(metavar="ID", help=f"Of this {kind.called}.")],
+            annotation=Annotated[int | None, typer.Option(metavar="ID", help=f"Only this {kind.called}.")],
         )
         for kind, _ in RESTORABLE_KINDS
     ]
@@ -116,10 +118,10 @@ def _add_row_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def hold_objects(project: ProjectOption = None, run: RunOption = None, json: Json = False, **ids: int | None) -> None:
-    """Hold the objects back, and print the rows or the SQL."""
+    """Keep the objects, and print the rows or the SQL."""
     which = _read_which(project, run, ids)
     if which is None or which.is_empty:
-        wrong_use(f"say {', '.join(SELECTION_OPTIONS[:-1])} or {SELECTION_OPTIONS[-1]}")
+        wrong_use(f"use {', '.join(SELECTION_OPTIONS[:-1])} or {SELECTION_OPTIONS[-1]}")
     kinds = [kind for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind)]
     with connect_command("objects") as settings:
         chosen, batch = _choose_objects(kinds, which), _find_batch()
@@ -145,18 +147,23 @@ def unhold_objects(
     """Release the held objects."""
     which = _read_which(project, run, ids)
     if which is None or which.is_empty != everything:
-        wrong_use(f"say {', '.join(SELECTION_OPTIONS)} or --all")
+        wrong_use(f"use {', '.join(SELECTION_OPTIONS)} or --all")
     kinds = [kind for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind)]
     with connect_command("objects") as settings:
         held = _choose_objects(kinds, which, held=True)
         acts.record_act("objects unhold", _describe_rows(which), batch=_find_batch(), after={"let_go": len(held)})
         pages = chunked(held, OBJECTS_PER_PAGE)
         count = sum(DeletedObject.unhold(page, grace=settings.object_grace) for page in pages)
-    print_answer({"let_go": count}, f"{count} are held back no longer", json=json)
+    print_answer({"let_go": count}, f"{count} objects are no longer kept", json=json)
 
 
-objects = create_group("objects", f"Objects of deleted {KIND_NAMES} that must not be deleted.", objects_held, "held")
-objects.command("hold", help=HOLD_HELP)(_add_row_options(hold_objects))
+objects = create_group(
+    "objects", f"Keep the objects of deleted {KIND_NAMES}, to restore the {KIND_NAMES}.", objects_held, "held"
+)
+_add_row_options(hold_objects)
+objects.command("keep", help=KEEP_HELP)(hold_objects)
+# The earlier name, which scripts use.
+objects.command("hold", help=KEEP_HELP, hidden=True)(hold_objects)
 objects.command("unhold", help=UNHOLD_HELP)(_add_row_options(unhold_objects))
 COMMANDS = {"objects": objects}
 
@@ -187,12 +194,12 @@ def _write_comments(which: RestoreSelection, held: HeldObjects) -> list[str]:
     columns = " or ".join(kind.rows.since.column_name for kind, _ in RESTORABLE_KINDS if which.includes_kind(kind))
     option = _describe_rows(which).replace(":", " ")
     lines = [
-        f"{held.objects} objects are held back until `forgekeeper objects unhold --{option}`",
-        f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost",
-        f"{held.lost} more {KIND_NAMES} were {DELETED_WORD} whose objects are gone, or not in the outbox any more",
-        f"{held.rows} {KIND_NAMES} as they were: expired, so that they are {DELETED_WORD} again by the next run",
-        f"{stops} before, and give them another {columns}",
-        "all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables",
+        f"{held.objects} objects are kept until `forgekeeper objects unhold --{option}`",
+        f"a run may be deleting {held.too_late} of them: repeat the command when the run has ended",
+        f"{held.lost} more {DELETED_WORD} {KIND_NAMES} cannot be restored: their objects are no longer in the outbox",
+        f"{held.rows} {KIND_NAMES} follow, still expired: the next run would delete them again",
+        f"run {stops} before, and give them a later {columns}",
+        "as the owner of the tables, all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`",
     ]
     return [f"-- {line}" for line in lines]
 

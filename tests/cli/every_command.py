@@ -19,7 +19,7 @@ OPTIONS = {
     "reason": "--reason=because",
     "role": "--role=viewer",
 }
-WHOSE = {"objects hold": "--project=1", "refs restore": "--run=1"}
+WHOSE = {"objects keep": "--project=1", "objects hold": "--project=1", "refs restore": "--run=1"}
 """Without these a command would refuse to do what it is there for."""
 AS_IT_IS = {"check": {"reason"}}
 """Options that are left out: with a reason `check` would be refused, as it only looks."""

@@ -100,7 +100,7 @@ CASES = [
 ]
 ELSEWHERE = {
     *("check", "migrate", "up", "resume", "stop", "cancel", "release"),
-    *("refs restore", "objects hold", "objects unhold", "exclude add", "exclude remove"),
+    *("refs restore", "objects keep", "objects hold", "objects unhold", "exclude add", "exclude remove"),
 }
 """They leave acts, too: how, is further below or in the tests of their own."""
 NOT_RECORDED = {
@@ -185,7 +185,7 @@ def test_what_cannot_be_recorded_is_not_done(call, store, without_grant, case):
     result = call(case.line, DATABASE_URL=without_grant)
 
     assert result.status == 1
-    assert "permission denied for table audit_acts; grant that to the user of the database" in result.sentences[-1]
+    assert "permission denied for table audit_acts; grant that right to the database user" in result.sentences[-1]
     assert everything() == before
 
 

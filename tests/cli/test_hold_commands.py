@@ -88,6 +88,18 @@ def test_rows_that_are_inserted_back_are_the_old_ones(main, store, words):
         assert ProjectStatistics.get().build_artifacts_size == 100
 
 
+def test_keep_holds_the_same_objects_as_its_earlier_name_and_is_the_name_that_the_help_shows(main, store):
+    artifact(store, "a")
+    destroy()
+
+    kept, held = (main("objects", name, "--project", "7", "--json").json for name in ("keep", "hold"))
+    shown = main("objects", "--help").stdout
+
+    assert (kept["held"], len(kept["artifacts"])) == (1, 1)
+    assert kept == held
+    assert ("keep " in shown, "hold " in shown.replace("unhold ", "")) == (True, False)
+
+
 def test_a_forge_that_counts_no_bytes_has_its_artifacts_destroyed_and_inserted_back(main, store):
     artifact(store, "a", size=10)
     before = rows()
@@ -132,7 +144,7 @@ def test_one_artifact_comes_back_alone_and_the_audit_says_that_it_is_restored(ma
     assert ([row.id for row in JobArtifact.select()], DeletedObject.select_held().count()) == ([wanted], 1)
     assert [one["restored"] for one in (before, after, left)] == [False, True, False]
     assert f"It is restored: the forge has artifact {wanted} again." in after["sentences"]
-    assert f"`forgekeeper objects hold --artifact {other}` may bring it back." in left["sentences"]
+    assert f"`forgekeeper objects hold --artifact {other}` may restore it." in left["sentences"]
 
 
 @whole_only
@@ -144,7 +156,7 @@ def test_what_is_let_go_is_deleted_a_grace_later(main, store, words):
 
     result = main("objects", "unhold", *words, OBJECT_GRACE="86400")
 
-    assert result.stdout == "1 are held back no longer\n"
+    assert result.stdout == "1 objects are no longer kept\n"
     assert perform(delete_objects, settings=settings_with()).deleted == 0
     assert a_day_later().deleted == 1
 
@@ -311,7 +323,7 @@ def test_too_late_is_said_of_an_intent_of_any_age(main):
     ).execute()  # fmt: skip
 
     assert main("objects", "hold", "--run", str(RUN), "--json").json["too_late"] == 1
-    assert "1 of them a run may be deleting" in main("objects", "hold", "--run", str(RUN)).stdout
+    assert "a run may be deleting 1 of them" in main("objects", "hold", "--run", str(RUN)).stdout
 
 
 def test_nothing_is_held_unless_the_act_can_be_written(main, refuse_acts):

@@ -42,7 +42,7 @@ COMMAND_IN_BACKTICKS = re.compile("`([^`]*)`")
 PAGES_BY_COMMAND = (
     (r"forgekeeper run (\w+) --dry-run", r"/batches/\1/preview", r"preview of \1"),
     (r"forgekeeper (?:why|ticks|run|stop|resume|release|pause) ([a-z_]+)", r"/batches/\1", r"\1"),
-    (r"forgekeeper (?:objects|refs) (?:hold|restore) --run (\d+)", r"/undo", "undo"),
+    (r"forgekeeper (?:objects|refs) (?:keep|hold|restore) --run (\d+)", r"/undo", "undo"),
     (r"forgekeeper audit --run (\d+)", r"/audit?run=\1", r"audit of run \1"),
     (r"forgekeeper flags", "/flags", "flags"),
     (r"forgekeeper (processes|quarantine|leases|audit|settings|check)(?: list)?(?! --)\b", r"/\1", r"\1"),

@@ -154,7 +154,7 @@ CASES = [
         "release",
         {"batch": BATCH, "expect": "7"},
         ("release", BATCH),
-        f"{BATCH} runs again from its next tick; 7 records may go",
+        f"{BATCH} runs again from its next tick; at most 7 records may be deleted",
         lambda: holds() == [],
         a_brake,
     ),
@@ -178,7 +178,7 @@ CASES = [
         "retry",
         {"id": "1"},
         ("quarantine retry", "1"),
-        "1 will be tried again",
+        "1 will be retried",
         lambda: Quarantined.get_by_id(1).retry_at <= now(),
         bad,
     ),
@@ -186,7 +186,7 @@ CASES = [
         "retry",
         {"all": "on", "batch": BATCH},
         ("quarantine retry", "all"),
-        "2 will be tried again",
+        "2 will be retried",
         lambda: {row.retry_at <= now() for row in Quarantined.select().where(Quarantined.batch == BATCH)} == {True},
         bad,
         (("count", "2"),),
@@ -232,7 +232,7 @@ def acts():
 
 def wrong(answer):
     """The sentence of a form that was refused."""
-    (sentence,) = re.findall(r'role="alert"><strong>Not done, or not all:</strong> (.*?)</p>', answer.text)
+    (sentence,) = re.findall(r'role="alert"><strong>Not done, or only in part:</strong> (.*?)</p>', answer.text)
     return html.unescape(sentence)
 
 
@@ -290,7 +290,7 @@ def test_its_form_says_what_it_finds_and_sends_what_it_was_asked_for(anna, case)
         ("back", "/"),
     ]
     assert "<li>" in answer.text
-    assert "is not known now" not in answer.text
+    assert "The effect is not known now" not in answer.text
 
 
 @every_case
@@ -299,7 +299,7 @@ def test_without_a_reason_nothing_changes(anna, case):
 
     answer = anna.act(case.name, **case.fields | {"reason": " "})
 
-    assert (answer.status, wrong(answer)) == (422, "say why: the audit keeps the reason, for anyone who looks at it.")
+    assert (answer.status, wrong(answer)) == (422, "give a reason: the audit keeps it.")
     assert (acts(), case.then()) == ([], False)
 
 
@@ -391,7 +391,7 @@ def test_all_are_discarded_only_where_their_number_is_repeated(anna):
     answer = anna.act("discard", all="on", count="2")
 
     assert (answer.status, Quarantined.select().count()) == (409, 3)
-    assert wrong(answer) == "3 are there now, and not 2: nothing is done; look at them again."
+    assert wrong(answer) == "there are 3 entries now, not 2: nothing was changed; check them again."
 
 
 def test_of_several_that_are_tried_again_one_that_is_gone_stops_no_other(anna):
@@ -399,7 +399,7 @@ def test_of_several_that_are_tried_again_one_that_is_gone_stops_no_other(anna):
 
     answer = anna.act("retry", id=["1", "4711", "2"])
 
-    assert (answer.status, wrong(answer).partition(";")[0]) == (409, "2 will be tried again")
+    assert (answer.status, wrong(answer).partition(";")[0]) == (409, "2 will be retried")
     assert [what for _, what, _, _ in acts()] == ["1", "2"]
 
 
@@ -436,7 +436,7 @@ def test_the_form_of_a_stop_names_what_is_at_work(anna):
 
     every_one, of_batch = (anna.get(f"/act/stop?batch={batch}").text for batch in ("*", BATCH))
 
-    run, child = f"run 1 of {BATCH} is at work on forge-1:7", "a child of run 12, is at work on forge-2:8"
+    run, child = f"run 1 of {BATCH} has been running on forge-1:7", "a child of run 12, has been running on forge-2:8"
     assert [run in every_one, child in every_one, run in of_batch, child in of_batch] == [True, True, True, False]
 
 

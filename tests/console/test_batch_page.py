@@ -96,7 +96,7 @@ def test_what_its_runs_have_deleted_and_where_the_next_goes_on_is_said(console):
 
     text = console(max_per_day_user_status_cleanup=2000).get(PAGE).text
 
-    assert ["records a day", "2,000", "1,234"] in read_rows(text)
+    assert ["records per day", "2,000", "1,234"] in read_rows(text)
     assert re.search(r"run 1, tick of [^:]+:[^:]+:[^:]+: 1,234 deleted", text)
     assert "<dt>Cursor</dt><dd>4711</dd>" in text
 

@@ -62,19 +62,19 @@ PAIR = {"console_tls_certificate": "a", "console_tls_key": "b"}
 HOW = "`forgekeeper settings --help` says how settings are given"
 NETWORKS, NAMED = "write addresses or networks such as 10.0.0.0/28", "name the proxies"
 REFUSED = [
-    ({"console_port": 0}, f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do"),
+    ({"console_port": 0}, f"{PREFIX}CONSOLE_PORT is 0: set it to the console's port"),
     ({"console_actions": "on"}, f"anybody who reaches 127.0.0.1 could act: {NAME_USERS}"),
     ({"console_tls_certificate": "a"}, f"set both {TLS}, or neither"),
-    ({"console_host": "0.0.0.0"}, f"others would see passwords on their way to 0.0.0.0: {THROUGH}"),
-    ({"console_host": "forge.example"}, f"others would see passwords on their way to forge.example: {THROUGH}"),
+    ({"console_host": "0.0.0.0"}, f"passwords sent to 0.0.0.0 would not be encrypted: {THROUGH}"),
+    ({"console_host": "forge.example"}, f"passwords sent to forge.example would not be encrypted: {THROUGH}"),
     (
         {"console_host": "192.0.2.1", "console_users": "users"},
-        f"others would see passwords on their way to 192.0.2.1: {THROUGH}",
+        f"passwords sent to 192.0.2.1 would not be encrypted: {THROUGH}",
     ),
     ({"console_host": "0.0.0.0"} | PAIR, f"anybody who reaches 0.0.0.0 could look: {NAME_USERS}"),
     (
         {"console_users": "nowhere"},
-        "there is no nowhere: `forgekeeper console user add` makes it",
+        "there is no nowhere: `forgekeeper console user add` creates it",
     ),
     (
         PAIR,
@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(start):
 
     wanted = f"cannot serve the console at 127.0.0.1:{port}: Address already in use"
     assert (status, output) == (1, "")
-    assert complaint == f"forgekeeper: {wanted}; stop what is there, or choose another port\n"
+    assert complaint == f"forgekeeper: {wanted}; stop the program that uses it, or choose another port\n"
 
 
 def test_a_line_of_the_users_that_is_none_stops_the_start(start, tmp_path):
@@ -117,7 +117,7 @@ def test_a_line_of_the_users_that_is_none_stops_the_start(start, tmp_path):
     status, _output, complaint = start(console_users=tmp_path / "users")
 
     assert (status, "swordfish" in complaint) == (2, False)
-    assert complaint.startswith(f"forgekeeper: line 1 of {tmp_path / 'users'} is no user, or one again: ")
+    assert complaint.startswith(f"forgekeeper: line 1 of {tmp_path / 'users'} is not a user, or repeats a user: ")
 
 
 @pytest.mark.usefixtures("user")
@@ -215,7 +215,7 @@ def test_a_user_who_is_there_gets_another_role_and_password(user, tmp_path):
 
 
 def test_a_user_whom_a_proxy_names_has_no_password(user, tmp_path):
-    assert user("add", "petra", "--role", "viewer", "--proxy") == "added petra, viewer, whom a proxy names\n"
+    assert user("add", "petra", "--role", "viewer", "--proxy") == "added petra, viewer, authenticated by a proxy\n"
     assert (tmp_path / "users").read_text() == "petra:viewer:-\n"
 
 
@@ -247,9 +247,9 @@ def test_a_user_who_is_removed_is_gone(user, tmp_path):
 
 
 BAD = [
-    ("anna", "short\n", "a password has 8 characters or more; nothing was changed"),
-    ("anna", "", "a password has 8 characters or more; nothing was changed"),
-    ("an:na", PASSWORD, "a name has 1 to 100 characters that can be printed, no colon, and no space around it"),
+    ("anna", "short\n", "a password has at least 8 characters; nothing was changed"),
+    ("anna", "", "a password has at least 8 characters; nothing was changed"),
+    ("an:na", PASSWORD, "a name has 1 to 100 printable characters, no colon, and no space around it"),
 ]
 
 
@@ -299,4 +299,4 @@ def test_two_different_passwords_change_nothing(tmp_path):
     status, shown = typed(tmp_path, PASSWORD, "another one")
 
     assert (status, (tmp_path / "users").exists()) == (2, False)
-    assert "these were two different passwords; nothing was changed" in shown
+    assert "the two passwords differ; nothing was changed" in shown

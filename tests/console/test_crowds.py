@@ -67,7 +67,7 @@ def test_an_operator_stops_all_while_many_wait_for_previews(acting, database):
         said = {one.result().status for one in answers}
     assert (stopped.status, Hold.find_state(BATCH), waiting > 0) == (303, "stopped", True)
     assert said == {503}
-    assert "What you see is" not in answers[0].result().text
+    assert "The page is" not in answers[0].result().text
 
 
 @whole_only

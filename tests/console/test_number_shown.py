@@ -90,7 +90,7 @@ def test_the_form_of_a_release_names_the_batch_that_is_released_with_it(opened):
     Hold.add("delete_objects", "new", by="migrate", reason="new")
 
     assert (
-        "delete_objects is released with it, if nothing is due in it yet"
+        "delete_objects is released, too, if it has no due records yet"
         in opened("release", batch="expired_job_artifacts").text
     )
 
@@ -109,7 +109,7 @@ def test_of_all_in_quarantine_nothing_is_done_once_more_are_there_than_were_show
 
     refused = form.send(count="2")
 
-    assert (refused.status, "3 are there now, and not 2: nothing is done" in refused.text) == (409, True)
+    assert (refused.status, "there are 3 entries now, not 2: nothing was changed" in refused.text) == (409, True)
     assert len(quarantine.find_waiting_keys(BATCH, "user_status", ["1", "2", "3"])) == Quarantined.select().count() == 3
 
 

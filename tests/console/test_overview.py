@@ -83,7 +83,7 @@ def test_an_installation_without_a_problem_says_so_in_a_line(seen, healthy):
     page = said(seen("/").text)
 
     assert "UTC ✓ ok Nothing needs attention" in page["problems"]
-    assert page["today"] == "Today (UTC) 0 records deleted. What can be undone Nobody has changed anything."
+    assert page["today"] == "Today (UTC) 0 records deleted. Undo Nobody has acted today."
 
 
 def test_the_amount_of_today_stands_beside_the_usual(seen, known):
@@ -99,7 +99,7 @@ def test_an_amount_is_unusual_that_is_far_above_the_most_of_the_days_before(seen
     deleted(today)
     deleted(1_400, ago=3)
 
-    expected = [f"! unusual {BATCH} {today:,} deleted today, at most 1,400 on a day before What can be undone"]
+    expected = [f"! unusual {BATCH} {today:,} records deleted today, at most 1,400 on an earlier day Undo"]
     assert problems(seen("/")) == (expected if unusual else [])
 
 
@@ -116,7 +116,7 @@ def test_a_batch_that_was_never_there_before_has_nothing_usual(seen, database):
 @pytest.mark.parametrize(
     ("kind", "until", "line"),
     [
-        ("breaker", None, rf"■ held {BATCH} too much [\d.]+ s ago the breaker Preview"),
+        ("breaker", None, rf"■ held {BATCH} too much [\d.]+ s ago the circuit breaker Preview"),
         ("pause", timedelta(hours=3), rf"‖ paused {BATCH} too much [\d.]+ s ago , ends in (3 h 0|2 h 59) min olga"),
         ("stop", None, rf"■ stopped {BATCH} too much [\d.]+ s ago , until resumed olga"),
     ],
@@ -152,7 +152,7 @@ def test_what_is_not_deleted_and_what_fails_is_a_line_each_with_why_and_since_wh
     blocked, run_fails, child_fails, off = problems(page := seen("/"))
 
     assert re.match(rf"■ blocked {BATCH} PostgreSQL's clock is 90 s ahead .* ago Check", blocked)
-    assert re.match(rf"✗ failing {BATCH} it has failed 4 times since it last ended well: no space .* ago", run_fails)
+    assert re.match(rf"✗ failing {BATCH} it has failed 4 times since its last success: no space .* ago", run_fails)
     assert re.match(rf"✗ failing {BATCH} 1 child fails: git hangs .* ago Which children", child_fails)
     assert re.match(rf"○ off {flagged.name} its flag is off .* ago", off)
     assert f'href="/quarantine?batch={BATCH}&amp;kind=child"' in page.text
@@ -178,14 +178,14 @@ def test_ticks_that_were_missed_since_the_last_run_are_counted(seen, healthy):
 
     (line,) = problems(seen("/"))
 
-    assert line.startswith(f"! missed {BATCH} 2 ticks in a row were missed: no scheduler was running 3 min")
+    assert line.startswith(f"! missed {BATCH} 2 ticks in a row were skipped: no scheduler was running 3 min")
 
 
 def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, known):
     lines = problems(seen("/"))
 
-    assert lines[0] == "✗ unserved all batches no scheduler lives: nothing is sent when it is due Processes"
-    assert any("no worker takes from queue cron" in line for line in lines)
+    assert lines[0] == "✗ unserved all batches no scheduler is running: due runs are not sent Processes"
+    assert any("no worker serves queue cron" in line for line in lines)
 
 
 def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
@@ -194,7 +194,7 @@ def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):
     page = said(text := seen("/").text)
 
     assert list(page) == ["steps", "problems", "batches", "today", "where"]
-    assert "○ to-do Processes : a scheduler lives" in page["steps"]
+    assert "○ to-do Processes : a scheduler is running" in page["steps"]
     assert "✓ done Data : every batch finds its tables" in page["steps"]
     assert f"{BATCH} Preview" in page["steps"]
     assert "unserved" not in page["problems"]
@@ -222,7 +222,7 @@ def test_schedulers_that_disagree_are_an_error(seen, healthy):
     row = {"host": "forge-2", "version": "1.0", "alive_at": now(), "silent_from": now() + DAY}
     Process.create(kind="scheduler", pid=9, timetable=dict.fromkeys(BATCHES, "0 0 2 1 *"), **row)
 
-    assert "✗ error schedulers keep different timetables" in problems(seen("/"))[0]
+    assert "✗ error schedulers have different schedules" in problems(seen("/"))[0]
 
 
 def test_a_silent_process_is_a_problem_even_if_others_serve_its_queues(seen, healthy):
@@ -233,7 +233,7 @@ def test_a_silent_process_is_a_problem_even_if_others_serve_its_queues(seen, hea
     assert line.startswith("✗ silent worker forge-2:9 sends no heartbeat")
 
 
-@pytest.mark.parametrize(("kind", "shown"), [("pause", "waits"), (None, "gone in about")])
+@pytest.mark.parametrize(("kind", "shown"), [("pause", "waits"), (None, "done in about")])
 def test_a_batch_that_is_held_back_has_no_time_until_its_backlog_is_gone(seen, known, kind, shown):
     add_past_runs(BATCHES[BATCH], [600.0 * n for n in range(6)], 100)
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) select 1, now()")
@@ -309,5 +309,5 @@ def test_the_page_says_how_long_a_backlog_takes_and_what_a_week_has_freed(seen, 
 
     page = said(seen("/").text)
 
-    assert re.search(r"gone in about 1 h 2\d min", page["batches"])
+    assert re.search(r"done in about 1 h 2\d min", page["batches"])
     assert "1.5 MB freed in the last 7 days." in page["today"]

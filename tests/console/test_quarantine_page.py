@@ -152,4 +152,4 @@ def test_the_page_says_which_kind_is_not_known_where_redis_is_away(seen):
     text = seen("/quarantine", redis_url="redis://127.0.0.1:1/0").text
 
     assert ids(text) == ["1"]
-    assert "of kind upload is not known" in text
+    assert "of kind upload are not known" in text

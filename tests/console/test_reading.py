@@ -129,6 +129,6 @@ def test_a_fault_of_a_page_is_said_and_the_page_is_asked_again(reader, monkeypat
     question = Question(ZeroDivisionError(), {"n": 1})
     question.let.set()
 
-    assert "has a fault" in reader.ask("page", question, timeout_seconds=30).trouble
+    assert "this page failed" in reader.ask("page", question, timeout_seconds=30).trouble
 
     eventually(lambda: reader.ask("page", question, timeout_seconds=30).value == {"n": 1})

@@ -88,7 +88,7 @@ def test_what_was_deleted_before_today_is_there_since_the_time_that_is_said(seen
     artifacts.record_deleted("job_artifact", ids=[1], project_id=7)
 
     nothing = seen("/audit?project=7&since=0s").text
-    assert "The audit has nothing of project 7" in nothing
+    assert "The audit has no deletions in project 7" in nothing
     assert "It reaches back to " in nothing
     assert "1 job_artifact of project 7" in seen("/audit?project=7&since=1h").text
 
@@ -135,11 +135,11 @@ def test_a_run_is_added_up(seen, artifacts):
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ("what=sock:1", "does not say what it is; ask for "),
-        ("project=x", "is no number of a project"),
-        ("run=-1", "is no number of a run"),
+        ("what=sock:1", "does not name a kind of record: write "),
+        ("project=x", "is not a number: write the number of a project"),
+        ("run=-1", "is not a number: write the number of a run"),
         ("since=yesterday-ish", "is not a time"),
-        ("run=1&who=alice", "ask for one of these"),
+        ("run=1&who=alice", "use only one of these"),
     ],
 )
 def test_what_cannot_be_asked_is_said_above_the_form(seen, query, sentence):

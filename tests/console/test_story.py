@@ -64,10 +64,10 @@ def test_the_timeline_says_what_the_command_says(seen):
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("/runs/99", "the ledger has no run 99; `forgekeeper ticks BATCH` lists those that it has"),
-        ("/runs/-1", "is no number of a run"),
-        (f"/runs/{'9' * 30}", "is no number of a run"),
-        (f"/runs/{quote('²')}", "is no number of a run"),
+        ("/runs/99", "the ledger has no run 99; `forgekeeper ticks BATCH` lists the runs of a batch"),
+        ("/runs/-1", "is not a number: write the number of a run"),
+        (f"/runs/{'9' * 30}", "is not a number: write the number of a run"),
+        (f"/runs/{quote('²')}", "is not a number: write the number of a run"),
         (f"/batches/{NAME}/ticks?time=noon", "is not a time"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_a_run_has_deleted_is_on_its_page(seen):
     text = html.unescape(page(seen, run.id))
 
     assert f"Run {run.id} of {NAME}: 3 user_status" in text
-    assert "3 user_status" in [row[-1] for row in read_rows(text, "The newest of that")]
+    assert "3 user_status" in [row[-1] for row in read_rows(text, "Newest deletions")]
 
 
 def test_of_a_run_with_very_many_rows_in_the_audit_the_page_says_where_they_are_added_up(seen):

@@ -46,18 +46,18 @@ def test_a_line_that_is_none_is_named_by_its_number_with_what_to_do_and_never_re
         users.read_users()
 
     form = "write name:role:hash, or run `forgekeeper console user add`"
-    assert str(refused.value) == f"line 2 of {users.path} is no user, or one again: {form}"
+    assert str(refused.value) == f"line 2 of {users.path} is not a user, or repeats a user: {form}"
 
 
 def test_a_file_that_is_not_there_is_said_with_what_makes_it(tmp_path):
-    with pytest.raises(Problem, match=r"there is no .*: `forgekeeper console user add` makes it"):
+    with pytest.raises(Problem, match=r"there is no .*: `forgekeeper console user add` creates it"):
         UserFile(tmp_path / "none").read_users()
 
 
 def test_a_file_that_is_no_text_is_said(users):
     users.path.write_bytes(b"\xff")
 
-    with pytest.raises(Problem, match=r"cannot read the users in .*: it is not UTF-8; correct that"):
+    with pytest.raises(Problem, match=r"cannot read the users in .*: it is not UTF-8; fix the file"):
         users.read_users()
 
 

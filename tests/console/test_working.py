@@ -53,7 +53,7 @@ def test_a_process_that_fell_silent_is_called_silent_and_its_work_is_nobodys(see
 
 
 def test_what_is_wrong_with_the_processes_is_said_as_the_command_says_it(seen):
-    assert "no scheduler lives: nothing is sent when it is due" in seen("/processes").text
+    assert "no scheduler is running: due runs are not sent" in seen("/processes").text
 
 
 def test_scripts_in_what_processes_say_of_themselves_are_escaped(seen, known):
@@ -67,7 +67,7 @@ def test_scripts_in_what_processes_say_of_themselves_are_escaped(seen, known):
 
 def test_a_lease_is_listed_with_its_holder(seen):
     with hold_lease(client, "clean_project_refs:7", ttl=timedelta(minutes=1), holder="forge-1:7"):
-        shown = rows(seen("/leases").text, "Leases that are held")
+        shown = rows(seen("/leases").text, "Held leases")
 
     assert [row[:2] for row in shown] == [[["clean_project_refs:7"], ["forge-1:7"]]]
 
@@ -83,5 +83,5 @@ def test_every_bucket_is_listed_free_or_taken(seen):
 
 def test_the_page_says_that_what_is_held_is_not_known_where_redis_is_away(seen):
 
-    assert "What is held is not known" in seen("/leases", redis_url="redis://127.0.0.1:1/0").text
+    assert "The leases are not known" in seen("/leases", redis_url="redis://127.0.0.1:1/0").text
     assert "?" in rows(seen("/processes", redis_url="redis://127.0.0.1:1/0").text, "Queues")[0][1]

@@ -152,8 +152,8 @@ class AccessMiddleware:
             answer = render_page(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
             answer.headers.update(refused.headers or {})
         except Problem as problem:
-            log.warning("console's users cannot be read", error=str(problem))
-            sentence = "the console cannot read the file of its users; its log says why"
+            log.warning("user file unreadable", error=str(problem))
+            sentence = "the console cannot read the file of its users; see its log"
             answer = render_page(request, "problem.html", "Refused", 503, sentence=sentence)
         await (answer or self._app)(scope, receive, send)
 
@@ -182,7 +182,7 @@ class AccessMiddleware:
         if not (
             self._users or self._settings.console_proxy or name in {*LOCAL_HOST_NAMES, self._settings.console_host}
         ):
-            raise HTTPException(421, "this console is called localhost: open it by that name")
+            raise HTTPException(421, "open this console as localhost: other host names are refused")
 
     def _identify_person(self, request: Request) -> Person | None:
         """Return the person, or None if a login is needed."""
@@ -208,17 +208,17 @@ class AccessMiddleware:
     def _read_proxy_user(self, request: Request) -> str | None:
         """Return the user whom the proxy names; None if it names nobody and people can log in."""
         if not any(_peer_address(request) in network for network in self._settings.console_proxy):
-            raise HTTPException(403, "come by the proxy that asks who you are")
+            raise HTTPException(403, "use the address of the proxy: direct requests are refused")
         names = request.headers.getlist(self._settings.console_proxy_header)
         if not names and self._users:
             return None
         if len(names) != 1 or not names[0].strip():
-            raise HTTPException(403, "the proxy does not say who you are, or says it more than once")
+            raise HTTPException(403, "the proxy must send exactly one user name")
         with suppress(UnicodeDecodeError):
             # The name stays unchanged: a trimmed or cleaned name could be another person's.
             if is_valid_name(name := names[0].encode("latin-1").decode()):
                 return name
-        raise HTTPException(403, "the proxy names you in a way in which no user can be called")
+        raise HTTPException(403, "the proxy sends a name that is not valid for a user")
 
     async def _answer_login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params

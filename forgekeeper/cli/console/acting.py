@@ -67,7 +67,7 @@ def _read_batch_names(fields: FormFields) -> list[str] | None:
 
 def _describe_work(names: list[str] | None) -> list[str]:
     found = [*process_list.describe_work(names)]
-    return [f"at work now: {len(found):,} runs and children", *found]
+    return [f"running now: {len(found):,} runs and children", *found]
 
 
 def _preview_hold(fields: FormFields, _settings: Settings) -> FormContent:
@@ -113,7 +113,7 @@ def _preview_release(fields: FormFields, settings: Settings) -> FormContent:
     """Find the due records, and the batches that are released with this batch."""
     found = _preview_due(fields, settings)
     names = [batch.name for batch in holding.find_followers([fields.get("batch", "")])]
-    with_it = [f"{name} is released with it, if nothing is due in it yet" for name in names]
+    with_it = [f"{name} is released, too, if it has no due records yet" for name in names]
     return FormContent([*found.sentences, *with_it], found.fields)
 
 
@@ -145,7 +145,7 @@ def _preview_flag_change(fields: FormFields, settings: Settings) -> FormContent:
     turn = _read_flag_change(fields)
     said = [turn.describe_state()]
     for batch in (batch.name for batch in BATCHES.values() if batch.flag == turn.name):
-        said.append(f"{batch} goes by it" + ("" if turn.on else ": no run of it does anything while it is off"))
+        said.append(f"{batch} depends on it" + ("" if turn.on else ": its runs do nothing while the flag is off"))
         said += _preview_run(FormFields({"batch": batch}), settings) if turn.on else ()
     return FormContent(said)
 
@@ -159,11 +159,11 @@ def _preview_decision(act: QuarantineAct, fields: FormFields, settings: Settings
     chosen = _read_selection(fields)
     number = chosen.count_entries(act, settings)
     count = [] if chosen.ids else [("count", str(number))]
-    return FormContent([f"so many are meant: {number:,}", *chosen.describe_entries(settings)], count)
+    return FormContent([f"number of entries: {number:,}", *chosen.describe_entries(settings)], count)
 
 
 def _decide_selection(act: QuarantineAct, fields: FormFields, settings: Settings) -> ActResult:
-    expect = None if fields.get("id") else read_number(fields.get("count", ""), "those that are there", least=0)
+    expect = None if fields.get("id") else read_number(fields.get("count", ""), "entries", least=0)
     return _read_selection(fields).decide(act, settings, expect=expect)
 
 
@@ -180,7 +180,7 @@ CONSOLE_ACTIONS = {
         lambda fields, _: running.send_batch(batch_named(fields.get("batch", ""))),
     ),
     "pause": Action(_preview_hold, lambda fields, _: _hold_batches("pause", fields), input_fields=("until",)),
-    # Stop is an emergency brake: it must work with pending migrations.
+    # A stop must work in an emergency, even with pending migrations.
     "stop": Action(
         _preview_hold, lambda fields, _: _hold_batches("stop", fields), input_fields=("until",), needs_migrations=False
     ),
@@ -221,7 +221,7 @@ async def handle_action(request: Request) -> Response:
 def _answer_action(request: Request) -> Response:
     action, post = CONSOLE_ACTIONS.get(request.path_params["name"]), request.method == "POST"
     if not can_act(request):
-        raise HTTPException(403, "only operators may do this, and only where the settings let them act")
+        raise HTTPException(403, "only operators may do this, and only if FORGEKEEPER_CONSOLE_ACTIONS is on")
     if action is None:
         raise HTTPException(404, "there is no such act")
     fields: FormFields = request.state.form if post else request.query_params
@@ -250,7 +250,7 @@ def _perform_action(action: Action, fields: FormFields, request: Request) -> str
     """
     settings: Settings = request.app.state.settings
     if not (reason := fields.get("reason", "").strip()):
-        wrong_use("say why: the audit keeps the reason, for anyone who looks at it")
+        wrong_use("give a reason: the audit keeps it")
     with acts.recording_acts(actor=request.state.person.name, on=settings.audit != "off", reason=reason):
         try:
             database.connect()

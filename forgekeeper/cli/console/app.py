@@ -26,11 +26,14 @@ from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.platform.settings import Settings
 
 CONSOLE_FOLDER = Path(__file__).parent
-HTTP_ERROR_SENTENCES = {"Not Found": "there is no such page", "Method Not Allowed": "that cannot be asked of this page"}
+HTTP_ERROR_SENTENCES = {
+    "Not Found": "there is no such page",
+    "Method Not Allowed": "this page does not accept that method",
+}
 """Texts for people in place of Starlette's own errors."""
 MAX_CONCURRENT_ACTS = 3
 """Maximum concurrent acts; pages leave a database connection free for each."""
-BUSY_SENTENCE = "the console is busy: too many questions wait for the servers; try again in a moment"
+BUSY_SENTENCE = "the console is busy: too many requests wait for the servers; try again in a moment"
 
 
 def create_application(settings: Settings) -> Starlette:
@@ -97,4 +100,4 @@ def _show_refusal(request: Request, error: Exception) -> Response:
 
 def _show_internal_error(request: Request, _error: Exception) -> Response:
     """Report a bug of ours; Starlette raises the error again and so logs its trace."""
-    return render_page(request, "problem.html", "Something is wrong", 500, sentence="the log of the console says what")
+    return render_page(request, "problem.html", "Something is wrong", 500, sentence="the console failed; see its log")

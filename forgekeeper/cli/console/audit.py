@@ -43,7 +43,7 @@ def show_audit(request: PageRequest) -> dict[str, Any]:
 def _answer_question(request: PageRequest) -> dict[str, Any]:
     query, at = request.query, now()
     if sum(name in query for name in QUESTION_PARAMETERS) > 1:
-        wrong_use(f"ask for one of these: {', '.join(QUESTION_PARAMETERS)}")
+        wrong_use(f"use only one of these: {', '.join(QUESTION_PARAMETERS)}")
     since = read_time(query["since"], at, ahead=False) if "since" in query else None
     if "what" in query:
         answer = audit.answer_about_record(

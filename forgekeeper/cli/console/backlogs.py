@@ -47,7 +47,7 @@ class BacklogHistory:
                     due = None
                 self._points[name].append((instant, due and due.records))
         except (pw.PeeweeException, MaxConnectionsExceeded, OSError) as error:
-            log.warning("backlogs not known", error=describe_error(error))
+            log.warning("backlogs unknown", error=describe_error(error))
             for name in BATCHES:
                 self._points[name].append((None, None))
         finally:

@@ -62,7 +62,7 @@ def show_preview(request: PageRequest) -> dict[str, Any]:
 
 def list_limits(settings: Settings, batch: str, used: LimitUsage) -> list[tuple[str, int | None, int]]:
     """Return the name of each limit, its value (None if unlimited), and its current use."""
-    names = ("records a run", "records a day", "bytes a run", "bytes a day")
+    names = ("records per run", "records per day", "bytes per run", "bytes per day")
     return list(zip(names, settings.deletion_limits(batch), used[1:5], strict=True))
 
 
@@ -88,8 +88,8 @@ def _chart_ticks(batch: BatchSpec) -> Iterator[tuple[str, list[tuple[JobRun, flo
     lasted = [
         (run, one.total_seconds(), format_duration(one)) if one else (run, 0.0, "did not run") for run, one in ended
     ]
-    yield "How long the last ticks took", lasted
+    yield "Duration of the last ticks", lasted
     if batch.deletes_records:
         totals = RunTotal.sum_of_runs(batch.name, [run.id for run in runs])
         deleted = [(run, totals.get(run.id, NO_AMOUNT).records) for run in runs]
-        yield "How many records the last ticks deleted", [(run, one, f"{one:,} deleted") for run, one in deleted]
+        yield "Records deleted by the last ticks", [(run, one, f"{one:,} deleted") for run, one in deleted]

@@ -47,15 +47,15 @@ MIN_PASSWORD_LENGTH = 8
 REQUIRED_MODULES = ("argon2", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicorn", "yaml")
 
 log = structlog.get_logger(__name__)
-console = typer.Typer(name="console", help="Serve a page that shows what the commands say, and acts as they do.")
+console = typer.Typer(name="console", help="Serve web pages with the facts and actions of the commands.")
 
 
 @console.callback(invoke_without_command=True)
 def serve_console(context: typer.Context) -> None:
-    """Serve a page that shows what the commands say, and acts as they do.
+    """Serve web pages with the facts and actions of the commands.
 
-    It listens on FORGEKEEPER_CONSOLE_HOST and FORGEKEEPER_CONSOLE_PORT.  PostgreSQL and Redis may be away.  SIGTERM
-    and Ctrl-C end it.
+    It listens on FORGEKEEPER_CONSOLE_HOST and FORGEKEEPER_CONSOLE_PORT.  It also runs without PostgreSQL and Redis.
+    SIGTERM and Ctrl-C end it.
     """
     if missing := [name for name in REQUIRED_MODULES if find_spec(name) is None]:
         wrong_use(f"this needs the extra `console`, for {missing[0]}: {install_command('console')}")
@@ -85,39 +85,43 @@ def list_users(*, json: Json = False) -> None:
     if json:
         print_json([{"name": name, "role": role, "proxy": proxy} for name, role, proxy in found])
     else:
-        print_table(["user", "role", "known by"], ((*one, "proxy" if proxy else "password") for *one, proxy in found))
+        print_table(
+            ["user", "role", "authentication"], ((*one, "proxy" if proxy else "password") for *one, proxy in found)
+        )
 
 
-user = create_group("user", "See and change who may use the console.", list_users)
+user = create_group("user", "List and change the users of the console.", list_users)
 console.add_typer(user)
 
 
 @user.command("add")
 def add_user(
-    name: Annotated[str, typer.Argument(help="Who it is, as one types it to log in, or as the proxy says it.")],
-    role: Annotated[Role, typer.Option(help="A viewer looks, an operator acts.")],
+    name: Annotated[str, typer.Argument(help="The user's name, as for the login, or as the proxy sends it.")],
+    role: Annotated[Role, typer.Option(help="A viewer reads, an operator also acts.")],
     *,
-    proxy: Annotated[bool, typer.Option("--proxy", help="Only a proxy names this user: there is no password.")] = False,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="A proxy authenticates this user, who has no password.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Add a user, or give one that there is another role and password, which ends that user's sessions.
+    """Add a user, or change a user's role and password, which ends the user's sessions.
 
-    It asks for the password, or reads it from standard input, a line.
+    It asks for the password, or reads it as a line from standard input.
     """
     users = _require_user_file()
     if not is_valid_name(name):
-        wrong_use(f"a name has 1 to {MAX_NAME_LENGTH} characters that can be printed, no colon, and no space around it")
+        wrong_use(f"a name has 1 to {MAX_NAME_LENGTH} printable characters, no colon, and no space around it")
     hashed = PROXY_USER_HASH if proxy else hash_password(_read_password())
     with users.edit_users() as known:
         done = "changed" if name in known else "added"
         known[name] = User(name, role, hashed)
-    text = f"{done} {name}, {role}{', whom a proxy names' if proxy else ''}"
+    text = f"{done} {name}, {role}{', authenticated by a proxy' if proxy else ''}"
     print_answer({"name": name, "role": role, "proxy": proxy, "done": done}, text, json=json)
 
 
 @user.command("remove")
-def remove_user(name: Annotated[str, typer.Argument(help="Who it is.")], *, json: Json = False) -> None:
-    """Remove a user, and end that user's sessions."""
+def remove_user(name: Annotated[str, typer.Argument(help="The user's name.")], *, json: Json = False) -> None:
+    """Remove a user, and end the user's sessions."""
     users = _require_user_file()
     with users.edit_users() as known:
         if known.pop(name, None) is None:
@@ -170,12 +174,12 @@ def _refuse_open_access(settings: Settings) -> None:
     host, certificate, proxy = settings.console_host, settings.console_tls_certificate, settings.console_proxy
     beyond, tls = host not in LOCAL_HOST_NAMES, f"{PREFIX}CONSOLE_TLS_CERTIFICATE and {PREFIX}CONSOLE_TLS_KEY"
     if not settings.console_port:
-        wrong_use(f"{PREFIX}CONSOLE_PORT is 0: a console without a port has nothing to do")
+        wrong_use(f"{PREFIX}CONSOLE_PORT is 0: set it to the console's port")
     if bool(certificate) != bool(settings.console_tls_key):
         wrong_use(f"set both {tls}, or neither")
     if beyond and not (certificate or proxy):
         through = f"set {tls}, or name a proxy that speaks TLS in {PREFIX}CONSOLE_PROXY"
-        wrong_use(f"others would see passwords on their way to {host}: {through}")
+        wrong_use(f"passwords sent to {host} would not be encrypted: {through}")
     if (beyond or settings.console_actions == "on") and not (settings.console_users or proxy):
         users = f"set {PREFIX}CONSOLE_USERS to a file (`forgekeeper console user add`), or {PREFIX}CONSOLE_PROXY"
         wrong_use(f"anybody who reaches {host} could {'look' if beyond else 'act'}: {users}")
@@ -183,7 +187,7 @@ def _refuse_open_access(settings: Settings) -> None:
 
 def _require_user_file() -> UserFile:
     if (path := load_and_configure_logging().console_users) is None:
-        wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the file that has, or shall have, the console's users")
+        wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the path of the file with the console's users")
     return UserFile(path)
 
 
@@ -191,7 +195,7 @@ def _read_password() -> str:
     if not sys.stdin.isatty():
         password = sys.stdin.readline().rstrip("\r\n")
     elif (password := getpass("password: ")) != getpass("again: "):
-        wrong_use("these were two different passwords; nothing was changed")
+        wrong_use("the two passwords differ; nothing was changed")
     if len(password) < MIN_PASSWORD_LENGTH:
-        wrong_use(f"a password has {MIN_PASSWORD_LENGTH} characters or more; nothing was changed")
+        wrong_use(f"a password has at least {MIN_PASSWORD_LENGTH} characters; nothing was changed")
     return password

@@ -21,9 +21,9 @@ from forgekeeper.ledger.job_runs import JobRun
 MAX_SHOWN_TICKS, MAX_SHOWN_ACTS = 60, 5
 """Maximum ticks of a batch, and maximum acts of people, on the page."""
 FIRST_STEPS = {
-    "error": ("Servers and places", "all are there, and belong to this installation"),
+    "error": ("Servers and places", "all answer, and belong to this installation"),
     "blocked": ("Data", "every batch finds its tables"),
-    "unserved": ("Processes", "a scheduler lives, and each queue has a worker"),
+    "unserved": ("Processes", "a scheduler is running, and each queue has a worker"),
 }
 """First steps of a new installation: title and aim, by the state of the problems that they solve."""
 

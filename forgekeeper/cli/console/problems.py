@@ -52,12 +52,12 @@ def _list_batch_problems(name: str, one: StatusReport, amount: StatusReport | No
     """Yield the batch's holds, its failing children, and an unusual number of deletions."""
     for hold in one["holds"]:
         state, reason = STATES_BY_HOLD[hold["kind"]], hold["reason"] or "no reason given"
-        by = "the breaker" if hold["kind"] == "breaker" else hold["by"]
+        by = "the circuit breaker" if hold["kind"] == "breaker" else hold["by"]
         yield ProblemLine(state, reason, [name], hold["kind"], hold["since"], by, hold["until"])
     if count := one["children_failing"]:
         newest = Quarantined.oldest_first(batch=name, kind="child").order_by(Quarantined.failed_at.desc()).first()
         fails = "1 child fails" if count == 1 else f"{count:,} children fail"
         yield ProblemLine("failing", f"{fails}: {newest.error}", [name], "children", newest.since)
     if amount and amount["unusual"]:
-        sentence = f"{amount['today']:,} deleted today, at most {max(amount['before']):,} on a day before"
+        sentence = f"{amount['today']:,} records deleted today, at most {max(amount['before']):,} on an earlier day"
         yield ProblemLine("unusual", sentence, [name], "unusual")

@@ -141,7 +141,7 @@ def _read_connected(read_facts: Callable[[], dict[str, Any]], before: CachedAnsw
         known = replace(before, trouble=describe_trouble(error))
     except Exception:
         log.exception("page failed")
-        known = replace(before, trouble="this page has a fault, which the log of the console has")
+        known = replace(before, trouble="this page failed; see the log of the console")
     finally:
         release_connection()
     return replace(known, asked=time.monotonic())

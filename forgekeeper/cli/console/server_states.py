@@ -79,14 +79,12 @@ def list_states(settings: Settings, trouble: str | None) -> list[ServerState]:
     installation_id = Installation.find_id()
     clocks = preconditions.compare_clocks("postgresql", *([] if trouble else ["redis"]), "host")
     wrong = [one.as_sentence() for one in clocks if one.exceeds(settings.clock_tolerance)]
-    apart = (
-        f"{max(abs(one.seconds) for one in clocks):.1f} s apart at most{', without those of Redis' if trouble else ''}"
-    )
+    apart = f"{max(abs(one.seconds) for one in clocks):.1f} s apart at most{', without Redis' if trouble else ''}"
     return [
         ServerState(
             "Installation",
             installation_id or "none",
-            None if installation_id else "there is none: run `forgekeeper migrate`",
+            None if installation_id else "there is no installation: run `forgekeeper migrate`",
         ),
         ServerState("PostgreSQL", show_database_url(settings.require_database()), why_misplaced()),
         ServerState("Redis", show_redis_url(settings.require_redis()), trouble),

@@ -45,10 +45,10 @@ class UserFile(NamedTuple):
         try:
             text, mode = self.path.read_text(encoding="utf-8"), self.path.stat().st_mode
         except FileNotFoundError:
-            raise Problem(f"there is no {self.path}: {ADD_USER_COMMAND} makes it", WRONG_USE_STATUS) from None
+            raise Problem(f"there is no {self.path}: {ADD_USER_COMMAND} creates it", WRONG_USE_STATUS) from None
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise Problem(f"cannot read the users in {self.path}: {why}; correct that", WRONG_USE_STATUS) from None
+            raise Problem(f"cannot read the users in {self.path}: {why}; fix the file", WRONG_USE_STATUS) from None
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise Problem(f"others may write {self.path}: run `chmod 600 {self.path}`", WRONG_USE_STATUS)
         users: dict[str, User] = {}
@@ -58,7 +58,7 @@ class UserFile(NamedTuple):
             if (user := _parse_user(line)) is None or user.name in users:
                 # The line may contain a password, so the error does not repeat it.
                 sentence = (
-                    f"line {number} of {self.path} is no user, or one again: write name:role:hash, or run"
+                    f"line {number} of {self.path} is not a user, or repeats a user: write name:role:hash, or run"
                     f" {ADD_USER_COMMAND}"
                 )
                 raise Problem(sentence, WRONG_USE_STATUS)

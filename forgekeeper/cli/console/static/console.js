@@ -1,20 +1,20 @@
-// Renew what is live twice a second, as long as somebody can see it.
+// Renew the live part of the page twice a second while the page is visible.
 "use strict";
 
-const EVERY = 500; // milliseconds from an answer to the next question
-const LATE = 1500; // milliseconds after which a question without an answer is told of
+const EVERY = 500; // milliseconds from an answer to the next request
+const LATE = 1500; // milliseconds without an answer until the page says so
 let next, late;
 
 function renew() {
   const live = document.querySelector("#live[data-live]");
-  // A page that is shown again begins again, see below.
+  // A page that becomes visible again starts again, see below.
   if (!live || document.hidden) return;
   clearTimeout(late);
   late = setTimeout(() => lost(true), LATE);
   htmx.trigger(live, "renew");
 }
 
-// One timer, however many things ask for it: a page asks one question at a time.
+// One timer for all callers: a page has one request at a time.
 function later() {
   clearTimeout(next);
   next = setTimeout(renew, EVERY);
@@ -32,7 +32,7 @@ document.addEventListener("htmx:afterRequest", (event) => {
 document.addEventListener("htmx:sendError", () => lost(true));
 document.addEventListener("htmx:timeout", () => lost(true));
 document.addEventListener("htmx:beforeSwap", (event) => {
-  // A page with an error is shown, too: it says what is wrong.  What is no page of the console's takes nothing's place.
+  // Pages with an error are shown, too: they say what is wrong.  Pages of other programs are not.
   const page = event.detail.xhr.responseText.includes('id="live"');
   event.detail.isError = false;
   event.detail.shouldSwap = page;
@@ -41,7 +41,7 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 document.addEventListener("visibilitychange", renew);
 window.addEventListener("pageshow", later);
 
-// What a person has opened, typed or chosen stays so.
+// Keep opened details, and typed or chosen values.
 function touched(field) {
   if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
   if (field.options) return [...field.options].some((option) => option.selected !== option.defaultSelected);

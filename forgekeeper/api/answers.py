@@ -232,16 +232,16 @@ class Rows(Answer, Generic[Row]):
         if not isinstance(key, WHOLE_NUMBER_FIELDS):
             raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
         if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
-            raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, as {name}.created_at may be")
+            raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, such as {name}.created_at")
         if self.where is None and self.older_than is None:
-            raise Mistake(f"Rows of {name}: nothing says which are due; write older_than=, a condition, or both")
+            raise Mistake(f"Rows of {name}: which rows are due is unknown; write older_than=, a condition, or both")
         if self.where is not None and not isinstance(self.where, pw.Node):
-            raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
+            raise Mistake(f"Rows of {name}: the condition has to be an expression, such as {name}.created_at < now")
         self._check_parts(name)
         if self.chunk < 1:
-            raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
+            raise Mistake(f"Rows of {name}: a chunk has at least one row, not {self.chunk}")
         if self.total is not None and self.size is None:
-            raise Mistake(f"Rows of {name}: a total is kept of sizes, so size has to be a column")
+            raise Mistake(f"Rows of {name}: total= adds up sizes, so size has to be a column")
         if not self.record:
             object.__setattr__(self, "record", default_record_name(self.model))
         if self.classes is not None and self.share is None:
@@ -250,11 +250,11 @@ class Rows(Answer, Generic[Row]):
     def _check_parts(self, name: str) -> None:
         """Refuse a second condition without a first, an outbox of another table, and a table without a class."""
         if self.or_where is not None and self.where is None:
-            raise Mistake(f"Rows of {name}: or_where= adds to a condition; write that, too")
+            raise Mistake(f"Rows of {name}: or_where= adds to a condition; write the condition, too")
         if self.outbox is not None and self.outbox.path.model is not self.model:
-            raise Mistake(f"Rows of {name}: the outbox gets a path, which has to be a column of {name}")
+            raise Mistake(f"Rows of {name}: the path of the outbox has to be a column of {name}")
         if self.classes is not None and self.classes.count < 1:
-            raise Mistake(f"Rows of {name}: there is one class at least, not {self.classes.count}")
+            raise Mistake(f"Rows of {name}: count has to be at least 1, not {self.classes.count}")
 
     def in_class(self, number: int) -> Self:
         """Return the rows of a class."""
@@ -304,7 +304,7 @@ class Rows(Answer, Generic[Row]):
         if where is not None and self.or_where is not None:
             where = pw.Expression(where, "OR", self.or_where)
         if self.older_than is None:
-            assert where is not None, "Rows has one of both"
+            assert where is not None, "Rows has a condition or an age"
             return where
         assert self.now is not None, "rows have to be bound to an instant"
         is_old: pw.Node = self.since < self.now - self.older_than
@@ -440,7 +440,7 @@ class Changes(Rows[Row]):
         super().__post_init__()
         for part in ("%(ids)s", "{due}", "{recorded}", "changed as"):
             if part not in self.statement:
-                raise Mistake(f"Changes of {self.record}: its statement has no {part}")
+                raise Mistake(f"Changes of {self.record}: its statement lacks {part}")
 
 
 @dataclass(frozen=True)
@@ -563,7 +563,7 @@ def ask_for_rows(batch: str, due: DueFunction, now: datetime) -> list[Rows[Any]]
 def require_table(model: Any, answer: str) -> str:
     """Return the name of a *model*; raise `Mistake` unless it is a class that inherits from `Table`."""
     if not (isinstance(model, type) and issubclass(model, Base)):
-        raise Mistake(f"{answer} of {model!r}: it takes a class that inherits from forgekeeper.Table")
+        raise Mistake(f"{answer} of {model!r}: write a class that inherits from forgekeeper.Table")
     return model.__name__
 
 

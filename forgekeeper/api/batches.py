@@ -184,7 +184,9 @@ class BatchSpec(Declaration):
         Raises `TypeError` for arguments and options, `NotSent` if no run may start, `RuntimeError` without a broker.
         """
         if args or any(options.values()):
-            raise TypeError(f"{self.name} is a batch: send() takes nothing, as the ledger has one run of it at a time")
+            raise TypeError(
+                f"{self.name} is a batch: send() has no arguments, as the ledger has one run of it at a time"
+            )
         if self.sender is None:
             raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.delivery.broker.load_batches()")
         return self.sender(self)

@@ -43,9 +43,9 @@ class Buckets:
         if not self.name or not {"{", "}"}.isdisjoint(self.name):
             raise Mistake(f"Buckets {self.name!r}: the name is the hash tag of their keys; write it without braces")
         if self.min_count < 1:
-            raise Mistake(f"Buckets of {self.name}: there is one bucket at least, not {self.min_count}")
+            raise Mistake(f"Buckets of {self.name}: count has to be at least 1, not {self.min_count}")
         if self.loop_limit is not None and self.loop_limit < 1:
-            raise Mistake(f"Buckets of {self.name}: a child deletes one chunk at least, not {self.loop_limit}")
+            raise Mistake(f"Buckets of {self.name}: loop_limit has to be at least 1, not {self.loop_limit}")
 
     @property
     def possible_counts(self) -> list[int]:

@@ -47,6 +47,6 @@ class Housekeeping(Answer):
         """Refuse times and chunks that allow no removal."""
         for name, keep in vars(self).items():
             if isinstance(keep, timedelta) and keep < timedelta(0):
-                raise Mistake(f"Housekeeping: {name} has to be a time from 0 on, not {keep}")
+                raise Mistake(f"Housekeeping: {name} must not be negative, as {keep} is")
         if self.chunk < 1:
-            raise Mistake(f"Housekeeping: a chunk has one record at least, not {self.chunk}")
+            raise Mistake(f"Housekeeping: a chunk has at least one record, not {self.chunk}")

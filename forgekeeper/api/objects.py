@@ -81,7 +81,7 @@ class Queue(Generic[Row]):
         if not isinstance(self.model._meta.primary_key, WHOLE_NUMBER_FIELDS):
             raise Mistake(f"Queue of {name}: its primary key has to be one column of whole numbers")
         if self.retry.attempts < 1:
-            raise Mistake(f"Queue of {name}: an item has one attempt at least, not {self.retry.attempts}")
+            raise Mistake(f"Queue of {name}: an item has at least one attempt, not {self.retry.attempts}")
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,13 @@ class Register:
         """Refuse a register that Redis cannot keep."""
         said = f"Register {self.name!r}"
         if not REGISTER_NAME_PATTERN.fullmatch(self.name):
-            raise Mistake(f"{said}: the keys begin with its name; write small letters, digits and _, as in new_uploads")
+            raise Mistake(
+                f"{said}: its name begins the keys: write lower-case letters, digits and _, as in new_uploads"
+            )
         if self.older_than < ONE_SECOND or self.older_than % ONE_SECOND:
-            raise Mistake(f"{said}: older_than has to be whole seconds, one at least, not {self.older_than}")
+            raise Mistake(f"{said}: older_than has to be whole seconds, at least one, not {self.older_than}")
         if self.retry.attempts < 1:
-            raise Mistake(f"{said}: an entry has one attempt at least, not {self.retry.attempts}")
+            raise Mistake(f"{said}: an entry has at least one attempt, not {self.retry.attempts}")
 
 
 class Locations(NamedTuple):
@@ -233,7 +235,7 @@ class Objects(Answer, Generic[Source]):
         else:
             self._require_columns(self.source.model)
         if self.chunk < 1:
-            raise Mistake(f"{self._shown_name}: a chunk has one object at least, not {self.chunk}")
+            raise Mistake(f"{self._shown_name}: a chunk has at least one object, not {self.chunk}")
         in_register = isinstance(self.source, Register)
         called = self.called or ("upload" if in_register else self.record or default_record_name(self.queue.model))
         record = self.record or (f"stale_{called}" if in_register else default_record_name(self.queue.model))
@@ -248,18 +250,18 @@ class Objects(Answer, Generic[Source]):
         }
         if columns := [f"{option}=" for option, is_given in given.items() if is_given]:
             raise Mistake(
-                f"{self._shown_name}: an entry has its location and path in itself; leave out {', '.join(columns)}"
+                f"{self._shown_name}: an entry contains its location and path; leave out {', '.join(columns)}"
             )
         if self.unless is not None and self.unless.unsure is not None:
             raise Mistake(f"{self._shown_name}: unsure= keeps rows of a queue; leave it out")
         if unknown := sorted(self.counted.keys() - REGISTER_RESULT.keys()):
-            raise Mistake(f"{self._shown_name}: counted= has no {unknown[0]!r}, but {', '.join(REGISTER_RESULT)}")
+            raise Mistake(f"{self._shown_name}: counted= lacks {unknown[0]!r}, and has {', '.join(REGISTER_RESULT)}")
 
     def _require_columns(self, model: type[Base]) -> None:
         if not isinstance(self.location, (str, Locations)):
             raise Mistake(f"{self._shown_name}: location has to be a name or Locations(COLUMN, NAMES)")
         if not self.location or self.path is NO_OBJECT_PATH:
-            raise Mistake(f"{self._shown_name}: say with location= and path= where the object of a row is")
+            raise Mistake(f"{self._shown_name}: name the object of a row with location= and path=")
         if self.counted:
             raise Mistake(f"{self._shown_name}: counted= is for a register; leave it out")
         columns = {"path": self.path, "project": self.project}
@@ -271,7 +273,7 @@ class Objects(Answer, Generic[Source]):
             raise Mistake(f"{self._shown_name}: project has to be a column with the ids of projects")
         is_text = not isinstance(self.path, pw.Field) or isinstance(self.path, (pw.TextField, pw.CharField))
         if not isinstance(self.path, pw.Node) or not is_text:
-            raise Mistake(f"{self._shown_name}: path has to be a column of text or an expression of columns")
+            raise Mistake(f"{self._shown_name}: path has to be a text column or an expression of columns")
 
     @property
     def _shown_name(self) -> str:

@@ -143,7 +143,7 @@ class Refs(Answer, Generic[Row]):
                 " key is the project's id, as Project.disk_path may be"
             )
         if self.most < 1:
-            raise Mistake(f"{name}: a child works on one row at least, not {self.most}")
+            raise Mistake(f"{name}: a child works on at least one row, not {self.most}")
         record = self.record or default_record_name(model)
         object.__setattr__(self, "record", record)
         object.__setattr__(self, "called", self.called or record)
@@ -194,7 +194,7 @@ class ChildPerRepository(Answer):
     def __post_init__(self) -> None:
         """Refuse pages and runs without projects."""
         if self.page < 1 or self.most < 1:
-            raise Mistake(f"ChildPerRepository: page and most are one at least, not {self.page} and {self.most}")
+            raise Mistake(f"ChildPerRepository: page and most have to be at least 1, not {self.page} and {self.most}")
 
 
 def _require_column(

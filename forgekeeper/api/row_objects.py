@@ -30,11 +30,11 @@ class RowObject:
         """Refuse columns that name no object."""
         name = type(self).__name__
         if not isinstance(self.path, pw.TextField):
-            raise Mistake(f"{name}: path has to be a column for texts (TextField)")
+            raise Mistake(f"{name}: path has to be a text column (TextField)")
         if not isinstance(self.location, pw.IntegerField) or self.location.model is not self.path.model:
             model = self.path.model.__name__
             raise Mistake(f"{name} of {model}: location has to be a column of {model} for whole numbers (IntegerField)")
         if self.theirs is not None:
             lacks = [column for column in FORGE_COLUMNS if column not in self.theirs._meta.columns]
             if lacks:
-                raise Mistake(f"{name}: {self.theirs.__name__} has no column {lacks[0]}, so no object fits into it")
+                raise Mistake(f"{name}: {self.theirs.__name__} lacks the column {lacks[0]}, which objects need")

@@ -44,7 +44,7 @@ def test_a_batch_that_is_paused_is_not_sent():
 
 
 def test_a_batch_takes_no_arguments():
-    with pytest.raises(TypeError, match="send\\(\\) takes nothing"):
+    with pytest.raises(TypeError, match="send\\(\\) has no arguments"):
         prune.send(7)
 
 

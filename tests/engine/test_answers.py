@@ -283,8 +283,8 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.name), "since has to be a DateTimeTZField of Weed"),
         (lambda now: Rows(Named, Named.grown_at < now, since=Named.grown_at), "primary key has to be one column"),
         (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),
-        (lambda _now: Rows(Weed, since=Weed.grown_at), "nothing says which are due; write older_than="),
-        (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has one row at least"),
+        (lambda _now: Rows(Weed, since=Weed.grown_at), "which rows are due is unknown; write older_than="),
+        (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has at least one row"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, total=TOTAL), "size has to be a column"),
     ],
 )

@@ -142,12 +142,12 @@ class Crate(Table):
         (lambda: Queue(Parcel, due_at=Parcel.due_at, attempts=Parcel.path, created_at=Parcel.made_at),
          "attempts has to be a column of Parcel for whole numbers"),
         (lambda: Queue(Parcel, due_at=Parcel.due_at, attempts=Parcel.tries, created_at=Parcel.made_at,
-                       retry=Retry(attempts=0)), "an item has one attempt at least, not 0"),
+                       retry=Retry(attempts=0)), "an item has at least one attempt, not 0"),
         (lambda: Objects(QUEUE, location="a", path=Crate.path), "path has to be a column of Parcel"),
-        (lambda: Objects(QUEUE, location="a", path="path"), "path has to be a column of text or an expression"),
+        (lambda: Objects(QUEUE, location="a", path="path"), "path has to be a text column or an expression"),
         (lambda: Objects(QUEUE, location="a", path=Parcel.path, project=Crate.id), "project has to be a column of"),
         (lambda: Objects(QUEUE, location=Locations(Crate.id, {1: "a"}), path=Parcel.path), "location has to be a"),
-        (lambda: Objects(QUEUE, location="a", path=Parcel.path, chunk=0), "a chunk has one object at least"),
+        (lambda: Objects(QUEUE, location="a", path=Parcel.path, chunk=0), "a chunk has at least one object"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_an_error_where_it_is_written(answer, said):

@@ -185,8 +185,8 @@ def refs(of=1, *, missing=False, **changes):
         (lambda: refs(project=Topic.name), "project has to be a column of Topic for whole numbers"),
         (lambda: refs(expected=Topic.name), "expected has to be a column that may be NULL"),
         (lambda: refs(repository=Topic.name), "repository has to be a column for texts .* of the table of projects"),
-        (lambda: refs(most=0), "a child works on one row at least, not 0"),
-        (lambda: ChildPerRepository(page=0), "page and most are one at least, not 0 and 10000"),
+        (lambda: refs(most=0), "a child works on at least one row, not 0"),
+        (lambda: ChildPerRepository(page=0), "page and most have to be at least 1, not 0 and 10000"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_an_error_where_it_is_written(answer, said):

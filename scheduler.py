@@ -95,7 +95,7 @@ class BatchLoop(CriticalThread):
         """End the process: a scheduler without this loop is worse than none."""
         self._broken.set()
         self._stop_requests.put(None)
-        log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
+        log.critical("process ends itself", reason=f"loop {self.name!r} has ended", exc_info=error)
 
     def reconcile_once(self) -> None:
         """Reconcile once; if a server is down or a row unreadable, only this turn fails."""
@@ -160,7 +160,7 @@ def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_r
     def report_start(_event: object) -> None:
         stopper.running.set()
         on_ready()
-        tell_supervisor("READY=1", "STATUS=keeps the timetable")
+        tell_supervisor("READY=1", "STATUS=schedules batches")
         log.info("scheduler ready", scheduler=process_identity())
 
     timetable = {name: str(settings.schedule_of(name) or "off") for name in BATCHES}
@@ -183,7 +183,7 @@ def _stop_loops(loops: list[BatchLoop], heartbeat: Heartbeat, *, within: float) 
     for loop in loops:
         loop.join(max(0.0, ends - monotonic()))
     if cut := [loop.name for loop in loops if loop.is_alive()]:
-        log.warning("turns cut off, the next scheduler goes on from there", batches=cut)
+        log.warning("turns interrupted, the next scheduler continues", batches=cut)
 
 
 def _keep_heartbeat(clock: BlockingScheduler, loops: list[BatchLoop]) -> None:

@@ -18,7 +18,7 @@ def demo(
         bool, typer.Option("--keep", help="Leave everything running, with its console, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show the whole system at work, on servers and data of its own, and clean up after it.
+    """Show the whole system at work, on temporary servers and data, and remove them afterwards.
 
     Exit status 0 only if every figure is as expected.
     """
@@ -29,15 +29,15 @@ def demo(
 
 def up(
     sample: Annotated[
-        bool, typer.Option("--sample", help="With sample data in .forgekeeper/; more expires each minute.")
+        bool, typer.Option("--sample", help="Use sample data in .forgekeeper/; more records expire each minute.")
     ] = False,
 ) -> None:
-    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
+    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, a worker for children.
 
-    With them an exporter, and the console where its extra is installed.
+    Also an exporter, and the console if its extra is installed.
 
-    Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
-    `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
+    If no URLs are set, PostgreSQL and Redis are embedded, with their data in `.forgekeeper/`.  Ctrl-C ends everything,
+    the runs first.
     """
     from demo.up import run_everything
 
@@ -45,12 +45,12 @@ def up(
 
 
 def seed(
-    scale: Annotated[int, typer.Option(min=0, help="So many times the usual amount; 0: the tables alone.")] = 1,
+    scale: Annotated[int, typer.Option(min=0, help="Multiple of the usual amount; 0 only creates the tables.")] = 1,
     json: Json = False,
 ) -> None:
-    """Fill the database with sample data, beside what is there; make the example forge's tables first.
+    """Create the example forge's tables, and add sample data to the database.
 
-    Refuses a database that holds a forge's own tables.
+    It refuses a database with a forge's own tables.
     """
     from demo.sample_data import fill_database
 

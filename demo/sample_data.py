@@ -277,7 +277,7 @@ def fill_database(scale: int, *, json: bool) -> None:
                 acts.record_act("seed", "sample data", after={"scale": scale})
                 make_tables(database.obj)
         except migrations.TableExists as error:
-            raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
+            raise Problem(f"{error}: this database belongs to a forge; use another database for sample data") from error
         if scale:
             add_samples(scale, settings)
         found = count_samples(settings).values()

@@ -63,9 +63,7 @@ def show_everything(*, keep: bool) -> None:
         out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         _prepare_sample_data(folder, settings)
         before = count_all(settings, folder)
-        out.print(
-            "2. There is sample data: " + ", ".join(f"{one.total:,} {one.description}" for one in before.values())
-        )
+        out.print("2. Sample data: " + ", ".join(f"{one.total:,} {one.description}" for one in before.values()))
         out.print("3. A scheduler, a worker, an exporter and a console start, each a process of its own.")
         console = console_url(settings)
         out.print(f"   The console is at {console} until {'Ctrl-C' if keep else 'everything is done'}.")
@@ -145,10 +143,10 @@ def _keep_running(running: CommandProcesses, settings: Settings, console: str) -
             ends = time.monotonic() + TRAFFIC_INTERVAL_SECONDS
             while time.monotonic() < ends:
                 if name := running.find_ended():
-                    raise Problem(f"`forgekeeper {name}` has ended, so everything ends")
+                    raise Problem(f"`forgekeeper {name}` has ended, so all processes end")
                 time.sleep(PROCESS_POLL_SECONDS)
     except KeyboardInterrupt:
-        out.print("ending: runs finish their chunk first")
+        out.print("stopping: runs finish their chunk first")
 
 
 def _wait_until_done(running: CommandProcesses, log: Path) -> None:
@@ -161,7 +159,7 @@ def _wait_until_done(running: CommandProcesses, log: Path) -> None:
                 reason = f"`forgekeeper {name}` has ended" if name else f"not done after {TOUR_TIMEOUT_SECONDS:.0f} s"
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
                 raise Problem(f"the tour failed: {reason}; {left:,} left; the log ends with:\n{tail}")
-            status.update(f"{left:,} left to do")
+            status.update(f"{left:,} records left")
             time.sleep(0.1)
 
 
@@ -287,20 +285,20 @@ def print_results(before: CountsByBatch, after: CountsByBatch, compared: Compare
     def sum_counts(run: JobRun) -> int:
         return sum(value for value in run.result.values() if isinstance(value, int))
 
-    out.print("4. This is what they did:\n")
+    out.print("4. The results:\n")
     pairs = ((was, after[name]) for name, was in before.items())
     rows = ((was.description, *(f"{n:,}" for n in (was.total, was.due, left.total, left.due))) for was, left in pairs)
-    print_table(("what", "there were", "to go", "are left", "to go"), rows)
+    print_table(("data", "before", "due", "after", "due"), rows)
     out.print()
     runs = {batch: [run for run in JobRun.select_newest_first(batch) if run.state == "succeeded"] for batch in BATCHES}
     results = (
         (batch, len(of_batch), format_facts(max(of_batch, key=sum_counts).result)) for batch, of_batch in runs.items()
     )
-    print_table(("batch", "runs", "the busiest one's result"), results)
+    print_table(("batch", "runs", "result of the busiest run"), results)
     ports = ", ".join(
         f":{Settings.model_fields[f'metrics_port_{page}'].default} ({page})" for page in ENDPOINT_COMMANDS
     )
-    out.print(f"\n5. Their pages of metrics say the same; elsewhere they are at {ports}:\n")
+    out.print(f"\n5. The metrics agree; other installations serve them at {ports}:\n")
     said = (
         (
             of.page,
@@ -311,7 +309,7 @@ def print_results(before: CountsByBatch, after: CountsByBatch, compared: Compare
         )
         for of, shown in compared
     )
-    print_table(("page", "metric", "of", "it says", "was done"), said)
+    print_table(("page", "metric", "record", "shown", "expected"), said)
 
 
 def check_results(before: CountsByBatch, after: CountsByBatch, compared: ComparedValues) -> None:
@@ -325,4 +323,4 @@ def check_results(before: CountsByBatch, after: CountsByBatch, compared: Compare
         raise Problem(f"a figure is wrong: expected {expected}, found {found}")
     differ = [(of, shown) for of, shown in compared if shown != of.expected]
     if wrong := [f"{of.metric}({of.labels}) of the {of.page} is {shown}, not {of.expected}" for of, shown in differ]:
-        raise Problem("a page of metrics is wrong: " + "; ".join(wrong))
+        raise Problem("the metrics are wrong: " + "; ".join(wrong))

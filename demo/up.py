@@ -110,12 +110,12 @@ def run_everything(*, sample: bool) -> None:
         turns = count(1)
         while stop_requests.empty():
             if name := running.find_ended():
-                raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED_STATUS)
+                raise Problem(f"`forgekeeper {name}` has ended, so all processes end; see its log", FAILED_STATUS)
             time.sleep(PROCESS_POLL_SECONDS)
             if sample and next(turns) % TURNS_PER_TRAFFIC == 0:
                 with connect_command("up"):
                     add_traffic(settings)
-        err.print("ending: runs finish their chunk first")
+        err.print("stopping: runs finish their chunk first")
 
 
 def _wait_until_listening(running: CommandProcesses, settings: Settings) -> None:
@@ -134,13 +134,13 @@ def _next_step(*, own: bool, sample: bool) -> str:
     if sample:
         return (
             "next: open the console, or try `forgekeeper status` in another terminal with the settings above;"
-            " each minute more expires"
+            " more records expire each minute"
         )
     if own:
         return (
-            "next: `forgekeeper up --sample` shows it at work, `forgekeeper peek URL` what it would delete of a forge"
+            "next: `forgekeeper up --sample` shows it at work, `forgekeeper peek URL` what it would delete from a forge"
         )
-    return "next: `forgekeeper status` in another terminal says what is held, late or due"
+    return "next: `forgekeeper status` in another terminal shows held, late and due batches"
 
 
 def _leave_out_what_cannot_run(settings: Settings) -> None:
@@ -160,11 +160,11 @@ def _start_missing_servers(stack: ExitStack, settings: Settings, *, sample: bool
     """Start servers if the settings name neither, and set their URLs; return whether it did."""
     missing = [settings.database_url, settings.redis_url].count(None)
     if sample and missing < 2:
-        wrong_use(f"--sample works on embedded servers alone: unset {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL")
+        wrong_use(f"--sample needs embedded servers: unset {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL")
     if missing == 0:
         return False
     if missing == 1:
-        wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
+        wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither, to use embedded servers")
     own = stack.enter_context(run_servers(folder=EMBEDDED_FOLDER))
     err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {EMBEDDED_FOLDER}/; for other terminals:")
     err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")

@@ -52,8 +52,8 @@ BUCKETS = Buckets(
     called="artifact",
 )
 NO_LOCK_RULE_ERROR = (
-    "FORGEKEEPER_UNKNOWN_LOCKS is resolve, and the forge has no relation ci_job_locks (job_id, locked) that says"
-    " whether the artifacts of a job are locked: make one, or set it to keep"
+    "FORGEKEEPER_UNKNOWN_LOCKS is resolve, but the forge lacks the relation ci_job_locks (job_id, locked) with the"
+    " locks of jobs' artifacts: create it, or set FORGEKEEPER_UNKNOWN_LOCKS to keep"
 )
 
 
@@ -67,8 +67,8 @@ NO_LOCK_RULE_ERROR = (
     tables=[JobLock, ProjectGroup],
     flag=FLAG,
     flags={
-        FLAG: "Delete expired job artifacts at all (batch 11).",
-        HIGH_CONCURRENCY_FLAG: "Delete them in ten buckets instead of five.",
+        FLAG: "Delete expired job artifacts (batch 11).",
+        HIGH_CONCURRENCY_FLAG: "Delete expired job artifacts in ten buckets instead of five.",
     },
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
 )
@@ -87,7 +87,7 @@ def expired_job_artifacts(now: datetime) -> Children:
     collector="artifacts",
 )
 def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
-    """Work on one bucket, and leave a successor while there is more in it."""
+    """Destroy the expired artifacts of one bucket, and start a successor if more are left."""
     resolves_locks = settings().unknown_locks == "resolve"
     return Rows(
         JobArtifact,
@@ -104,7 +104,7 @@ def delete_artifact_bucket(now: datetime) -> Rows[JobArtifact]:
             "ID",
             "expired_artifact",
             gone="was destroyed",
-            because="it had expired at {due}, was unlocked and no trace",
+            because="it had expired at {due}, was unlocked and was not a trace",
         ),
         counted="destroyed",
         counted_bytes="bytes",

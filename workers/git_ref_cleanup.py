@@ -42,7 +42,7 @@ def git_ref_cleanup(now: datetime) -> ChildPerRepository:
     collector="git_refs",
 )
 def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> Refs[GitRefDeletion]:  # noqa: FBT001, FBT002, a message
-    """Delete one project's refs, and leave a successor while there are more."""
+    """Delete one project's refs, and start a successor if more are left."""
     return Refs(
         StatusQueue(
             GitRefDeletion,

@@ -21,8 +21,8 @@ from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker,
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
-UNTOUCHED_REASON = "nothing had touched it for a day"
-UNDO_HINT = "only a status has changed: SQL with the ids in the audit sets it back while the audit is kept"
+UNTOUCHED_REASON = "it had not been updated for a day"
+UNDO_HINT = "only a status was changed: SQL with the ids in the audit restores it, as long as the audit is kept"
 
 TRACKER_IS_UNFINISHED = "status in (0, 1, 3)"
 """Condition of the trackers that are given up with their entity."""

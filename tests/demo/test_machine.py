@@ -103,5 +103,5 @@ def test_root_that_cannot_become_another_user_is_told_what_to_do(commands, monke
     forbid(commands / "setpriv")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
-    with pytest.raises(EmbeddedError, match="run as an ordinary user"):
+    with pytest.raises(EmbeddedError, match="run this as an ordinary user"):
         run_servers().__enter__()

@@ -52,9 +52,7 @@ def test_a_sample_is_refused_for_servers_of_one_s_own(start):
     refused = start("up", "--sample", DATABASE_URL="postgresql://h/n", REDIS_URL="redis://h/0")
 
     assert refused.ends() == 2
-    assert refused.said.startswith(
-        "forgekeeper: --sample works on embedded servers alone: unset FORGEKEEPER_DATABASE_URL"
-    )
+    assert refused.said.startswith("forgekeeper: --sample needs embedded servers: unset FORGEKEEPER_DATABASE_URL")
 
 
 @whole_only

@@ -115,7 +115,7 @@ def test_a_second_one_in_the_same_folder_is_refused_with_one_sentence(start, sec
 
     assert refused.ends() == 1
     (line,) = refused.said.splitlines()
-    assert ".forgekeeper is in use by other embedded servers; stop those, or use another folder" in line
+    assert ".forgekeeper is in use by other embedded servers; stop them, or use another folder" in line
     assert second.command.process.poll() is None
 
 
@@ -125,7 +125,7 @@ def test_one_url_of_two_is_refused_with_one_sentence(start, given):
 
     assert refused.ends() == 2
     assert refused.said == (
-        "forgekeeper: set both FORGEKEEPER_DATABASE_URL and FORGEKEEPER_REDIS_URL, or neither to use embedded servers\n"
+        "forgekeeper: set both FORGEKEEPER_DATABASE_URL and FORGEKEEPER_REDIS_URL, or neither, to use embedded servers\n"
     )
 
 

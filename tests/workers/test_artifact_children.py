@@ -326,4 +326,4 @@ def test_without_the_forges_rule_nothing_is_resolved_and_the_batch_is_blocked(se
     row = run_as_worker(expired_job_artifacts.expired_job_artifacts, settings_with(unknown_locks="resolve"))
 
     assert (row.state, row.result["skipped"]) == ("blocked", "schema")
-    assert "the forge has no relation ci_job_locks" in row.result["blocked"]
+    assert "the forge lacks the relation ci_job_locks" in row.result["blocked"]

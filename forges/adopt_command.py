@@ -18,7 +18,7 @@ FORGE_CHOICES = ("forgejo", "gitea", "gitlab")
 FORGE_ALIASES = {"gitea": "forgejo"}
 """Forges that share the tables of another forge."""
 INDEX_HINT = (
-    "runs will be slow without these indexes; the statements can be executed while the forge works, in this order:"
+    "runs are slow without these indexes; execute the statements in this order, also while the forge is running:"
 )
 SELECT_AUDIT_PRIVILEGE = "select coalesce(has_table_privilege(to_regclass('audit_acts'), 'insert'), false)"
 
@@ -72,7 +72,7 @@ def _list_left_out(found: adoption.Adoption) -> dict[str, list[str]]:
     known = {view for part in found.every_part for view in part.views}
     unknown = [model._meta.table_name for model in FORGE_MODELS if not model.optional]
     without = [view for view in unknown if view not in known]
-    return found.left_out | ({f"{found.display_name} has nothing like them": without} if without else {})
+    return found.left_out | ({f"{found.display_name} has no such tables": without} if without else {})
 
 
 def _find_blocked(views: Collection[str]) -> list[str]:
@@ -87,10 +87,10 @@ def _find_blocked(views: Collection[str]) -> list[str]:
 def _describe_adoption(found: adoption.Adoption, advice: list[str]) -> list[str]:
     said = [f"the views are in schema {found.views}"]
     if found.role is None:
-        said[0] += "; nobody was granted anything, --role names who is"
+        said[0] += "; no role was granted rights, --role names a role"
     said += found.report_limits()
     for why, views in _list_left_out(found).items():
         blocks = ", ".join(_find_blocked(views))
         which = f"without them these batches are blocked: {blocks}" if blocks else "no batch needs them"
-        said.append(f"not adopted, as {why}: {', '.join(views)}; {which}")
+        said.append(f"not adopted, because {why}: {', '.join(views)}; {which}")
     return said + ([INDEX_HINT, *advice] if advice else [])

@@ -209,9 +209,8 @@ def plan_adoption(kind: type[AdoptionT], tables: str, views: str, role: str | No
     """Inspect the tables and return their adoption; raise `AdoptionRefused` if they cannot be adopted."""
     if views == tables:
         raise AdoptionRefused(
-            f"schema {views} is that of {kind.display_name}'s own tables: set FORGEKEEPER_FORGE_SCHEMA to"
-            " another one for the"
-            f" views, such as forgekeeper_{kind.forge}"
+            f"schema {views} has {kind.display_name}'s own tables: set FORGEKEEPER_FORGE_SCHEMA to another"
+            f" schema for the views, such as forgekeeper_{kind.forge}"
         )
     if role and not database.execute_sql("select true from pg_roles where rolname = %s", (role,)).fetchone():
         raise AdoptionRefused(f"there is no role {role}: create it first, `create role {role} login`")
@@ -239,7 +238,7 @@ def require_owner(found: Adoption) -> None:
     (may_become,) = database.execute_sql("select pg_has_role(%s::regrole, 'member')", (found.owner,)).fetchone()
     if not may_become:
         raise AdoptionRefused(
-            f"the tables belong to {found.owner}: run this as that role, or let it run what --print writes"
+            f"the tables belong to {found.owner}: run this as that role, or give the output of --print to that role"
         )
 
 
@@ -251,8 +250,7 @@ def _quote_name(name: str) -> str:
 def _require_readable_tables(found: Adoption) -> None:
     if not found.adopted_parts:
         raise AdoptionRefused(
-            f"schema {found.schema} lacks {found.display_name}'s tables: name that of {found.display_name}'s"
-            " tables with --tables"
+            f"schema {found.schema} lacks {found.display_name}'s tables: name their schema with --tables"
         )
     # Rows hidden from us would look deleted, and their notes would be removed.
     found_tables = database.execute_sql(SELECT_TABLE_OIDS, (found.schema, found.used_tables)).fetchall()

@@ -38,9 +38,9 @@ class AdoptedForge(NamedTuple):
             return
         again = f"run `forgekeeper adopt {self.forge}` again, as the owner of {self.display_name}'s tables"
         if not comment.startswith(write_version_comment(self.forge)):
-            yield f"the views in schema {schema} were made by another version, and may do less or allow more: {again}"
+            yield f"the views in schema {schema} are of another version, and may do less or allow more: {again}"
         elif comment != self._inspect_tables(schema, comment).schema_comment:
-            yield f"{self.display_name}'s tables have changed since the views in schema {schema} were made: {again}"
+            yield f"{self.display_name}'s tables have changed since the views in schema {schema} were created: {again}"
 
     def report_missing_indexes(self, schema: str) -> Iterator[str]:
         """Yield a sentence about missing indexes below the views of that schema."""

@@ -14,18 +14,18 @@ from forgekeeper.cli.terminal import Json
 
 
 def adopt(
-    forge: Annotated[str, typer.Argument(metavar="FORGE", help="Whose tables they are: gitlab, forgejo or gitea.")],
+    forge: Annotated[str, typer.Argument(metavar="FORGE", help="The forge of the tables: gitlab, forgejo or gitea.")],
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
     role: Annotated[
-        str | None, typer.Option("--role", help="The role that forgekeeper connects as; it is granted the views.")
+        str | None, typer.Option("--role", help="The role of forgekeeper's connections; it is granted the views.")
     ] = None,
     tables: Annotated[str, typer.Option("--tables", help="The schema of the forge's own tables.")] = "public",
     json: Json = False,
 ) -> None:
-    """Make views of a forge's own tables, in which the batches find what they expect.
+    """Create views of a forge's own tables, with the columns that the batches need.
 
-    The views go into the schema that FORGEKEEPER_FORGE_SCHEMA names; run this as the role that owns the forge's tables.
-    Running it again, as after an upgrade of the forge, makes them as they should be; no row is touched.
+    The views are created in the schema FORGEKEEPER_FORGE_SCHEMA.  Run this as the role that owns the forge's tables,
+    and again after an upgrade of the forge.  No row is changed.
     """
     from forges.adopt_command import create_views
 
@@ -40,16 +40,18 @@ def peek(
         ),
     ] = None,
     forge: Annotated[
-        str | None, typer.Option("--forge", help="gitlab, forgejo, gitea or example, if it is not recognized.")
+        str | None, typer.Option("--forge", help="The forge, if not recognized: gitlab, forgejo, gitea or example.")
     ] = None,
     tables: Annotated[str, typer.Option("--tables", help="The schema of the forge's tables.")] = "public",
-    seconds: Annotated[float, typer.Option(min=1, max=3_600, help="Time for all counts; then it estimates.")] = 30,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3_600, help="Time limit for all counts; then it estimates.")
+    ] = 30,
     json: Json = False,
 ) -> None:
     """Show what each batch would delete from a forge's database now, without an installation.
 
-    It only reads: nothing is created or locked, and Redis is not asked. A role that may select from the forge's tables
-    is enough, and a standby will do.
+    It only reads: nothing is created or locked, and Redis is not used.  A role that may select from the forge's tables
+    is enough, and so is a standby.
     """
     from forges.peek_command import print_due_records
 

@@ -27,7 +27,7 @@ FACT_LABELS = ForgeFacts(
     other_batches="refs, statuses, imports",
     flags="flags",
     times="times",
-    left_to_the_forge="what it keeps to itself",
+    left_to_the_forge="left to the forge",
     not_adopted="not adopted",
 )
 """Labels of the facts, one for each row of the table."""

@@ -45,7 +45,7 @@ class ForgeTables:
         if not self.adoption:
             yield from find_misfits(model, look_at_relations([relation_name(model)]))
         elif not model.optional and name not in self._common_tables:
-            yield f"{name}: {self._left_out.get(name, f'{self.adoption.display_name} has nothing like it')}"
+            yield f"{name}: {self._left_out.get(name, f'{self.adoption.display_name} has no such table')}"
 
     def fetch_row(self, statement: str, values: Sequence[Any] = ()) -> Any:
         """Return the first row of *statement*."""

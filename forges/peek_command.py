@@ -96,7 +96,7 @@ def print_due_records(url: str | None, *, forge: str | None, tables: str, second
 def _count_batches(found: ForgeTables, settings: Settings, instant: datetime, until: float) -> Iterator[PeekedBatch]:
     batches = [batch for batch in BATCHES.values() if batch.relations or batch.name in NOT_COUNTED_REASONS]
     for left, batch in zip(range(len(batches), 0, -1), batches, strict=True):
-        show_progress_line(f"looking at {batch.name}")
+        show_progress_line(f"counting {batch.name}")
         share = time.monotonic() + max(0.0, until - time.monotonic()) / left
         yield _count_batch(batch, found, settings, instant, share)
 
@@ -151,11 +151,11 @@ def _print_counts(tables: ForgeTables, instant: datetime, batches: Sequence[Peek
         [f"{tables.forge_name}, schema {tables.schema}, at {format_time(instant)} UTC; nothing was created or changed"]
     )
     print_table(
-        ("batch", "would be", "records", "size", "due since", "kept"),
+        ("batch", "action", "records", "size", "due since", "kept"),
         [row for one in batches for row in _format_rows(one)],
     )
     if any(counted.estimate for one in batches for counted in one.records):
-        print_sentences(["~ is an estimate by PostgreSQL, as there was no time to count: --seconds gives more"])
+        print_sentences(["~ is an estimate by PostgreSQL, because the time was over: raise --seconds to count more"])
     for one in batches:
         print_sentences([] if one.note is None else [f"{one.batch} was not counted: {one.note}"])
         print_sentences([f"{one.batch} needs: {'; '.join(one.missing)}"] if one.missing else [])

@@ -58,8 +58,8 @@ class ForgejoAdoption(Adoption):
 
     def report_limits(self) -> Iterator[str]:
         yield (
-            "chunks of uploads that failed are objects which no row names:"
-            " `forgekeeper uploads reconcile artifacts --prefix ''` finds them once they are a day old"
+            "failed uploads leave chunks that no row names:"
+            " `forgekeeper uploads reconcile artifacts --prefix ''` finds them when they are a day old"
         )
 
 

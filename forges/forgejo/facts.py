@@ -6,7 +6,7 @@ from forges.facts import ForgeFacts
 
 FACTS = {
     "Forgejo, Gitea": ForgeFacts(
-        artifacts="rows stay and are marked; the path is stored",
+        artifacts="rows are kept and marked; the path is stored",
         locks="none",
         sizes="none",
         kept="a row that has changed since it was found",

@@ -10,8 +10,8 @@ FORGEJO = AdoptedForge("forgejo", "Forgejo", marker_function="expire_artifact")
 known_forges["forgejo"] = Forge(
     relations=("action_artifact", "action_run"),
     advice=(
-        "this is a database of Forgejo or Gitea: its cron job cleanup_actions deletes expired artifacts, too, all at"
-        " once; leave it on, as it also deletes logs: it finds nothing while expired_job_artifacts runs"
+        "this is a Forgejo or Gitea database: its cron job cleanup_actions also deletes expired artifacts, all at once;"
+        " leave it on, because it also deletes logs: it finds no artifacts while expired_job_artifacts runs"
     ),
     refusing={},
     is_adopted=FORGEJO.is_adopted,

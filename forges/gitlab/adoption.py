@@ -80,7 +80,7 @@ class GitLabAdoption(Adoption):
     def why_left_out(self, part: AdoptedPart) -> str | None:
         for table in map(self.table_name, (*part.needs, *part.also_changes)):
             if table in self.other_database_tables:
-                return f"this database is one of two, and table {table} is kept in the other"
+                return f"table {table} is in GitLab's other database"
         return super().why_left_out(part)
 
     def write_more(self) -> Iterator[str]:

@@ -18,15 +18,15 @@ GITLAB = AdoptedForge("gitlab", "GitLab", marker_function="artifact_path")
 known_forges["gitlab"] = Forge(
     relations=("p_ci_job_artifacts", "feature_gates"),
     advice=(
-        "this is a GitLab's database: in GitLab's cron_jobs switch off what does the work of each batch that runs here,"
-        f" or both do it: {', '.join(f'{job} ({batch})' for batch, job in CRON_JOBS.items())}; its flag"
-        " bulk_delete_job_artifacts stops no deletion there: on, Ci::ScheduleBulkDeleteJobArtifactCronWorker deletes"
-        " artifacts, so switch its cron job off, too, and off, ExpireBuildArtifactsWorker does"
+        "this is a GitLab database: in GitLab's cron_jobs, switch off the job of each batch that runs here, or both do"
+        f" the same work: {', '.join(f'{job} ({batch})' for batch, job in CRON_JOBS.items())}; GitLab's flag"
+        " bulk_delete_job_artifacts stops no deletion: if it is on, Ci::ScheduleBulkDeleteJobArtifactCronWorker deletes"
+        " artifacts, so switch its cron job off, too, and if it is off, ExpireBuildArtifactsWorker deletes artifacts"
     ),
     refusing={
         "gitlab_schema_prevent_write": (
-            "is the locked copy of a table that this GitLab keeps in another database: as one statement reaches one"
-            " database alone, it takes a GitLab with a single one"
+            "is the locked copy of a table that this GitLab keeps in another database: a batch needs its"
+            " tables in one database, so use a GitLab with a single database"
         )
     },
     is_adopted=GITLAB.is_adopted,

@@ -68,7 +68,7 @@ def test_adopting_again_keeps_grants_and_the_reasons_of_refused_refs(adopt, adop
     notes = rows(adopted, f"select id, reason from {VIEWS}.ref_deletion_notes")
     adopted.execute(refused, (1, None))
     assert (again.status, rows(adopted, ALL_THERE_IS), notes) == (0, before, [(pending, "protected")])
-    assert "nobody was granted anything" in again.stdout
+    assert "no role was granted rights" in again.stdout
 
 
 def test_gitlab_can_change_a_column_once_the_views_are_dropped_as_the_page_says(adopt, adopted):  # noqa: F811
@@ -150,7 +150,7 @@ IN_PART = {
         {"user_statuses"},
         {"user_status_cleanup"},
     ),
-    "this database is one of two, and table project_statistics is kept in the other": (
+    "table project_statistics is in GitLab's other database": (
         "create trigger gitlab_schema_write_trigger_for_project_statistics before delete on project_statistics execute function assign_p_ci_job_artifacts_id_value()",
         "drop trigger gitlab_schema_write_trigger_for_project_statistics on project_statistics",
         {"ci_job_artifacts", "ci_pathless_artifacts", "project_statistics"},
@@ -177,8 +177,8 @@ def test_what_is_there_is_adopted_and_what_is_not_is_named_with_the_batches_that
 
 
 REFUSED = {
-    "schema gitlab is that of GitLab's own tables: set FORGEKEEPER_FORGE_SCHEMA": {"FORGE_SCHEMA": TABLES},
-    "schema nowhere lacks GitLab's tables: name that of GitLab's tables with --tables": {"tables": "nowhere"},
+    "schema gitlab has GitLab's own tables: set FORGEKEEPER_FORGE_SCHEMA": {"FORGE_SCHEMA": TABLES},
+    "schema nowhere lacks GitLab's tables: name their schema with --tables": {"tables": "nowhere"},
 }
 
 
@@ -228,11 +228,11 @@ def test_flags_of_the_forge_are_shown_as_its_and_cannot_be_turned_here(adopted, 
     assert (before["flags"][FLAG], before["owner"]) == (False, f"{VIEWS}.forge_flags")
     assert (refused.status, refused.complaint.split(":")[0]) == (
         1,
-        f"the flags are the forge's, by {VIEWS}.forge_flags",
+        f"the forge owns the flags ({VIEWS}.forge_flags)",
     )
     assert f"flag {FLAG} is off: no run does anything until the forge turns it on" in preview
     assert after.splitlines()[1].split()[:2] == [FLAG, "on"]
-    assert after.splitlines()[-1] == f"they are the forge's, by {VIEWS}.forge_flags: turn them there"
+    assert after.splitlines()[-1] == f"the forge owns these flags ({VIEWS}.forge_flags): turn them on or off there"
 
 
 def test_an_adoption_is_in_the_audit(adopt, adopted, database):  # noqa: F811

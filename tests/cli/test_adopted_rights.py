@@ -78,7 +78,7 @@ def test_views_that_an_older_version_has_made_are_found_and_made_again(adopt, er
 
     outdated, open_to_all = sorted(errors(), reverse=True)
 
-    assert outdated.startswith(f"the views in schema {VIEWS} were made by another version")
+    assert outdated.startswith(f"the views in schema {VIEWS} are of another version")
     assert (
         f"public may use it as a trigger of another table: `revoke execute on function {function} from public`"
         in open_to_all

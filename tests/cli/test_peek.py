@@ -108,7 +108,7 @@ def test_a_forgejo_is_recognized_and_what_it_lacks_is_said(main, reader, query):
 
     assert (result.json["forge"], counted(result)) == ("Forgejo", {"expired_artifact": due})
     assert [one["batch"] for one in result.json["batches"] if one["records"] or one["note"]] == list(OBJECTS)
-    assert "user_statuses: Forgejo has nothing like it" in main("peek", role, **NOWHERE).stdout
+    assert "user_statuses: Forgejo has no such table" in main("peek", role, **NOWHERE).stdout
 
 
 def test_locks_of_a_gisia_are_resolved_if_the_settings_say_so(main, reader, query):

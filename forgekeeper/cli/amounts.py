@@ -52,6 +52,6 @@ def warn_of_unusual(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each batch that has deleted an unusual amount today."""
     for name, one in found.items():
         if one["unusual"]:
-            most = f"the most of the {len(one['before'])} days before was {max(one['before']):,}"
+            most = f"the maximum of the {len(one['before'])} days before is {max(one['before']):,}"
             stop = f"`forgekeeper stop {name} --reason ...` stops it"
             yield f"{name} has deleted {one['today']:,} records today (UTC), {most}: {stop}"

@@ -20,6 +20,7 @@ from forgekeeper.audit.lookup import PATH_SUBJECT, AuditedRecord, AuditLine
 from forgekeeper.cli.connection import connect_command
 from forgekeeper.cli.terminal import (
     Json,
+    format_facts,
     format_time,
     format_value,
     print_json,
@@ -28,7 +29,6 @@ from forgekeeper.cli.terminal import (
     read_time,
     wrong_use,
 )
-from forgekeeper.cli.terminal import format_facts as pairs
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
@@ -36,12 +36,12 @@ from forgekeeper.sources.outbox import DeletedObject
 
 AuditAnswer = dict[str, Any]
 DELETION_STATE_TEXTS = {
-    None: "was about to be deleted (what became of it is not known yet: its run is at it, or has died)",
-    "missing": "was not there any more when it was to be deleted",
+    None: "was about to be deleted (the result is not known yet: its run is at work, or has died)",
+    "missing": "was about to be deleted, and no longer existed",
     "kept": "was about to be deleted, and was kept",
     "moved": "was about to be deleted, and had been changed",
-    "repeated": "was about to be deleted, and a later attempt recorded that it did so",
-    "failed": "was about to be deleted, and could not be",
+    "repeated": "was about to be deleted, and a later attempt recorded the deletion",
+    "failed": "was about to be deleted, and the deletion failed",
 }
 """Text for each state of an announced deletion, except "deleted"."""
 
@@ -52,28 +52,28 @@ def audit(
         str | None,
         typer.Option(
             metavar="KIND:…",
-            help="What has become of one: artifact:ID, status:USER, import:ID, entity:ID, ref:PROJECT:REF,"
-            " path:[LOCATION:]PATH.",
+            help="Who deleted this record, when and why: artifact:ID, status:USER, import:ID, entity:ID,"
+            " ref:PROJECT:REF, path:[LOCATION:]PATH.",
         ),
     ] = None,
-    run: Annotated[int | None, typer.Option(min=0, help="What that run and its children have deleted.")] = None,
-    project: Annotated[
-        int | None, typer.Option(min=0, metavar="P", help="What was deleted of this project, as far as the audit goes.")
-    ] = None,
+    run: Annotated[int | None, typer.Option(min=0, help="Only deletions by this run and its children.")] = None,
+    project: Annotated[int | None, typer.Option(min=0, metavar="P", help="Only deletions in this project.")] = None,
     who: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only acts of this user, host, or FORGEKEEPER_ACTOR.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME|AGE", help="A time in UTC, or an age: 2026-11-20T08:30, 90m, 2h, 3d, 1w."),
+        typer.Option(
+            metavar="TIME|AGE", help="Only entries since a time in UTC, or an age: 2026-11-20T08:30, 90m, 2h, 3d."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum number of entries, newest first.")] = 20,
     json: Json = False,
 ) -> None:
-    """Show what people did and what was deleted, newest first; or answer who deleted one thing, when and why."""
+    """Show acts of people and deletions, newest first; with --what, who deleted a record, when and why."""
     rows: list[Any] = []
     if sum(option is not None for option in (what, run, project, who)) > 1:
-        wrong_use("say one of --what, --run, --project and --who")
+        wrong_use("use only one of --what, --run, --project and --who")
     asked = None if what is None else parse_subject(what)
     with connect_command("audit", redis_needed=False) as settings:
         begins = None if since is None else read_time(since, now(), ahead=False)
@@ -93,7 +93,7 @@ def audit(
         return
     print_sentences(answer["sentences"])
     if rows:
-        print_table(("at", "by", "what was done", "to what", "why"), rows)
+        print_table(("at", "by", "action", "target", "reason"), rows)
 
 
 def _answer_about_project(project: int, since: datetime, limit: int) -> tuple[AuditAnswer, list[tuple[Any, ...]]]:
@@ -128,11 +128,11 @@ def parse_subject(text: str) -> tuple[Subject, str]:
     subject = next((one for one in known if one.called == called), None)
     if subject is None or not rest:
         usages = ", ".join(one.usage for one in known)
-        wrong_use(f"{text!r} does not say what it is; ask for {usages}")
+        wrong_use(f"{text!r} does not name a kind of record: write {usages}")
     if subject.name is None and not (rest.isascii() and rest.isdigit() and len(rest) < 19):
-        wrong_use(f"{rest!r} is no number: ask for {subject.usage}")
+        wrong_use(f"{rest!r} is not a number: write {subject.usage}")
     if subject.within and not subject.argument.startswith("[") and ":" not in rest:
-        wrong_use(f"{text!r} lacks a part: ask for {subject.usage}")
+        wrong_use(f"{text!r} lacks a part: write {subject.usage}")
     return subject, rest
 
 
@@ -168,23 +168,23 @@ def _is_restored(subject: Subject, rest: str) -> bool:
 
 def _explain_nothing_found(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
     """Yield sentences that nothing was found, and the limits of this statement."""
-    yield f"The audit has nothing of {subject.called} {rest}."
+    yield f"The audit has no entry about {subject.called} {rest}."
     yield _describe_reach()
     for name in [subject.batch] if subject.batch else list(BATCHES):
         if not settings.is_audited(name):
-            yield f"What {name} deletes is not in it: FORGEKEEPER_AUDIT or FORGEKEEPER_AUDIT_{name.upper()} says so."
+            yield f"FORGEKEEPER_AUDIT or FORGEKEEPER_AUDIT_{name.upper()} leaves the deletions of {name} out of it."
         yield from _warn_of_own_writes(name)
 
 
 def _describe_reach() -> str:
     back = lookup.find_oldest_time()
-    return f"It reaches back to {format_time(back)}." if back else "It has no deletions at all yet."
+    return f"It reaches back to {format_time(back)}." if back else "It has no deletions yet."
 
 
 def _warn_of_own_writes(name: str) -> Iterator[str]:
     """Warn that the audit does not see the writes of a batch that writes by itself."""
     if (batch := BATCHES.get(name)) is not None and batch.writes is not None:
-        yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
+        yield f"It has no entries about the writes that {name} makes by itself: {batch.writes!r}."
 
 
 def list_run_deletions(
@@ -198,7 +198,7 @@ def list_run_deletions(
     known = list_subjects()
     many = max_summed_rows is not None and lookup.has_more_rows(max_summed_rows, run)
     totals, lines = [] if many else lookup.sum_by_state(run), lookup.list_newest(since, limit=limit, run=run)
-    nothing = f"The audit has nothing that run {run} has deleted."
+    nothing = f"The audit has no deletions by run {run}."
     if many:
         nothing = (
             f"The audit has more than {max_summed_rows:,} rows of run {run}: `forgekeeper audit --run {run}` adds"
@@ -236,7 +236,7 @@ def list_newest(
     answer = {
         "acts": [act.__data__ for act in people],
         "deletions": [line.as_json() for line in lines],
-        "sentences": [] if people or lines else ["The audit has nothing of that."],
+        "sentences": [] if people or lines else ["The audit has no such entries."],
     }
     # Both lists are ordered by id, so the next page continues after the last id.
     both: list[Iterable[Act | AuditLine]] = [people, lines]
@@ -257,8 +257,8 @@ def list_project_deletions(
         for (record, state), count in Counter((one.line.record, one.state) for one in found).items():
             sentences.append(f"{name}: {count:,} {record} of project {project} {describe_state(record, state)}.")
         if not whole:
-            sentences.append(f"{name} has deleted more since then than is looked through here: this is the latest.")
-    nothing = [f"The audit has nothing of project {project} since {format_time(since)}.", _describe_reach()]
+            sentences.append(f"{name} has deleted more since then: only the latest deletions are listed.")
+    nothing = [f"The audit has no deletions in project {project} since {format_time(since)}.", _describe_reach()]
     return sentences or nothing, sorted(every, key=lambda one: one.line.at, reverse=True)
 
 
@@ -285,13 +285,13 @@ def _describe_deletion(found: AuditedRecord, asked: Subject, rest: str, known: S
     became = subject.gone if gone else DELETION_STATE_TEXTS.get(found.state, f"was {found.state}")
     yield f"{asked.called.capitalize()} {rest} {became}{_describe_time_and_run(found.line)}{because}."
     facts = {name: _format_fact(value) for name, value in found.facts.items() if value is not None}
-    if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due", "others"}}):
+    if said := format_facts({name: fact for name, fact in facts.items() if name not in {"state", "due", "others"}}):
         yield f"It was: {said}."
     obstacle = subject.obstacle() if gone and subject.obstacle else None
     if obstacle:
         yield f"{obstacle[0].upper()}{obstacle[1:]}."
     elif subject.restore and gone:
-        yield f"`{fill_template(subject.restore, found.facts)}` may bring it back."
+        yield f"`{fill_template(subject.restore, found.facts)}` may restore it."
 
 
 def _describe_object(path: str, found: Sequence[AuditedRecord]) -> Iterator[str]:
@@ -302,8 +302,8 @@ def _describe_object(path: str, found: Sequence[AuditedRecord]) -> Iterator[str]
         )
     if not found:
         waits = [held for _, _, held in DeletedObject.find_at_paths([path])]
-        state = "is held back" if any(waits) else "waits to be deleted" if waits else "was missing, or is kept"
-        yield f"Of its object {path} the audit has nothing: it {state}."
+        state = "is kept by a person" if any(waits) else "waits to be deleted" if waits else "was missing, or is kept"
+        yield f"The audit has no entry about its object {path}: it {state}."
 
 
 def _deletion_row(line: AuditLine, kinds: Iterable[Subject]) -> tuple[Any, ...]:

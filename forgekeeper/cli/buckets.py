@@ -14,12 +14,10 @@ from forgekeeper.sources.buckets import BucketSet
 
 
 def buckets(
-    batch: Annotated[
-        str | None, typer.Argument(help="Of this batch, if several have buckets.", show_default=False)
-    ] = None,
+    batch: Annotated[str | None, typer.Argument(help="The batch, if several have buckets.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """Show the artifact buckets: which are free, and who has the others since when."""
+    """Show the free buckets, and the owner and last heartbeat of each claimed bucket."""
     shares = _find_bucket_set(batch)
     with connect_command("buckets"):
         found = shares.read_states(client)
@@ -38,7 +36,7 @@ def _find_bucket_set(batch: str | None) -> BucketSet:
     if batch is None and len(named) == 1:
         (batch,) = named
     if batch not in named:
-        wrong_use(f"name a batch that has buckets: {', '.join(named) or 'none has'}")
+        wrong_use(f"name a batch with buckets: {', '.join(named) or 'there is none'}")
     return BucketSet(named[batch])
 
 

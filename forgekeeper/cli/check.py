@@ -65,50 +65,49 @@ LEVEL_COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 def check(
     *,
     init: Annotated[
-        bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
+        bool, typer.Option("--init", help="Create missing sentinels; claim places and a Redis without an owner.")
     ] = False,
     moved: Annotated[
-        bool, typer.Option("--moved", help="With --init: the database is the installation's, in a new place.")
+        bool, typer.Option("--moved", help="With --init: the database has moved, and belongs to the same installation.")
     ] = False,
     copied: Annotated[
         bool,
-        typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation, held."),
+        typer.Option("--copied", help="With --init: the database is a copy; it becomes a new installation, held."),
     ] = False,
     redis_replaced: Annotated[
         bool,
         typer.Option(
-            "--redis-replaced", help="With --init: the entries of the lost Redis are gone; begin in this one."
+            "--redis-replaced", help="With --init: the entries of the old Redis are lost; start with this Redis."
         ),
     ] = False,
     reason: Annotated[
         str | None,
-        typer.Option(help="With --moved, --copied or --redis-replaced: how it came about; the audit keeps it."),
+        typer.Option(help="With --moved, --copied or --redis-replaced: the reason, for the audit."),
     ] = None,
     process: Annotated[
-        ProcessRole, typer.Option("--as", help="Judge rights and servers by what this process needs.")
+        ProcessRole, typer.Option("--as", help="Check only the rights and servers that this process needs.")
     ] = ProcessRole.PERSON,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Look for so long whether another program deletes what is due."),
+        typer.Option(metavar="SECONDS", min=0, help="Watch for this time whether another program deletes due records."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Check settings, servers, schema, schedules, repositories and object stores.
 
-    One line each: ok, warning or error.  Exit status 1 if there is an error.  With the role and the user of a process
-    say --as which it is: then nothing counts as missing that it does not need.
+    Each finding is a line: ok, warning or error.  Exit status 1 if there is an error.  If you check the role of a
+    process, name the process with --as: then only the rights that it needs are reported as missing.
 
-    A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
-    as the owner of the tables: --init --moved or --init --copied.
+    A database that was moved or copied blocks all batches, until the owner of the tables runs --init --moved or --init
+    --copied.
 
-    A Redis that was emptied, or is another one, blocks the batch whose register was in it: name the right one, or say
-    --init --redis-replaced.
+    An emptied or different Redis blocks the batch whose register was in it: name the right Redis, or run --init
+    --redis-replaced.
     """
     reason = (reason or "").strip() or None
     said = moved or copied or redis_replaced
     if (moved and copied) or said != bool(reason) or (said and not init):
-        options = "--moved or --copied, not both, or --redis-replaced"
-        wrong_use(f"{options} needs --init, and --reason to say how it came about")
+        wrong_use("use --init and --reason together with --moved or --copied, not both, or --redis-replaced")
     settings = load_and_configure_logging()
     configure_clients(settings, ServerTimeouts.for_worker(settings), name="check", connections=1)
     with record_acts(settings):
@@ -159,10 +158,10 @@ def collect_findings(
 
     The process must be pointed at its servers, which may be away. The caller has to release the connection.
     """
-    yield ok("settings", f"all names are known and all values fit: {show_servers(settings)}")
+    yield ok("settings", f"all names are known and all values are valid: {show_servers(settings)}")
     yield ok("forgekeeper", f"version {read_version()}")
     if (what := settings.tls_unverified) != "nothing":
-        yield warning("tls", f"FORGEKEEPER_TLS_UNVERIFIED is {what}: what answers there may be another server")
+        yield warning("tls", f"FORGEKEEPER_TLS_UNVERIFIED is {what}: another server may answer instead")
     yield from _check_schedules(settings)
     yield from _check_redis(process)
     ours: str | None = None
@@ -191,12 +190,12 @@ def collect_findings(
 
 def _check_schedules(settings: Settings) -> Iterator[Finding]:
     if off := [name for name in BATCHES if settings.schedule_of(name) is None]:
-        yield warning("schedules", f"off: {', '.join(off)}; they run only when sent by hand")
+        yield warning("schedules", f"off: {', '.join(off)}; these batches run only when sent by hand")
     else:
-        yield ok("schedules", "every batch has one")
+        yield ok("schedules", "every batch has a schedule")
     for one in BATCHES.values():
         if one.writes is not None:
-            yield warning("batches", f"{one.name} writes by itself ({one.writes}): no limit, stop or audit holds that")
+            yield warning("batches", f"{one.name} writes by itself ({one.writes}): no limit, stop or audit applies")
 
 
 def _check_redis(process: ProcessRole) -> Iterator[Finding]:
@@ -205,7 +204,7 @@ def _check_redis(process: ProcessRole) -> Iterator[Finding]:
             yield from _check_redis_server(client.info())
         except NoPermissionError:
             seen = "version 6.2 or newer, maxmemory_policy:noeviction and aof_enabled:1"
-            yield warning("redis", f"its user may not run INFO: grant it +info, or see to it that INFO says {seen}")
+            yield warning("redis", f"the user may not run INFO: grant +info, or check yourself that INFO shows {seen}")
         if process is not ProcessRole.EXPORTER and (whose := find_redis_owner(client)) is not None:
             claim_by_writing(client, whose)
         if process in PROCESSES_ASKING_REDIS:
@@ -252,9 +251,9 @@ def _check_postgresql(settings: Settings, process: ProcessRole) -> Iterator[Find
         return
     if lists and (pending := migrations.list_pending(database.obj)):
         said = (
-            "there are no tables of forgekeeper's yet"
+            "forgekeeper's tables do not exist yet"
             if FIRST_MIGRATION in pending
-            else f"pending: {', '.join(pending)}"
+            else f"pending migrations: {', '.join(pending)}"
         )
         yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
         return
@@ -262,7 +261,7 @@ def _check_postgresql(settings: Settings, process: ProcessRole) -> Iterator[Find
     found += [(sentence, False) for sentence in preconditions.find_misreadings(OWN_TABLES, tables)]
     yield from ((warning if harmless else error)("schema", sentence) for sentence, harmless in found)
     if not lacking and not found:
-        yield ok("schema", "forgekeeper's own tables are as they should be")
+        yield ok("schema", "forgekeeper's own tables are correct")
     # A forge that creates its tables in our schema has rights there.
     yield from (warning("privileges", said) for said in definers.find_misused_functions(settings.own_schema))
     yield from (error("privileges", said) for said in definers.find_misused_triggers(settings.forge_schema))
@@ -278,7 +277,7 @@ def _check_clocks(settings: Settings) -> Iterator[Finding]:
     for difference in apart:
         yield (error if difference.reference == "redis" else warning)("clocks", difference.as_sentence())
     if not apart:
-        yield ok("clocks", "PostgreSQL's, Redis's and this machine's agree")
+        yield ok("clocks", "the clocks of PostgreSQL, Redis and this machine agree")
 
 
 def _check_place(*, copied: bool, reason: str | None) -> Finding | None:
@@ -298,7 +297,7 @@ def _check_place(*, copied: bool, reason: str | None) -> Finding | None:
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != MISSING_RIGHT_SQLSTATE:
             return None  # missing tables and missing rights are reported elsewhere
-        said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
+        said = "--moved and --copied need the owner of the tables: use the role that runs `forgekeeper migrate`"
     except installation.ClusterUnreadable as unknown:
         said = str(unknown)
     return error("installation", said) if said else None
@@ -315,12 +314,12 @@ def _check_installation(*, init: bool, asks_redis: bool) -> tuple[str | None, Fi
             acts.record_act("check --init", "redis", after={"installation": ours})
             theirs = claim_redis(client, ours)
     except pw.PeeweeException as refused:
-        said = "the database does not say which it is of: see the lines above"
+        said = "the database does not name its installation: see the lines above"
         if sqlstate(refused) == UNDEFINED_TABLE:
-            said = "there is none yet: `forgekeeper migrate` makes it"
+            said = "there is no installation yet: `forgekeeper migrate` creates it"
         return None, error("installation", said)
     except redis.RedisError:
-        return ours, warning("installation", f"{ours}; Redis does not say which it is of")
+        return ours, warning("installation", f"{ours}; Redis does not name its installation")
     if theirs is None:
         said = "Redis is claimed when a worker, a scheduler or `forgekeeper check --init` starts"
         return ours, ok("installation", f"{ours}; {said}")
@@ -339,4 +338,4 @@ def _check_registers() -> Iterator[Finding]:
 
 def _check_git() -> Finding:
     program = shutil.which("git")
-    return ok("git", program) if program else warning("git", "there is no git on the PATH: no refs can be deleted")
+    return ok("git", program) if program else warning("git", "git is not on the PATH: no refs can be deleted")

@@ -42,7 +42,7 @@ def _inspect_bucket(location: str, bucket: BucketInspection) -> Iterator[Finding
     if bucket.keeps_versions():
         yield _check_versions(location, actions)
     elif (refusal := bucket.why_no_deletion()) is not None:
-        yield error(OBJECT_STORE_SUBJECT, clean_text(f"{location} deletes nothing: {refusal}"))
+        yield error(OBJECT_STORE_SUBJECT, clean_text(f"{location} refuses deletions: {refusal}"))
     elif bucket.is_signed_here:
         yield _check_bulk_deletion(location, bucket)
     if bucket.is_s3:
@@ -54,15 +54,15 @@ def _check_bulk_deletion(location: str, bucket: BucketInspection) -> Finding:
         return ok(
             OBJECT_STORE_SUBJECT, clean_text(f"{location} does not delete in bulk ({refusal}): {ONE_BY_ONE_SENTENCE}")
         )
-    return ok(OBJECT_STORE_SUBJECT, f"{location} deletes up to {MAX_KEYS_PER_REQUEST:,} objects by one request")
+    return ok(OBJECT_STORE_SUBJECT, f"{location} deletes up to {MAX_KEYS_PER_REQUEST:,} objects per request")
 
 
 def _check_versions(location: str, actions: set[str] | None) -> Finding:
     if actions is not None and EXPIRE_VERSIONS in actions:
-        return ok(OBJECT_STORE_SUBJECT, f"{location} keeps versions, and a lifecycle rule expires noncurrent ones")
-    seen = "no lifecycle rule expires" if actions is not None else "it is not seen whether a lifecycle rule expires"
-    said = f"{location} keeps versions, and {seen} noncurrent ones"
-    return warning(OBJECT_STORE_SUBJECT, f"{said}: without one a deletion frees no byte ({DOCS_PAGE})")
+        return ok(OBJECT_STORE_SUBJECT, f"{location} keeps versions, and a lifecycle rule expires noncurrent versions")
+    seen = "no lifecycle rule expires" if actions is not None else "it is not known whether a lifecycle rule expires"
+    said = f"{location} keeps versions, and {seen} noncurrent versions"
+    return warning(OBJECT_STORE_SUBJECT, f"{said}: without such a rule a deletion frees no space ({DOCS_PAGE})")
 
 
 def _check_unfinished_uploads(location: str, bucket: BucketInspection, actions: set[str] | None) -> Finding:
@@ -76,9 +76,9 @@ def _check_unfinished_uploads(location: str, bucket: BucketInspection, actions: 
         grant = "grant s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
         return warning(
             OBJECT_STORE_SUBJECT,
-            clean_text(f"{location} lists no unfinished uploads ({refusal}), so they stay: {grant}"),
+            clean_text(f"{location} does not list unfinished uploads ({refusal}), so they stay: {grant}"),
         )
     if actions is not None and ABORT_UPLOADS in actions:
         return ok(OBJECT_STORE_SUBJECT, f"{location} has a lifecycle rule that aborts unfinished uploads")
-    seen = "no lifecycle rule is seen that aborts unfinished uploads which nobody registered"
-    return ok(OBJECT_STORE_SUBJECT, f"{location}: {seen}; one is recommended ({DOCS_PAGE})")
+    said = f"{location}: no known lifecycle rule aborts unfinished uploads; such a rule is recommended ({DOCS_PAGE})"
+    return ok(OBJECT_STORE_SUBJECT, said)

@@ -125,7 +125,7 @@ def _describe_relation(relation: Relation, below: Sequence[UnderlyingRelation]) 
     tables = [", ".join([*([] if one.is_itself else [one.called]), *_estimate_rows(one.oid)]) for one in parts]
     said = [f"{'' if parts[0].is_itself else 'a view of '}{', '.join(tables)}"] if any(tables) else []
     if "delete" in relation.list_operations() and TargetRelation.find(relation.model).is_found_by_ctid:
-        said.append("rows go by ctid")
+        said.append("rows are deleted by ctid")
     return f"{relation.name} ({', '.join(said)})" if said else relation.name
 
 
@@ -143,7 +143,7 @@ def _check_rows(relation: Relation, columns: Mapping[str, Column]) -> Iterator[F
     has_null = "column {}.{} has NULL in some rows, and no statement expects that"
     asked = {has_null.format(where, name): f'bool_or("{name}" is null)' for name in unproved}
     if any(columns[name].is_not_null is None for name in key.split(", ")):
-        twice = f"several rows of {where} have one {key}: a statement that takes one takes all"
+        twice = f"several rows of {where} have the same {key}: a statement for one of them affects all"
         asked[twice] = f"count(*) > count(distinct ({key}))"
     if asked:
         names = ", ".join(f'"{one.name}"' for one in relation.fields)
@@ -172,7 +172,7 @@ def _suggest_index(relation: Relation, index: Index, parts: Sequence[UnderlyingR
     wanted = index if any(one.is_itself for one in tables) else plans.find_index_below(relation, index)
     if len(tables) != 1 or wanted is None or len(f"{wanted.columns}{wanted.where}") > MAX_INDEX_CHARACTERS:
         of = ", ".join(one.called for one in tables)
-        return f"{order}: create one of what the view has in place of these, below it ({of})"
+        return f"{order}: create an index on the view's expressions for these columns, on the tables below it ({of})"
     (table,) = tables
     if table.kind == "r":
         return f"{order}: `{wanted.create_statement(table.called)}`"
@@ -190,7 +190,7 @@ def _write_partitioned(table: UnderlyingRelation, index: Index) -> Iterator[str]
         yield f"`{index.create_statement(f'{schema}.{part}').replace(' on ', f' {own} on ', 1)}`"
         yield f"`alter index {within}{name} attach partition {schema}.{own}`"
     if (more := len(parts) - MAX_SHOWN_PARTITIONS) > 0:
-        yield f"and the like for {more} more partitions"
+        yield f"and the same for {more} more partitions"
 
 
 def _find_unused_indexes(parts: Sequence[UnderlyingRelation]) -> Iterator[Finding]:
@@ -199,8 +199,8 @@ def _find_unused_indexes(parts: Sequence[UnderlyingRelation]) -> Iterator[Findin
         for index, table in database.execute_sql(SELECT_INVALID_INDEXES, {"table": part.oid}).fetchall():
             yield warning(
                 CONTRACT_SUBJECT,
-                f"index {index} of {table} is not valid, and no lookup uses it: unless it is just being built,"
-                f" `reindex index concurrently {index}`, or drop it",
+                f"index {index} of {table} is not valid, and no lookup uses it: unless it is still being built,"
+                f" run `reindex index concurrently {index}`, or drop it",
             )
 
 
@@ -220,5 +220,5 @@ def _check_triggers(relation: Relation, parts: Sequence[UnderlyingRelation]) -> 
                 yield warning(
                     CONTRACT_SUBJECT,
                     f"trigger {name} of {part.called} runs {function} on {' and '.join(acts)}, with {whose} rights and"
-                    " search_path: what it refuses, no run can do",
+                    " search_path: a run cannot change rows that it refuses",
                 )

@@ -18,8 +18,8 @@ from forgekeeper.platform.database.queries import MAX_COUNTED_ROWS
 from forgekeeper.platform.database.read_only import read_only_snapshot
 
 LOST_TO_OTHERS_SENTENCE = (
-    "{batch}: {count:,} of {due:,} records that were due went or were claimed, and not by a run of ours: another"
-    " program does the same work, and what both count is counted twice; switch it off, or this batch"
+    "{batch}: another program deleted or claimed {count:,} of {due:,} due records: both do the same work, and numbers"
+    " that both update are counted twice; switch off that program, or this batch"
 )
 
 
@@ -43,7 +43,7 @@ def watch_other_programs(wait: Callable[[], object]) -> Iterator[Finding]:
         if count > 0:
             yield warning("others", LOST_TO_OTHERS_SENTENCE.format(batch=name, count=count, due=before[name].due))
     if not any(count > 0 for count in taken.values()):
-        yield ok("others", "nothing that was due went without a run of ours")
+        yield ok("others", "no other program deleted or claimed due records")
 
 
 def _count_due(instant: datetime) -> dict[str, _DueCount]:

@@ -92,7 +92,7 @@ def _check_sentinel(
     """Report a place's sentinel; with *init* create a missing one or adopt an unowned one."""
     found = place.read_owner()
     if ours is None:
-        return warning(subject, f"{place} may be another installation's: the database does not say which it is of")
+        return warning(subject, f"{place} may belong to another installation: the database does not name its own")
     if found == ours:
         return ok(subject, f"{place} has its sentinel")
     if init and not found:
@@ -111,10 +111,10 @@ def _claim_place(
             return error(subject, f"{place} {doubt}")
         acts.record_act("check --init", f"{subject} {place}", after={"installation": ours, "adopted": adopted})
     except (pw.PeeweeException, redis.RedisError) as refused:
-        return error(subject, f"{place} gets no {sentinel.SENTINEL_NAME}: {describe_with_remedy(refused)}")
+        return error(subject, f"{sentinel.SENTINEL_NAME} was not created at {place}: {describe_with_remedy(refused)}")
     place.create_sentinel(ours)
     done = (
-        f"had a {sentinel.SENTINEL_NAME} of nobody's; adopted it"
+        f"had a {sentinel.SENTINEL_NAME} without an installation; claimed it"
         if adopted
         else f"had no {sentinel.SENTINEL_NAME}; created it"
     )
@@ -124,15 +124,15 @@ def _claim_place(
 def _explain_doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> str | None:
     """Return why a place may be wrong; None if it is rightly empty or has a sample."""
     if place.is_empty():
-        said = "is empty, but the database knows what should be in it: is the right disk or bucket there?"
+        said = "is empty, but the database names data in it: is this the right disk or bucket?"
         return said if names else None
     if not names:
         sure = f"if you are sure, write the line `installation: {ours}` into its {sentinel.SENTINEL_NAME}"
-        return f"is not empty, and the database knows of nothing in it: is it the right one? ({sure})"
+        return f"is not empty, but the database names no data in it: is this the right disk or bucket? ({sure})"
     if any(place.has_path(path) for paths in names for path in paths):
         return None
-    tried = f"has none of the {len(names)} things looked for that should be in it"
-    return f"{tried}: is it the right disk or bucket, and the right database?"
+    tried = f"has none of the {len(names)} paths that the database names"
+    return f"{tried}: are this disk or bucket and this database the right ones?"
 
 
 def _sample_repositories() -> list[tuple[str, ...]]:

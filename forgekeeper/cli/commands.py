@@ -86,13 +86,13 @@ REMOVED_COMMANDS = {
 }
 """Commands of the last release and their replacements."""
 REMOVED_OPTIONS = {
-    "settings --markdown": "docs/settings.md has the page",
-    "metrics --markdown": "docs/metrics.md has the page",
+    "settings --markdown": "read docs/settings.md",
+    "metrics --markdown": "read docs/metrics.md",
     "batches --markdown": "run `forgekeeper batches --json`",
     "resume --id": "run `forgekeeper resume BATCH --by NAME`",
     "status --watch": "run `watch forgekeeper status`",
-    "audit --batch": "look for a record with --what, or for a run with --run",
-    "audit --until": "say with --since from when",
+    "audit --batch": "use --what for a record or --run for a run",
+    "audit --until": "use --since",
 }
 """Options of the last release and their replacements."""
 NEEDLESS_OPTIONS = {
@@ -163,8 +163,8 @@ def forgekeeper(
 ) -> None:
     """Keep a code forge clean: a scheduler, workers, and the batches they run.
 
-    Exit status: 0 done, or nothing to do, or skipped; 1 it failed; 2 wrong use or wrong settings, and nothing was
-    done; 3 the batch is held or its run was blocked; 130 Ctrl-C ended it.  An error is one sentence on standard error.
+    Exit status: 0 done, nothing to do, or skipped; 1 failed; 2 wrong use or settings, nothing was done; 3 the batch is
+    held or its run was blocked; 130 ended by Ctrl-C.  An error is one sentence on standard error.
     """
 
 
@@ -232,7 +232,7 @@ def _without_old_options(arguments: list[str]) -> list[str]:
         err.print(f"forgekeeper: `{words}` needs no {option} any more: {instead}")
         arguments = [one for one in arguments if one != option]
     for duration in filter(None, map(OLD_DURATION.fullmatch, arguments)):
-        err.print(f"forgekeeper: write {duration[1]} for {duration[0]}")
+        err.print(f"forgekeeper: write {duration[1]} instead of {duration[0]}")
     return arguments
 
 
@@ -244,4 +244,4 @@ def _print_error(sentence: str, status: int) -> int:
 def _describe_usage_error(error: typer.TyperException) -> str:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     command = getattr(getattr(error, "ctx", None), "command_path", "forgekeeper")
-    return f"{' '.join(message.split()).rstrip('.')}; `{command} --help` says how it is used"
+    return f"{' '.join(message.split()).rstrip('.')}; see `{command} --help`"

@@ -32,59 +32,61 @@ REDIS_VARIABLE = "FORGEKEEPER_REDIS_URL"
 OWN_BUG_SQLSTATES = frozenset({"42601"})
 """SQLSTATEs that only a bug in our own statements can cause: syntax errors."""
 CHECK_SCHEMAS_REMEDY = (
-    "run `forgekeeper check`, and look whether it is in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
+    "run `forgekeeper check`, and set FORGEKEEPER_OWN_SCHEMA and FORGEKEEPER_FORGE_SCHEMA to the schemas of the tables"
 )
 SQLSTATE_REMEDIES = {
-    "42501": "grant that to the user of the database, or let another run this; "
-    "`forgekeeper check` lists what is missing",
+    "42501": "grant that right to the database user, or run this as another user; "
+    "`forgekeeper check` lists the missing rights",
     "25006": f"point {DATABASE_VARIABLE} at the primary, or turn default_transaction_read_only off for its user",
-    "3F000": "run `forgekeeper migrate`, or name a schema that is there in FORGEKEEPER_OWN_SCHEMA",
+    "3F000": "run `forgekeeper migrate`, or set FORGEKEEPER_OWN_SCHEMA to an existing schema",
     "42P01": CHECK_SCHEMAS_REMEDY,
     "42703": CHECK_SCHEMAS_REMEDY,
     "57014": "try again when the server is less busy, or raise FORGEKEEPER_DATABASE_STATEMENT_TIMEOUT",
-    "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
+    "55P03": "another session holds a lock that this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
     "53100": "free space on the database's disk, then try again",
-    "53300": "wait until others have left, or raise its max_connections",
+    "53300": "wait until other connections have ended, or raise its max_connections",
 }
 """Remedies by SQLSTATE."""
 SQLSTATE_CLASS_REMEDIES = {
     "08": f"check {DATABASE_VARIABLE}",
-    "40": "another session was in the way: try again",
+    "40": "this conflicted with another session: try again",
     "42": "run `forgekeeper check`",
-    "53": "give the server more of what it lacks, then try again",
+    "53": "give the server more of that resource, then try again",
     "57": "try again",
 }
 """Remedies by the class of the SQLSTATE, its first two characters."""
 CONNECTION_REMEDIES = {
     "password": f"check the user and the password in {DATABASE_VARIABLE}",
-    "too many|remaining connection slots": "wait until others have left, or raise its max_connections",
+    "too many|remaining connection slots": "wait until other connections have ended, or raise its max_connections",
     "starting up|shutting down|recovery mode": "try again when the server is up",
     # A new session on a server with a full disk fails with this message, before it can send a code.
     "could not write init file|no space left": "free space on the database's disk, then try again",
     "ssl negotiation|server closed the connection": (
-        f"what listens there may not be PostgreSQL: check {DATABASE_VARIABLE}"
+        f"the server at that address may not be PostgreSQL: check {DATABASE_VARIABLE}"
     ),
 }
 """Remedies by words of the message. A failed connection lacks a SQLSTATE."""
 REDIS_REMEDIES = {
-    "noauth|authentication required": f"give its password in {REDIS_VARIABLE}, before the host",
+    "noauth|authentication required": f"write the password into {REDIS_VARIABLE}, before the host",
     "wrongpass|invalid (username-)?password|without any password": (
         f"check the user and the password in {REDIS_VARIABLE}"
     ),
-    "noperm|no permissions": f"grant that to its user with ACL SETUSER, or name another user in {REDIS_VARIABLE}",
+    "noperm|no permissions": f"grant that right to the user with ACL SETUSER, or name another user in {REDIS_VARIABLE}",
     "readonly|read only replica": f"this is a replica: point {REDIS_VARIABLE} at its master",
-    "maxmemory": "it is full: give it more memory (maxmemory); evict nothing (maxmemory-policy noeviction)",
-    "timeout connecting|wrong version number|record layer failure": "nothing answers there, or it speaks no TLS though"
-    f" {REDIS_VARIABLE} begins with rediss://: check host, port and scheme",
-    "misconf": "free space on the disk of Redis, or mend what its log says",
-    "wrongtype": "another program may use the same database, and a key of ours; `forgekeeper check` names"
-    f" it: move it away, or name another database in {REDIS_VARIABLE}",
-    "protocol error|invalid response": f"what listens there is not Redis: check {REDIS_VARIABLE}",
-    "max number of clients": "wait until others have left, or raise its maxclients",
-    "moved |crossslot|clusterdown|hash slot": f"a Redis Cluster does not do: point {REDIS_VARIABLE} at a single Redis",
-    "unknown command": "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed",
+    "maxmemory": "Redis is full: raise maxmemory, and set maxmemory-policy to noeviction",
+    "timeout connecting|wrong version number|record layer failure": "no server answers there, or the server does not"
+    f" speak TLS although {REDIS_VARIABLE} begins with rediss://: check host, port and scheme",
+    "misconf": "free space on the disk of Redis, or fix the error in its log",
+    "wrongtype": "another program may use the same database and one of our keys; `forgekeeper check` names"
+    f" the key: rename it, or name another database in {REDIS_VARIABLE}",
+    "protocol error|invalid response": f"the server at that address is not Redis: check {REDIS_VARIABLE}",
+    "max number of clients": "wait until other connections have ended, or raise its maxclients",
+    "moved |crossslot|clusterdown|hash slot": (
+        f"Redis Cluster is not supported: name a single Redis in {REDIS_VARIABLE}"
+    ),
+    "unknown command": "forgekeeper needs Redis 6.2 or newer, without renamed commands",
     "loading|master ?(is )?down": "try again when it is ready",
-    "busy": "a script holds it up: try again, or end it with SCRIPT KILL",
+    "busy": "a script blocks Redis: try again, or end the script with SCRIPT KILL",
 }
 """Remedies by words of Redis' message."""
 # Prefix that redis-py and Redis put before the error: the command of a pipeline, the line of a script.
@@ -172,7 +174,7 @@ def batch_named(name: str) -> BatchSpec:
 
 
 def describe_with_remedy(error: BaseException) -> str | None:
-    """Describe an error with its remedy; None if the operator cannot mend it."""
+    """Describe an error with its remedy; None if the operator cannot fix it."""
     if isinstance(error, pw.DatabaseError | pw.InterfaceError):
         return _describe_postgresql_error(error)
     if isinstance(error, redis.RedisError):
@@ -181,10 +183,10 @@ def describe_with_remedy(error: BaseException) -> str | None:
     if isinstance(error, ReadOnlyViolation):
         return str(error)
     if isinstance(error, PortTaken):
-        return f"{error}; stop what is there, or choose another port"
+        return f"{error}; stop the program that uses it, or choose another port"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; mend that on this machine, then try again"
+        return f"{where}{error.strerror or error}; fix that on this machine, then try again"
     return None
 
 
@@ -199,7 +201,7 @@ def _describe_postgresql_error(error: pw.PeeweeException) -> str | None:
     hint = (
         SQLSTATE_REMEDIES.get(state)
         or SQLSTATE_CLASS_REMEDIES.get(state[:2])
-        or "`forgekeeper check` looks for the cause"
+        or "run `forgekeeper check` to find the cause"
     )
     return f"cannot use PostgreSQL: {line}; {hint}"
 

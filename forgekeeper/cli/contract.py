@@ -14,34 +14,34 @@ from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.database.relations import PROCESS_KINDS, Relation
 
 LabelledSentences = Iterator[tuple[str, str]]
-CONTRACT_PAGE_HEAD = """# What a batch expects of the forge
+CONTRACT_PAGE_HEAD = """# Tables that batches need from the forge
 
 This page is a reference for administrators of a forge: tables, columns, rights and indexes that each batch needs.
 
 A relation is a table or a view, in the `search_path` of forgekeeper's connections. It may have more columns. Text may \
-be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which takes \
-the right to update a column. An index is for a table; below a view it goes on the table that the view shows.
+be `text` or `character varying`, a whole number of any size. `lock` is `select … for update skip locked`, which needs \
+the right to update a column. If the relation is a view, create its index on the table below the view.
 
 A batch is blocked (`schema`) if a relation or a column is missing, a type is wrong, a right is missing, or lookups \
-would miss rows ([why](architecture/negative_proofs.md#why-postgresql-misses-rows)); the others run. \
-`forgekeeper check` compares all this with the database, and looks at the plan of each walk.
+would miss rows ([why](architecture/negative_proofs.md#why-postgresql-misses-rows)); other batches run. \
+`forgekeeper check` compares the contract with the database, and examines the plan of each index scan.
 
 `forgekeeper contract --markdown` prints this page; a test compares them.
 """
 
 
 def contract(
-    batch: Annotated[str | None, typer.Option("--batch", help="Only what this one expects.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a page.")] = False,
+    batch: Annotated[str | None, typer.Option("--batch", help="Only the contract of this batch.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown page.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what each batch expects of the forge's tables: columns, rights, key, indexes.
+    """Show the forge's tables that each batch needs, with columns, rights, key and indexes.
 
-    A relation is a table or a view.  A batch whose relations or columns are missing is blocked; the others run.
-    `forgekeeper check` compares all this with the database.
+    A relation is a table or a view.  A batch whose relations or columns are missing is blocked; other batches run.
+    `forgekeeper check` compares the contract with the database.
     """
     if markdown and json:
-        wrong_use("--markdown or --json, not both")
+        wrong_use("use --markdown or --json, not both")
     load_settings()
     chosen = [batch_named(batch)] if batch else list(BATCHES.values())
     if json:
@@ -73,7 +73,7 @@ def list_page_lines(batches: Iterable[BatchSpec]) -> Iterator[str]:
     for batch in batches:
         yield from ("", f"## {batch.name}", batch.sentence)
         if not batch.relations:
-            yield from ("", "It expects nothing of the forge.")
+            yield from ("", "It needs nothing from the forge.")
         for relation in batch.relations:
             yield from ("", f"### {batch.name}: {relation.name}", "| column | type | may be NULL |", "|---|---|---|")
             for field in relation.fields:
@@ -92,7 +92,7 @@ def list_page_lines(batches: Iterable[BatchSpec]) -> Iterator[str]:
 def _print_contract(batch: BatchSpec) -> None:
     out.print(batch.name, style="bold")
     if not batch.relations:
-        out.print("    expects nothing of the forge")
+        out.print("    needs nothing from the forge")
     for relation in batch.relations:
         out.print(f"    {relation.name}")
         for field in relation.fields:

@@ -33,9 +33,9 @@ SOURCE_TEXTS = {"environment": ", from the environment", ".env": ", from the fil
 
 
 def settings(json: Json = False) -> None:
-    """List every setting with its type, default, present value, where that comes from, and sentence.
+    """List every setting with its type, default, current value, source and description.
 
-    Settings are environment variables, or lines of a file `.env` where the command runs.
+    Settings are environment variables, or lines of a file `.env` in the current folder.
     """
     described = list_settings(load_settings())
     if json:
@@ -49,7 +49,7 @@ def settings(json: Json = False) -> None:
 
 
 def metrics(json: Json = False) -> None:
-    """List every metric with its type, labels, unit and sentence."""
+    """List every metric with its type, labels, unit and description."""
     known = catalogue.build_metrics(all_declared())
     if json:
         facts = [asdict(one) | {"labels": one.values, "type": one.type, "unit": one.unit} for one in known.values()]
@@ -61,10 +61,10 @@ def metrics(json: Json = False) -> None:
 
 
 def batches(
-    batch: Annotated[str | None, typer.Argument(help="Only this one.", show_default=False)] = None,
+    batch: Annotated[str | None, typer.Argument(help="Only this batch.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """List the batches; with --json what they have declared, times in seconds."""
+    """List the batches; with --json their declarations, with times in seconds."""
     settings, chosen = load_settings(), [batch_named(batch)] if batch else list(BATCHES.values())
     if json:
         print_json({"batches": {one.name: _batch_facts(one, settings) for one in chosen}})
@@ -109,16 +109,16 @@ def _declared_facts(declared: Declaration) -> dict[str, Any]:
 
 
 def flags_list(json: Json = False) -> None:
-    """List the flags, and say whose they are."""
+    """List the flags, their states and their owner."""
     with connect_command("flags"):
         states, owner = flag_states(), FeatureFlag.find_forge_relation()
     if json:
         print_json({"flags": states, "owner": owner})
         return
     rows = ((name, "on" if state else "off", FLAGS[name]) for name, state in states.items())
-    print_table(("flag", "state", "what it switches"), rows)
+    print_table(("flag", "state", "effect"), rows)
     if owner:
-        out.print(f"they are the forge's, by {owner}: turn them there")
+        out.print(f"the forge owns these flags ({owner}): turn them on or off there")
 
 
 def flag_states() -> dict[str, bool]:
@@ -126,12 +126,12 @@ def flag_states() -> dict[str, bool]:
     return {name: FeatureFlag.is_on(name) for name in FLAGS}
 
 
-flags = create_group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)
+flags = create_group("flags", "List the feature flags, or turn a flag on or off for all processes.", flags_list)
 
 
 @flags.command("on")
 def flags_on(name: FlagName, json: Json = False) -> None:
-    """Turn a flag on; `forgekeeper run BATCH --dry-run` shows before what its batch would do."""
+    """Turn a flag on; first preview its batch with `forgekeeper run BATCH --dry-run`."""
     _turn_flag(name, on=True, json=json)
 
 
@@ -151,8 +151,8 @@ def _turn_flag(name: str, *, on: bool, json: bool) -> None:
 def _require_ours(name: str) -> None:
     if owner := FeatureFlag.find_forge_relation():
         raise Problem(
-            f"the flags are the forge's, by {owner}: turn {name} on or off there, by its API or its chat commands; what"
-            " is done by SQL its processes do not see for as long as they remember flags"
+            f"the forge owns the flags ({owner}): turn {name} on or off there, with its API or chat commands; its"
+            " processes cache flags, and would notice a change by SQL late"
         )
 
 
@@ -168,7 +168,7 @@ class FlagChange(NamedTuple):
         if name not in FLAGS:
             wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
         if to not in {"on", "off"}:
-            wrong_use(f"a flag is on or off, and not {to!r}")
+            wrong_use(f"a flag is on or off, not {to!r}")
         return cls(name, to == "on")
 
     def describe_state(self) -> str:

@@ -26,15 +26,15 @@ from forgekeeper.platform.database import database, exclusions, now
 from forgekeeper.platform.database.exclusions import BadExclusion, Exclusion, ExclusionSubject
 
 ExclusionArgument = Annotated[
-    str, typer.Argument(metavar="WHAT", help="project:7, group:9, or 'pattern:uploads/*' with * and ? of names.")
+    str, typer.Argument(metavar="WHAT", help="project:7, group:9, or a pattern of names: 'pattern:uploads/*'.")
 ]
-RequiredReason = Annotated[str, typer.Option(help="Why; the audit keeps it.")]
+RequiredReason = Annotated[str, typer.Option(help="The reason, for the audit.")]
 NEEDED_COLUMNS = {"project": "project", "group": "project", "pattern": "name"}
 """Column that a record needs for an exclusion of each kind."""
 
 
 def exclude_list(json: Json = False) -> None:
-    """List what is excluded now: of which batch, by whom, since when, until when and why."""
+    """List the exclusions in force, each with its batch, person, times and reason."""
     with connect_command("exclude", redis_needed=False):
         standing = Exclusion.list_in_force()
     if json:
@@ -46,7 +46,7 @@ def exclude_list(json: Json = False) -> None:
 
 exclude = create_group(
     "exclude",
-    "What batches leave alone: projects, groups, or names that a pattern matches.",
+    "Keep records from deletion: of a project, of a group, or with a name that a pattern matches.",
     exclude_list,
 )
 
@@ -56,30 +56,35 @@ def exclude_add(
     what: ExclusionArgument,
     reason: RequiredReason,
     until: UntilOption = None,
-    batch: Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Of this batch alone.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only for this batch.")] = None,
     json: Json = False,
 ) -> None:
-    """Let no batch delete anything of a project, of a group's projects, or whose name a pattern matches.
+    """Keep the records of a project or of a group's projects, or with a name that a pattern matches.
 
-    It counts from the next chunk on, also of what runs.  A pattern is held against a record's whole name, as previews
-    show it: * stands for any text, ? for one character.
+    The exclusion applies from the next chunk, also to current runs.  A pattern must match the whole name of a record,
+    as previews show it: * matches any text, ? one character.
     """
     subject = _parse_subject(what)
     reached, reason = _list_affected_batches(subject, batch), _require_reason(reason)
     with connect_command("exclude add", redis_needed=False):
         made = add_exclusion(subject, batch, until=until, reason=reason)
     end = f"until {format_time(made.until)}" if made.until else f"until `forgekeeper exclude remove {made.id}`"
-    said = f"{made.what} is excluded of {', '.join(reached)} {end}"
+    said = f"{made.what} is excluded from {', '.join(reached)} {end}"
     print_answer(_exclusion_facts(made) | {"reaches": reached}, said, json=json)
 
 
 @exclude.command("remove")
 def exclude_remove(
-    what: Annotated[str, typer.Argument(metavar="ID|WHAT", help="Its id, as `list` shows it, or all of project:7.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|WHAT", help="The exclusion's id, as `list` shows it, or project:7 for all its exclusions."
+        ),
+    ],
     reason: RequiredReason,
     json: Json = False,
 ) -> None:
-    """Let batches delete again what was excluded: one exclusion by its id, or all that are of the same."""
+    """Remove an exclusion by its id, or all exclusions of a project, group or pattern."""
     reason, number = _require_reason(reason), what.strip()
     which = Exclusion.id == int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None
     if which is None:
@@ -90,9 +95,9 @@ def exclude_remove(
         for one in removed:
             acts.record_act("exclude remove", one.what, batch=one.batch, reason=reason, before=_exclusion_facts(one))
         if not removed:
-            raise Problem(f"{what} is not excluded; `forgekeeper exclude list` shows what is")
+            raise Problem(f"there is no exclusion {what}; `forgekeeper exclude list` lists the exclusions")
     said = ", ".join(f"{one.what} (exclusion {one.id})" for one in removed)
-    print_answer({"removed": [_exclusion_facts(one) for one in removed]}, f"not excluded any more: {said}", json=json)
+    print_answer({"removed": [_exclusion_facts(one) for one in removed]}, f"no longer excluded: {said}", json=json)
 
 
 def add_exclusion(subject: ExclusionSubject, batch: str | None, *, until: str | None, reason: str) -> Exclusion:
@@ -103,9 +108,9 @@ def add_exclusion(subject: ExclusionSubject, batch: str | None, *, until: str | 
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
     if end is not None and end <= since:
-        wrong_use(f"{format_time(end)} has passed; give a time to come, in UTC")
+        wrong_use(f"{format_time(end)} has passed; give a future time, in UTC")
     if subject.kind == "group" and (lacks := exclusions.why_no_groups()):
-        raise Problem(f"no group can be excluded: {lacks}; give it such a table or view (docs/exclusions.md)")
+        raise Problem(f"no group can be excluded: {lacks}; create that table or view (docs/exclusions.md)")
     with database.atomic():
         made = Exclusion.add(subject, batch=batch, reason=reason, by=acts.name_actor(), since=since, until=end)
         acts.record_act("exclude add", made.what, batch=batch, reason=reason, after=_exclusion_facts(made))
@@ -130,7 +135,7 @@ def _list_affected_batches(subject: ExclusionSubject, batch: str | None) -> list
 
 
 def _require_reason(reason: str) -> str:
-    return reason if reason.strip() else wrong_use("say why with --reason: the audit keeps it")
+    return reason if reason.strip() else wrong_use("give a --reason, for the audit")
 
 
 def _exclusion_facts(one: Exclusion) -> dict[str, Any]:

@@ -21,7 +21,7 @@ COMPOSE_BUILD_LINE = re.compile(r"^ +build: .*Containerfile.*\n", re.MULTILINE)
 
 
 def files(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them; it is created.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the files; it is created.")],
     console: Annotated[
         str | None, typer.Option("--console", metavar="URL", help="Your console: alerts link to its runbooks.")
     ] = None,
@@ -33,7 +33,7 @@ def files(
 ) -> None:
     """Write units, compose file, alert rules, dashboards and examples for Prometheus and Alertmanager.
 
-    Rules and dashboards get the addresses of your console and your Grafana in place of examples. If a file is there and
+    Rules and dashboards get the addresses of your console and your Grafana in place of examples. If a file exists and
     differs, nothing is written and the status is 1; --force replaces such files.
     """
     for option, url in (("--console", console), ("--grafana", grafana)):

@@ -35,22 +35,24 @@ class ProcessRole(StrEnum):
 DELETING_PROCESSES = (ProcessRole.PERSON, ProcessRole.WORKER)
 """Processes that claim and delete records."""
 
-ProcessOption = Annotated[ProcessRole, typer.Option("--as", help="What the role is for; `person` is for all commands.")]
+ProcessOption = Annotated[
+    ProcessRole, typer.Option("--as", help="The process that uses the role; `person` is for all commands.")
+]
 
 
 def grants(
-    role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="Who gets the rights.")] = None,
+    role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="The role that gets the rights.")] = None,
     process: ProcessOption = ProcessRole.PERSON,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Grant a role of PostgreSQL what a process needs: on forgekeeper's own tables, and on the forge's or their views.
+    """Grant a PostgreSQL role the rights of a process, on forgekeeper's tables and on the forge's tables or views.
 
-    Run it as the owner of both, after `migrate`, `adopt` and each upgrade; rights that the role has stay.  If others
-    own the forge's tables, hand them what --print prints.  `forgekeeper check --as` judges a role by the same rights.
+    Run it as the owner of both, after `migrate`, `adopt` and each upgrade.  It revokes nothing.  If others own the
+    forge's tables, give them the output of --print.  `forgekeeper check --as` checks a role for the same rights.
     """
     if role is None and not print_:
-        wrong_use("say with --role who gets the rights, or look at them with --print")
+        wrong_use("name the role that gets the rights with --role, or show the rights with --print")
     with connect_command("grants", redis_needed=False) as settings:
         statements = list(list_grants(process, role or f"forgekeeper_{process}", settings))
         if not print_:
@@ -62,7 +64,7 @@ def grants(
         for statement in statements:
             write_line(f"{statement};")
     else:
-        print_sentences([f"{role} may do what a {process} does: {len(statements)} grants"])
+        print_sentences([f"{role} has the rights of a {process}: {len(statements)} grants"])
 
 
 def list_grants(process: ProcessRole, role: str, settings: Settings) -> Iterator[str]:
@@ -107,7 +109,9 @@ def _execute_grants(role: str, process: ProcessRole, statements: list[str]) -> N
     except pw.PeeweeException as error:
         refused = clean_text(text_of(error).strip().splitlines()[0])
         if sqlstate(error) == UNDEFINED_ROLE_SQLSTATE:
-            raise Problem(f"{refused}: make it first, as with `create role {quote_name(role)} login`") from error
+            raise Problem(
+                f"{refused}: create the role first, as with `create role {quote_name(role)} login`"
+            ) from error
         if sqlstate(error) == MISSING_RIGHT_SQLSTATE:
-            raise Problem(f"{refused}: run this as the owner, or hand the owner what --print prints") from error
+            raise Problem(f"{refused}: run this as the owner, or give the owner the output of --print") from error
         raise

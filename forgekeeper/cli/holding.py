@@ -40,10 +40,10 @@ FIRST_MIGRATION = "0001_ledger"
 
 UntilOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {TIME_EXAMPLES}; never if absent."),
+    typer.Option(metavar="TIME", help=f"Time at which it ends by itself, in UTC: {TIME_EXAMPLES}; by default never."),
 ]
 
-ReplaceOption = Annotated[bool, typer.Option("--replace", help="End your own hold, also if it would last longer.")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="Replace your own hold, even if it would last longer.")]
 
 
 def pause(
@@ -52,13 +52,15 @@ def pause(
     *,
     until: UntilOption = None,
     replace: ReplaceOption = False,
-    at_once: Annotated[bool, typer.Option("--now", help="End what runs, too, before its next chunk: `stop`.")] = False,
+    at_once: Annotated[
+        bool, typer.Option("--now", help="Also end current runs before their next chunk, as `stop` does.")
+    ] = False,
     reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
-    """Start no run of these batches until that TIME, or until resumed.  A run that has started goes on.
+    """Start no run of these batches until TIME, or until resumed.  Current runs continue.
 
-    A pause of yours that ends later stays, unless --replace is given.
+    Your own pause is kept if it ends later, unless --replace is given.
     """
     if at_once:
         stop(batches, everything, reason=reason, until=until, replace=replace, json=json)
@@ -75,14 +77,14 @@ def stop(
     replace: ReplaceOption = False,
     json: Json = False,
 ) -> None:
-    """End every run and child of these batches before its next chunk, everywhere, and start none until resumed.
+    """End every run and child of these batches before its next chunk, on all machines; start no run until resumed.
 
-    It works within five seconds, also while Redis is away; `status` and `processes` show what still works.  It needs a
-    --reason.  A stop of yours that ends later stays, unless --replace is given.
+    It works within five seconds, even without Redis; `status` and `processes` show remaining work.  It needs a
+    --reason.  Your own stop is kept if it ends later, unless --replace is given.
     """
     names = _select_names(batches, everything)
     if not (reason or "").strip():
-        wrong_use("say why: a stop needs a --reason, for anyone who finds it")
+        wrong_use("give a --reason: other people need to know why the batches are stopped")
     _hold_and_print("stop", names, until, reason, replace=replace, json=json)
 
 
@@ -90,14 +92,14 @@ def resume(
     batches: BatchNames = None,
     everything: All = False,
     *,
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="End what this person has paused or stopped.")] = None,
+    by: Annotated[str | None, typer.Option(metavar="NAME", help="End the pauses and stops of this person.")] = None,
     reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
     """End your own pauses and stops of these batches, or with --by another person's.
 
-    What others hold stays, and is named: then the exit status is 3.  A batch that a brake holds is let go with
-    `forgekeeper release`.
+    Other people's holds are kept and named, with exit status 3.  `forgekeeper release` releases a batch that is new or
+    that the circuit breaker holds.
     """
     names = _select_names(batches, everything)
     with connect_command("resume", redis_needed=False):
@@ -120,26 +122,26 @@ def resume(
 
 
 def release(
-    reason: Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")],
+    reason: Annotated[str, typer.Option(help="The reason, for the audit.")],
     batches: BatchNames = None,
     everything: All = False,
     expect: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Maximum number of records to delete; by default the due records."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Let batches go that a brake holds, from their next tick on: as many records as are due now.
+    """Release batches that are new or that the circuit breaker holds, from their next tick, for the records due now.
 
-    It prints that number, and no more go by the release, whatever becomes due later: then a run ends with `stopped:
-    release_used_up`.  If nothing is due, the release has no amount.  It may be larger than in the
-    preview that you have looked at: --expect with the number of the preview lets so many go of each batch.  A release
-    ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and so does one
-    whose records cannot be counted now: then the status is 3.  In a new installation the objects of artifacts are
-    released with the artifacts.
+    It prints the number of these records.  Runs delete no more by the release, even if more become due: then a run ends
+    with `stopped: release_used_up`.  If nothing is due, the release has no number.  The number may be larger than in
+    the preview that you have seen: --expect sets the number for each batch.  A release ends with the first run that the
+    circuit breaker would have allowed.  Other batches are left unchanged.  A batch whose records cannot be counted now
+    stays held, with exit status 3.  In a new installation the objects of artifacts are released with the artifacts.
     """
     names = _select_names(batches, everything)
     if not reason.strip():
-        wrong_use("say why with --reason: the audit keeps it")
+        wrong_use("give a --reason, for the audit")
     with connect_command("release", redis_needed=False):
         done = release_batches(names, expect=expect, reason=reason)
         said = "\n".join(done.describe_changes())
@@ -154,7 +156,7 @@ def _hold_and_print(
     kind: Kind, names: list[str] | None, until: str | None, reason: str | None, *, replace: bool, json: bool
 ) -> None:
     """Add the hold to each batch and print the result."""
-    # Stop is an emergency brake and must work even if a migration of another version is pending.
+    # A stop must work in an emergency, even if a migration of another version is pending.
     with connect_command(kind, migrated=kind != "stop", redis_needed=False):
         held = hold_batches(kind, names, until=until, reason=reason, replace=replace)
         warning = standby.describe_missing_standby()
@@ -196,7 +198,7 @@ class HoldResult(NamedTuple):
         if hold := self.kept.get(name):
             because = f" ({hold.reason})" if hold.reason else ""
             shorten = f"`forgekeeper {hold.kind} {name} --replace` with your --until shortens that"
-            return f"{name} stays {self.word} until {end}{because}; {shorten}"
+            return f"{name} is already {self.word} until {end}{because}; {shorten}"
         return f"{name} is {self.word} until {end}"
 
     def describe_refusals(self) -> list[str]:
@@ -236,23 +238,23 @@ class ReleaseResult(NamedTuple):
 
     def describe_changes(self) -> list[str]:
         """Return a sentence for each batch: released, still blocked, not held, or left held."""
-        said = dict.fromkeys(self.unheld, "is held by no brake: there is nothing to release")
+        said = dict.fromkeys(self.unheld, "is neither new nor held by the circuit breaker: there is nothing to release")
         for name, number in self.released.items():
-            limit = f"{number:,} records may go, and no more"
+            limit = f"at most {number:,} records may be deleted"
             if number == 0:
-                limit = "nothing is due now, so the release has no amount: the breaker weighs each run"
+                limit = "nothing is due now, so the release has no number: the circuit breaker checks each run"
             if BATCHES[name].writes is not None:
-                limit = "it writes by itself, so nothing limits how much goes"
+                limit = "it writes by itself, so nothing limits its deletions"
             again = "runs again from its next tick"
             if name in self.blocked:
                 again = f"is released, and blocked until this is solved: {self.blocked[name]}"
             said[name] = f"{again}; {limit}"
-        said |= dict.fromkeys(self.left, "stays held: something is due in it already, which nobody has looked at")
+        said |= dict.fromkeys(self.left, "stays held: it has due records that nobody has previewed")
         return [f"{name} {said[name]}" for name in BATCHES if name in said]
 
     def describe_refusals(self) -> list[str]:
         """Return a sentence for each batch that stays held."""
-        uncounted = "is still held: what is due cannot be counted now; say with --expect how many go"
+        uncounted = "is still held: its due records cannot be counted now; give their number with --expect"
         return [f"{name} {uncounted}" for name in self.uncounted]
 
 
@@ -268,7 +270,7 @@ def hold_batches(
     since = now()
     end = None if until is None else read_time(until, since, ahead=True)
     if end is not None and end <= since:
-        wrong_use(f"{format_time(end)} has passed; give a time to come, in UTC")
+        wrong_use(f"{format_time(end)} has passed; give a future time, in UTC")
 
     kept: dict[str, Hold] = {}
 
@@ -363,7 +365,7 @@ def describe_holds(names: list[str] | None) -> Iterator[str]:
 def _select_names(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
     """Return the named batches without duplicates, or None for all batches."""
     if bool(batches) == everything:
-        wrong_use("name the batches, or say --all")
+        wrong_use("name the batches, or use --all")
     return None if everything else list(dict.fromkeys(batch_named(name).name for name in batches or ()))
 
 
@@ -391,7 +393,7 @@ def _describe_resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterato
         if hold.kind in KINDS_BY_PEOPLE:
             yield f"{name} is held by {_describe_hold(hold)}; `forgekeeper resume {name} --by {quote(hold.by)}` ends it"
     if any(hold.kind in BRAKE_KINDS for hold in left):
-        yield f"{name} is held: `forgekeeper release {name} --reason ...` lets it go"
+        yield f"{name} is held: `forgekeeper release {name} --reason ...` releases it"
     elif not left:
         yield f"{name} runs again from its next tick" if ended else f"{name} was not paused"
 
@@ -436,7 +438,7 @@ def hold_new_batches(names: Sequence[str]) -> None:
         BatchRow.register(names)
     for name in names:
         sentence = (
-            f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
-            f" `forgekeeper release {name} --reason REASON` lets it go"
+            f"nobody has previewed its deletions yet: `forgekeeper run {name} --dry-run` shows them,"
+            f" `forgekeeper release {name} --reason REASON` releases it"
         )
         Hold.add(name, "new", reason=sentence, by=acts.name_actor())

@@ -39,8 +39,8 @@ OWN_TABLES: tuple[type[Base], ...] = (
 MISSING_RIGHT_SQLSTATE = "42501"
 UP_TO_DATE_SENTENCE = "the schema is up to date"
 RUN_AS_OWNER_SENTENCE = (
-    "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, where there is"
-    " no schema for them yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
+    "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, if their"
+    " schema does not exist yet, let a superuser run `create schema {} authorization ROLE` (docs/security.md)"
 )
 TOO_OLD_SENTENCE = (
     "nothing was changed: processes of an older version would fail on the new tables: {}; stop them, or let"
@@ -50,8 +50,8 @@ PROCESSES_MIGRATION = "0007_processes"
 """Migration that creates the table of processes."""
 POLL_SECONDS = 0.5
 NEW_BATCHES_HELD_SENTENCE = (
-    "\nheld, as {}: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
-    " `forgekeeper release BATCH --reason REASON` lets it go"
+    "\nheld, because {}: {}; `forgekeeper run BATCH --dry-run` shows the deletions of a batch,"
+    " `forgekeeper release BATCH --reason REASON` releases it"
 )
 
 
@@ -62,13 +62,13 @@ def migrate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
+    """Apply pending migrations of forgekeeper's own tables; the forge's tables are never changed.
 
-    The first one makes the installation's id, and writes it to Redis if that answers.  In a new installation the
-    batches that delete begin held, later each batch that was added since: `release` lets them go.  The setting
-    FORGEKEEPER_AUDIT_KEEP of this command is recorded: workers drop no part of the audit that is younger.
+    The first migration creates the installation's id, and writes it to Redis if Redis answers.  In a new installation
+    all deleting batches are held until `release`, later each deleting batch that is added.  The command records its
+    setting FORGEKEEPER_AUDIT_KEEP: workers drop no part of the audit that is younger.
 
-    Nothing is changed while processes live whose version is too old for the new tables; they are named.
+    If running processes are too old for the new tables, the command names them and changes nothing.
     """
     with connect_command("migrate", migrated=False, redis_needed=False) as settings:
         if check:
@@ -77,7 +77,7 @@ def migrate(
         _require_none_too_old(wait=wait)
         applied, held = _apply_and_hold_new(settings)
         _record_installation(redis_needed=settings.redis_url is not None)
-    why = "this is a new installation" if FIRST_MIGRATION in applied else "nobody has seen its preview"
+    why = "this is a new installation" if FIRST_MIGRATION in applied else "nobody has seen a preview"
     sentence = f"applied: {', '.join(applied)}" if applied else UP_TO_DATE_SENTENCE
     said = sentence + (NEW_BATCHES_HELD_SENTENCE.format(why, ", ".join(held)) if held else "")
     print_answer({"applied": applied, "pending": [], "held": held}, said, json=json)
@@ -87,8 +87,8 @@ def _report_pending(*, json: bool) -> None:
     """Print pending migrations; raise `Problem` or `typer.Exit` if there are any."""
     pending, too_old = migrations.list_pending(database.obj), _find_too_old()
     if pending and not json:
-        stop = f"stop these first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
-        raise Problem(f"pending: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
+        stop = f"stop these processes first, which are too old for it: {', '.join(too_old)}; " if too_old else ""
+        raise Problem(f"pending migrations: {', '.join(pending)}; {stop}run `forgekeeper migrate`")
     print_answer({"applied": [], "pending": pending, "too_old": too_old}, UP_TO_DATE_SENTENCE, json=json)
     if pending:
         raise typer.Exit(FAILED_STATUS)
@@ -127,7 +127,7 @@ def _require_none_too_old(*, wait: bool) -> None:
         if not wait:
             raise Problem(TOO_OLD_SENTENCE.format(", ".join(found)))
         if found != said:
-            err.print(f"waiting until these have ended: {clean_text(', '.join(found))}")
+            err.print(f"waiting until these processes have ended: {clean_text(', '.join(found))}")
             said = found
         time.sleep(POLL_SECONDS)
 
@@ -143,7 +143,7 @@ def apply_pending() -> list[str]:
     except migrations.TablesElsewhere as error:
         raise Problem(str(error)) from error
     except migrations.TableExists as error:
-        raise Problem(f"{error}: it was not made by forgekeeper; rename it or set FORGEKEEPER_OWN_SCHEMA") from error
+        raise Problem(f"{error}: forgekeeper did not create it; rename it or set FORGEKEEPER_OWN_SCHEMA") from error
 
 
 def _record_installation(*, redis_needed: bool) -> None:
@@ -158,6 +158,6 @@ def _record_installation(*, redis_needed: bool) -> None:
     except installation.ClusterUnreadable as unknown:
         err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
     except redis.RedisError as error:
-        err.print(f"Redis does not know the installation yet: {clean_text(str(error))}; workers and schedulers tell it")
+        err.print(f"Redis lacks the installation's id: {clean_text(str(error))}; a worker or scheduler writes it")
     except InstallationMismatch as disagreement:
-        err.print(f"nothing will start: {clean_text(str(disagreement))}")
+        err.print(f"no process will start: {clean_text(str(disagreement))}")

@@ -40,13 +40,11 @@ def find_not_deleted(found: StatusFacts) -> Iterator[NotDeleted]:
     """Yield the reasons in the facts that `status` has *found*; needs a connection."""
     known = {row.name: row.registered_at for row in Batch.select(Batch.name, Batch.registered_at)}
     if not any(one["kind"] == "scheduler" and not one["silent"] for one in found["processes"]):
-        said = "no scheduler lives: nothing is sent when it is due"
+        said = "no scheduler is running: due runs are not sent"
         yield NotDeleted([*BATCHES], "unserved", _last_heartbeat(found, "scheduler"), said)
     for queue in [queue for queue, one in found["queues"].items() if not one["workers"]]:
         served = [one.name for one in BATCHES.values() if queue in {each.queue for each in (one, *one.children)}]
-        yield NotDeleted(
-            served, "unserved", _last_heartbeat(found, "worker", queue), f"no worker takes from queue {queue}"
-        )
+        yield NotDeleted(served, "unserved", _last_heartbeat(found, "worker", queue), f"no worker serves queue {queue}")
     schedules = {name: process_list.parse_known_schedule(one["schedule"]) for name, one in found["batches"].items()}
     for off in find_switched_off(known, schedules):
         why = "its cron is off: it has no schedule" if off.by == "cron_off" else "its flag is off"
@@ -72,18 +70,19 @@ def _last_heartbeat(found: StatusFacts, kind: str, queue: str | None = None) -> 
 def _find_obstacles(batch: BatchSpec, one: StatusFacts, instant: datetime) -> Iterator[NotDeleted]:
     """Yield the batch's holds, its block, its failures, and a missed objective."""
     if why := next((word for word in HOLDING_STATES if one[word]), None):
-        yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run of it may begin")
+        yield NotDeleted([batch.name], why, min(hold["since"] for hold in one["holds"]), "no run may begin")
     if one["blocked"]:
         yield NotDeleted([batch.name], "blocked", one["blocked"]["since"], one["blocked"]["sentence"])
     health = JobRun.read_health(batch.name)
     if health.failures:
         times = "once" if health.failures == 1 else f"{health.failures} times"
         error = (one["open"] or {}).get("error") or (one["last"] or {}).get("error") or "see its runs"
-        said = f"it has failed {times} since it last ended well: {error}"
+        said = f"it has failed {times} since its last success: {error}"
         yield NotDeleted([batch.name], "failing", health.last_success, said)
     allowed, oldest = shortest_objective(batch), one["backlog_oldest"]
     if allowed and oldest and instant - oldest > allowed:
-        waits = f"the oldest waits for {format_duration(instant - oldest)}, its objective is {format_duration(allowed)}"
+        waited, objective = format_duration(instant - oldest), format_duration(allowed)
+        waits = f"the oldest record has waited for {waited}, its objective is {objective}"
         yield NotDeleted([batch.name], "late", oldest + allowed, waits)
 
 
@@ -94,7 +93,7 @@ def _find_missed_ticks(
     ticks = list(JobRun.select_newest_first(name).select(JobRun.tick, JobRun.state).limit(MAX_EXAMINED_TICKS))
     unrun = takewhile(lambda run: run.state in ("missed", "skipped", "coalesced"), ticks)
     if missed := [run.tick for run in unrun if run.state == "missed"]:
-        which = "a tick was missed" if len(missed) == 1 else f"{len(missed)} ticks in a row were missed"
+        which = "a tick was skipped" if len(missed) == 1 else f"{len(missed)} ticks in a row were skipped"
         yield NotDeleted([name], "missed", missed[-1], f"{which}: no scheduler was running")
     newest = max((run.tick for run in ticks if run.tick), default=registered)
     due = schedule and schedule.latest_until(at - UNCLAIMED_AFTER)
@@ -103,7 +102,7 @@ def _find_missed_ticks(
         which = (
             f"tick of {format_time(due)}" if first == due else f"ticks from {format_time(first)} to {format_time(due)}"
         )
-        yield NotDeleted([name], "missed", first, f"no scheduler has looked at its {which}")
+        yield NotDeleted([name], "missed", first, f"no scheduler has claimed its {which}")
 
 
 def shortest_objective(batch: BatchSpec) -> timedelta | None:

@@ -61,10 +61,10 @@ def parse_known_schedule(schedule: str) -> Cron | None:
 
 
 def processes(json: Json = False) -> None:
-    """List the schedulers and workers that live or fell silent, and what each works on.
+    """List running and silent schedulers and workers, and their current work.
 
-    A process is in the list from when it is ready: one that waits for its servers is not.  One that ends in an orderly
-    way leaves the list at once, one that fell silent after a day.
+    A process is listed once it is ready; a process that waits for its servers is not.  A process that shuts down leaves
+    the list at once, a silent process after a day.
     """
     with connect_command("processes"):
         instant, known = now(), Process.list_all()
@@ -75,10 +75,10 @@ def processes(json: Json = False) -> None:
     for sentence in wrong:
         out.print(format_warning(sentence))
     rows = [_process_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
-    print_table(("process", "kind", "version", "up for", "heard of", "queues"), rows)
+    print_table(("process", "kind", "version", "up for", "heartbeat", "queues"), rows)
     if work := [row for one in found for row in _list_work_rows(one, instant)]:
         out.print()
-        print_table(("at work on", "for", "run", "process"), work)
+        print_table(("work", "for", "run", "process"), work)
 
 
 def process_facts(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
@@ -106,12 +106,12 @@ def missing_processes(known: Sequence[Process], instant: datetime) -> Iterator[s
     """Yield warnings if no scheduler is alive, or if queues lack a worker."""
     living = [one for one in known if not one.is_silent(instant)]
     if not any(one.kind == "scheduler" for one in living):
-        yield "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
+        yield "no scheduler is running: due runs are not sent; start `forgekeeper scheduler`"
     workers = [one for one in living if one.kind == "worker"]
     served = {queue for one in workers if not one.draining for queue in one.queues or ()}
     if lacking := sorted({*list_queues()} - served):
         which = f"queue{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
-        yield f"no worker for {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
+        yield f"no worker serves {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
 
 
 def timetable_conflicts(known: Sequence[Process], instant: datetime) -> Iterator[str]:
@@ -123,13 +123,13 @@ def timetable_conflicts(known: Sequence[Process], instant: datetime) -> Iterator
             kept.setdefault((one.timetable or {}).get(batch, "off"), []).append(one.name)
         if len(kept) > 1:
             each = " and ".join(f"{schedule} ({', '.join(names)})" for schedule, names in sorted(kept.items()))
-            yield f"schedulers keep different timetables: {batch} is due at {each}; give them the same settings"
+            yield f"schedulers have different schedules of {batch}: {each}; give them the same settings"
 
 
 def _process_row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
     heard = Text(format_relative_time(one["alive_at"], instant))
     if one["silent"]:
-        heard = Text(f"silent since {format_duration(instant - one['alive_at'])}", style="red")
+        heard = Text(f"silent for {format_duration(instant - one['alive_at'])}", style="red")
     elif one["draining"]:
         heard = Text(f"{heard}, draining", style="yellow")
     up_for = format_duration(instant - one["started_at"])
@@ -157,18 +157,18 @@ def describe_work(batches: Sequence[str] | None = None, run: int | None = None) 
     for one in JobRun.select().where(JobRun.state == "started").order_by(JobRun.id):
         if is_chosen(one.batch, one.id):
             yield (
-                f"run {one.id} of {one.batch} is at work on {one.started_by}, for"
+                f"run {one.id} of {one.batch} has been running on {one.started_by} for"
                 f" {format_duration(instant - one.started_at)}"
             )
     for process in process_facts(Process.list_all(), instant):
         for work in process["at_work"]:
             if work["what"] not in BATCHES and is_chosen(work["what"], work["run"]):
                 where, since = f"{process['host']}:{process['pid']}", format_duration(instant - work["since"])
-                yield f"{work['what']}, a child of run {work['run']}, is at work on {where}, for {since}"
+                yield f"{work['what']}, a child of run {work['run']}, has been running on {where} for {since}"
 
 
 def leases_list(json: Json = False) -> None:
-    """List the leases that are held, the one held for longest first."""
+    """List the held leases, longest held first."""
     with connect_command("leases"):
         require_redis()
         found = list_held_leases()
@@ -178,14 +178,15 @@ def leases_list(json: Json = False) -> None:
         print_table(("lease", "holder", "since", "seconds left"), (one.values() for one in found))
 
 
-leases = create_group("leases", "Leases: which process works on what alone, and since when.", leases_list)
+leases = create_group("leases", "List the held leases with their holders, or free a lease.", leases_list)
 
 
 @leases.command("break")
 def leases_break(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `leases list` shows it.")], json: Json = False
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The lease's name, as `leases list` shows it.")],
+    json: Json = False,
 ) -> None:
-    """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
+    """Free a lease whose holder hangs.  The holder is not stopped: it notices at its next safe point."""
     with connect_command("leases"):
         freed = free_lease(name)
     print_answer({"lease": name, "broken": True}, freed.sentence, json=json)
@@ -205,11 +206,11 @@ def free_lease(lease: str, *, seen: str | None = None) -> CompletedAct:
     require_redis()
     found = _find_lease(lease)
     if found is not None and seen not in {None, _say_holder(found)}:
-        raise Problem(f"{_say_holder(found)} now: nothing is done; look at it again")
+        raise Problem(f"{_say_holder(found)} now: nothing was changed; check the holder again")
     if found is not None:
         acts.record_act("leases break", lease, before={"holder": found.holder, "since": found.since})
     if found is None or not locks.break_lease(client, lease, held=found):
-        raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` shows those that are held")
+        raise Problem(f"nobody holds the lease {lease}; `forgekeeper leases list` lists the held leases")
     log.warning("lease broken", lease=lease, by=process_identity())
     return CompletedAct(f"{lease} is free")
 

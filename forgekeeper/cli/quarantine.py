@@ -33,17 +33,18 @@ from forgekeeper.platform.database import database
 from forgekeeper.platform.database.read_only import read_only_snapshot
 from forgekeeper.platform.settings import Settings
 
-BatchOption = Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only of this batch.")]
+BatchOption = Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only entries of this batch.")]
 KindOption = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="Only of this kind: record, child, message, upload, …")
+    str | None,
+    typer.Option("--kind", metavar="KIND", help="Only entries of this kind: record, child, message, upload, …"),
 ]
-EntryId = Annotated[str | None, typer.Argument(metavar="[ID]", help="Its id, as `list` shows it.")]
+EntryId = Annotated[str | None, typer.Argument(metavar="[ID]", help="The entry's id, as `list` shows it.")]
 QuarantineAct = Literal["retry", "discard"]
-PERSON_DECIDES = "when a person says so"
-ACT_RESULT_WORDS: dict[QuarantineAct, str] = {"retry": "will be tried again", "discard": "discarded"}
+PERSON_DECIDES = "waits for a person"
+ACT_RESULT_WORDS: dict[QuarantineAct, str] = {"retry": "will be retried", "discard": "discarded"}
 UNCHANGED_REASONS: dict[QuarantineAct, str] = {
-    "retry": "nothing can read it, or a run is at it just now",
-    "discard": "it is tried again by itself, and can be discarded once it waits for a person",
+    "retry": "it cannot be read, or a run is working on it now",
+    "discard": "it is retried automatically, and can be discarded once it waits for a person",
 }
 """Reason why an act left an entry of the quarantine unchanged."""
 MAX_READ_ENTRIES = 1_000_000
@@ -75,10 +76,12 @@ class BatchKeptEntries(NamedTuple):
 def quarantine_list(
     batch: BatchOption = None,
     kind: KindOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of a kind, oldest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of entries of each kind, oldest first.")
+    ] = 100,
     json: Json = False,
 ) -> None:
-    """List what failed and is left out, how often, why, and when it is tried again."""
+    """List the quarantined entries, with their failures, errors and next retries."""
     with connect_command("quarantine") as settings:
         rows = [_entry_from_row(row) for row in Quarantined.oldest_first(batch=batch, kind=kind).limit(limit)]
         kept = list_kept_entries(settings, batch, kind, limit)
@@ -86,9 +89,9 @@ def quarantine_list(
     if json:
         print_json({"total": total, "entries": [one._asdict() for one in found], "unknown": kept.unknown})
         return
-    print_table(("id", "kind", "batch", "what", "failures", "since", "tried again", "error"), map(_entry_cells, found))
+    print_table(("id", "kind", "batch", "record", "failures", "since", "next retry", "error"), map(_entry_cells, found))
     out.print(f"{total} in all")
-    print_sentences((f"what lies there of kind {name} is unknown: {why}" for name, why in kept.unknown.items()), err)
+    print_sentences((f"entries of kind {name} are not known: {why}" for name, why in kept.unknown.items()), err)
 
 
 def count_rows(batch: str | None, kind: str | None) -> int:
@@ -119,14 +122,14 @@ def list_kept_entries(settings: Settings, batch: str | None, kind: str | None, l
 
 quarantine = create_group(
     "quarantine",
-    "What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else.",
+    "List, retry and discard records that failed alone.  Each waits for its next retry, or for a person.",
     quarantine_list,
 )
 
 
 @quarantine.command("show")
 def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: Json = False) -> None:
-    """Show all that is known of one of them."""
+    """Show all facts about an entry."""
     with connect_command("quarantine") as settings:
         found = require_entry(number, settings)
     if json:
@@ -143,7 +146,7 @@ def quarantine_retry(
     kind: KindOption = None,
     json: Json = False,
 ) -> None:
-    """Try one, or all, once more: by the next run, or by the next fan-out.  What fails again waits on as before."""
+    """Retry an entry, or all, in the next run or fan-out.  An entry that fails again stays in quarantine."""
     retried = _connect_and_decide("retry", number, everything, batch, kind)
     print_answer({"retried": retried}, f"{retried} {ACT_RESULT_WORDS['retry']}", json=json)
 
@@ -156,10 +159,10 @@ def quarantine_discard(
     kind: KindOption = None,
     json: Json = False,
 ) -> None:
-    """Forget one, or all: what is not due any more, or must stay as it is.
+    """Remove an entry, or all, from quarantine, because it is not due any more or must be kept.
 
-    A record or child that is due all the same is tried as if it had never failed; a ref, an upload or an object that
-    was refused stays for good.
+    A record or child that is still due is tried as if it had never failed; a refused ref, upload or object is kept for
+    ever.
     """
     discarded = _connect_and_decide("discard", number, everything, batch, kind)
     print_answer({"discarded": discarded}, f"{discarded} {ACT_RESULT_WORDS['discard']}", json=json)
@@ -169,7 +172,7 @@ def _connect_and_decide(
     act: QuarantineAct, number: str | None, everything: bool, batch: str | None, kind: str | None
 ) -> int:
     if (number is None) != everything:
-        wrong_use("name one by its id, or say --all")
+        wrong_use("name an entry by its id, or use --all")
     with connect_command("quarantine") as settings:
         return decide_entries(act, number, batch, kind, settings)
 
@@ -190,12 +193,12 @@ def decide_entries(
     """
     meant = MatchedEntries.match(act, number, batch, kind, settings)
     if expect not in {None, meant.total}:
-        raise Problem(f"{meant.total:,} are there now, and not {expect:,}: nothing is done; look at them again")
+        raise Problem(f"there are {meant.total:,} entries now, not {expect:,}: nothing was changed; check them again")
     done = _decide_rows(act, number, batch, meant.rows, settings) if meant.rows else 0
     done += sum(_decide_kept(act, number, *one) for one in meant.kept)
     if number is not None and not done:
         there = _find_entry(number, settings) is not None
-        raise Problem(f"{number} stays as it is: {UNCHANGED_REASONS[act]}") if there else _unknown_entry_problem(number)
+        raise Problem(f"{number} is unchanged: {UNCHANGED_REASONS[act]}") if there else _unknown_entry_problem(number)
     return done
 
 
@@ -260,7 +263,7 @@ class EntryChoice(NamedTuple):
         Raises `Problem` if nothing is chosen, and Redis' error if Redis is needed and does not answer.
         """
         if bool(self.ids) == self.everything:
-            wrong_use("name one by its id, or say --all")
+            wrong_use("name an entry by its id, or use --all")
         return len(self.ids) or MatchedEntries.match(act, None, self.batch, self.kind, settings).total
 
     def describe_entries(self, settings: Settings) -> Iterator[str]:
@@ -274,7 +277,7 @@ class EntryChoice(NamedTuple):
         Refuses everything if the number of all entries is not *expect*.
         """
         if bool(self.ids) == self.everything:
-            wrong_use("name one by its id, or say --all")
+            wrong_use("name an entry by its id, or use --all")
         done = decide_entries(act, None, self.batch, self.kind, settings, expect=expect) if self.everything else 0
         refused = list[str]()
         for one in self.ids:
@@ -376,4 +379,4 @@ def _entry_cells(one: QuarantineEntry) -> tuple[Any, ...]:
 
 
 def _unknown_entry_problem(number: str) -> Problem:
-    return Problem(f"{number} does not lie in quarantine; `forgekeeper quarantine` lists what does")
+    return Problem(f"{number} is not in quarantine; `forgekeeper quarantine` lists the entries")

@@ -17,26 +17,28 @@ from forgekeeper.platform.settings import Settings
 from forgekeeper.targets.git_repository import RootUnavailable
 from forgekeeper.targets.git_restore import REF_RESTORED, WOULD_BE_RESTORED, RestoreOutcome
 
-refs = typer.Typer(name="refs", help="Git refs that were deleted wrongly.")
+refs = typer.Typer(name="refs", help="Restore git refs that were deleted by mistake.")
 
 
 @refs.command("restore")
 def refs_restore(
     which: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[ID]...", min=1, max=2**63 - 1, help="Deletions, by the ids that `audit` shows."),
+        typer.Argument(metavar="[ID]...", min=1, max=2**63 - 1, help="Ids of deletions, as `audit` shows them."),
     ] = None,
-    run: Annotated[int | None, typer.Option(metavar="N", help="All refs that the run has deleted.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what could be restored, and make nothing.")] = False,
+    run: Annotated[int | None, typer.Option(metavar="N", help="All refs that this run has deleted.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show which refs could be restored, and change nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Restore deleted refs, at what the audit says that they were.
+    """Restore deleted refs, with the values that the audit recorded.
 
-    That is possible while git still has their objects: until its next `gc` that prunes them, by default two weeks.
-    A ref that is there again is left as it is.  Exit status 0 only if every one was restored.
+    This is possible while git still has their objects: until a `gc` prunes them, by default after two weeks.  A ref
+    that exists again is left unchanged.  Exit status 0 only if every ref was restored.
     """
     if not which and run is None:
-        wrong_use("name deletions by their ids, or say --run N")
+        wrong_use("name deletions by their ids, or use --run N")
     entries = list[dict[str, Any]]()
     with connect_command("refs") as settings:
         found = [(child, find_deleted_refs(child, which or (), run)) for child in list_children_with_refs()]
@@ -61,8 +63,8 @@ def _require_known(found: Sequence[tuple[ChildSpec, Sequence[DeletedRef]]], ids:
     """Raise `Problem` if an id is unknown, or is a deletion of several batches."""
     batches = Counter(number for _child, deleted in found for number in {one.id for one in deleted})
     if not batches or (unknown := {*ids} - batches.keys()):
-        of = ", ".join(map(str, sorted(unknown))) if batches else "that"
-        raise Problem(f"the audit knows of no ref that was deleted for {of}; `forgekeeper audit` shows which")
+        of = ", ".join(map(str, sorted(unknown))) if batches else "these ids or this run"
+        raise Problem(f"the audit has no deleted ref for {of}; `forgekeeper audit` lists deletions")
     if several := [number for number in ids if batches[number] > 1]:
         raise Problem(f"several batches have deleted a ref for {several[0]}; name its run with --run")
 
@@ -86,4 +88,4 @@ def _write_outcome(one: DeletedRef, outcome: RestoreOutcome) -> None:
         write_line(f"    {escape_unprintable(outcome.reason)}")
     if outcome.command:
         command = join(outcome.command)
-        write_line(f"    {command if command.isprintable() else 'its name cannot be printed: --json has the command'}")
+        write_line(f"    {command if command.isprintable() else 'its name is not printable: --json shows the command'}")

@@ -51,8 +51,8 @@ def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> di
     if attempt.state in ("succeeded", "blocked", "skipped"):
         return attempt.result_fields() | results
     if attempt.state is None:
-        raise Problem(f"{batch.name} was taken from this process: its heartbeat was missing for too long")
-    retry = "" if by_hand else "; workers will try it again"
+        raise Problem(f"the run of {batch.name} was taken from this process: its heartbeat was late")
+    retry = "" if by_hand else "; workers will retry it"
     raise Problem(f"{batch.name} failed: {_describe_cause(attempt.error)}{retry}") from attempt.error
 
 
@@ -62,7 +62,7 @@ def _describe_cause(error: BaseException | None) -> str:
         return "unknown"
     said = describe_error(error)
     return describe_with_remedy(error) or (
-        said if CHECK_COMMAND in said else f"{said}; {CHECK_COMMAND}` looks for the cause"
+        said if CHECK_COMMAND in said else f"{said}; run {CHECK_COMMAND}` to find the cause"
     )
 
 
@@ -84,7 +84,7 @@ def _work_on_children(calls: list[tuple[ChildSpec, KeyedArguments]], runner: Run
             more = attempt.wants_successor and not shutdown.requested.is_set()
     if failures:
         count = f"{len(failures)} of {len(calls)} children failed"
-        raise Problem(f"{count}, the first {failures[0]}; workers will not try them again, the next run will")
+        raise Problem(f"{count}, the first {failures[0]}; the next run will retry them")
     return {"children": outcomes} if calls else {}
 
 
@@ -119,7 +119,7 @@ def _listen_for_signals(reading: socket.socket, within: float) -> None:
         with suppress(TimeoutError):
             if not reading.recv(1):
                 return
-    err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
+    err.print("forgekeeper: interrupted before the run reached a safe point", style="red")
     terminate_git_processes()
     os._exit(128 + first[0])
 

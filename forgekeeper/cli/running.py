@@ -43,37 +43,37 @@ from metrics.logs import clean_text
 BATCH_HELP = "The batch's name; `forgekeeper status` lists them."
 BatchName = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH_HELP)]
 BatchNames = Annotated[list[str] | None, typer.Argument(metavar="[BATCH...]", help=BATCH_HELP)]
-OptionalReason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
+OptionalReason = Annotated[str | None, typer.Option(help="The reason, for other people and the audit.")]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Change nothing: show how many records would go, how much, whose and since when, what stays and why.",
+        help="Change nothing: show the records that would be deleted, their size, projects and age, and kept records.",
     ),
 ]
 Sample = Annotated[
     int | None,
-    typer.Option(min=0, help="With --dry-run: how many records to name, 10 unless said.", show_default=False),
+    typer.Option(min=0, help="With --dry-run: number of records to name, by default 10.", show_default=False),
 ]
 
 
 def run(batch: BatchName, dry_run: DryRun = False, sample: Sample = None, json: Json = False) -> None:
-    """Run a batch here and now, and print its result.
+    """Run a batch in this process now, and print its result.
 
-    A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
-    already is skipped, and the result says so.  A run whose process has died is taken over once it has been silent for
-    FORGEKEEPER_DEAD_AFTER.  Exit status 3 if the batch is held or waits for that, or if the run or a child of it was
-    blocked.  Ctrl-C stops between two chunks, a second one at once.
+    It takes over a run that waits in the queue.  If the batch is paused, stopped, held or already running, it is
+    skipped, and the result says so.  It takes over the run of a dead process that has been silent for
+    FORGEKEEPER_DEAD_AFTER.  Exit status 3 if the batch is held or such a process has not been silent for long enough,
+    or if the run or a child was blocked.  Ctrl-C stops between two chunks, a second Ctrl-C at once.
 
-    With --dry-run nothing is changed and no run begins; a batch that is paused or switched off can be previewed, too.
-    A preview counts for ten seconds, and marks what it has not counted by then as an estimate.
+    With --dry-run nothing is changed and no run begins; paused and switched-off batches can be previewed, too.  A
+    preview counts for ten seconds, and marks numbers that need longer as estimates.
     """
     chosen = batch_named(batch)
     if dry_run:
         _show_preview(chosen, DEFAULT_SAMPLE_SIZE if sample is None else sample, json=json)
         return
     if sample is not None:
-        wrong_use("--sample is for --dry-run: a run names no records")
+        wrong_use("--sample needs --dry-run: a run names no records")
     silent = None
     with connect_command(f"run {batch}") as settings:
         require_installation()
@@ -151,7 +151,9 @@ def send(batch: BatchName, json: Json = False) -> None:
     print_sentences(sent.obstacles, err)
     facts = {"batch": batch, "run": sent.run, "skipped": sent.skipped}
     if json or sent.run is not None:
-        print_answer(facts, f"{batch} is queued as run {sent.run}; `forgekeeper why {batch}` follows it", json=json)
+        print_answer(
+            facts, f"{batch} is queued as run {sent.run}; `forgekeeper why {batch}` shows its progress", json=json
+        )
     if sent.skipped == "held":
         raise typer.Exit(HELD_STATUS)
 
@@ -189,13 +191,15 @@ def send_batch(batch: BatchSpec) -> SendResult:
 
 
 def cancel(
-    number: Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's number; `forgekeeper ticks` has it.")],
+    number: Annotated[
+        int, typer.Argument(metavar="RUN", min=1, help="The run's number, as `forgekeeper ticks` shows it.")
+    ],
     reason: OptionalReason = None,
     json: Json = False,
 ) -> None:
-    """End one run before its next chunk, and its children; one that waits will not run.
+    """End a run and its children before their next chunk; a run that waits will not start.
 
-    What it has left is for the next run of its batch.
+    The next run of the batch does the remaining work.
     """
     with connect_command("cancel", redis_needed=False):
         run, state, done = cancel_run(number, reason=reason)
@@ -226,15 +230,15 @@ def _describe_cancellation(run: JobRun, state: str | None) -> str:
     if state == "started":
         return "ends before its next chunk, and so do its children"
     if run.cancelled_at is not None:
-        return f"was cancelled already, at {format_time(run.cancelled_at)}"
-    return f"had ended already ({run.state}); any child of it that has not ends before its next chunk"
+        return f"was already cancelled, at {format_time(run.cancelled_at)}"
+    return f"had already ended ({run.state}); children that are still running end before their next chunk"
 
 
 def require_run(number: int) -> JobRun:
     """Return the run with that number; raise `Problem` if it is not in the ledger."""
     run: JobRun | None = JobRun.get_or_none(id=number)
     if run is None:
-        raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
+        raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists the runs of a batch")
     return run
 
 
@@ -268,7 +272,7 @@ def list_preview_lines(found: BatchPreview) -> Iterator[str]:
     if found.due is not None:
         yield f"  due in all: {found.due:,}"
     if found.due and found.is_held:
-        yield f"  `forgekeeper release {found.batch} --expect {found.due} --reason ...` lets so many go, and no more"
+        yield f"  `forgekeeper release {found.batch} --expect {found.due} --reason ...` allows these, and no more"
 
 
 def _part_headline(part: PreviewPart) -> str:
@@ -279,7 +283,7 @@ def _part_headline(part: PreviewPart) -> str:
 
 def _part_details(part: PreviewPart) -> Iterator[str]:
     if part.estimate:
-        yield "an estimate: the time was up before all were counted"
+        yield "an estimate: not all records were counted in time"
     if part.oldest is not None:
         yield f"due since {format_time(part.oldest)}"
     shown = part.as_json()
@@ -288,7 +292,7 @@ def _part_details(part: PreviewPart) -> Iterator[str]:
         rest = f", {others['projects']:,} others {others['records']:,}" if others["projects"] else ""
         yield "by project: " + ", ".join(f"{name} {count:,}" for name, count in shown["projects"].items()) + rest
     for reason, count in part.kept.items():
-        number = "not counted in time" if count is None else f"{count:,} stay"
+        number = "not counted in time" if count is None else f"{count:,} kept"
         yield f"{reason}: {number}"
     if part.sample:
-        yield "such as " + ", ".join(f"{key} ({name})" if name else key for key, name in part.sample)
+        yield "for example " + ", ".join(f"{key} ({name})" if name else key for key, name in part.sample)

@@ -48,16 +48,16 @@ log = structlog.get_logger(__name__)
 
 
 def scheduler() -> None:
-    """Keep the timetable: claim each batch's ticks and send them to the workers.
+    """Claim the ticks of each batch's schedule, and send runs to the workers.
 
-    Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
+    Any number of schedulers may run at the same time.  A scheduler waits for its servers.  SIGTERM and Ctrl-C end it.
     """
     import scheduler as timetable
     from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS
 
     settings, asked, ready = load_and_configure_logging(), shutdown.open_request_queue(), threading.Event()
     configure_clients(settings, ServerTimeouts.for_scheduler(settings), name="scheduler", connections=None)
-    unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
+    unready = lambda: None if ready.is_set() else "the scheduler is not ready yet"  # noqa: E731
     endpoint = _serve_probes(settings, settings.metrics_port_scheduler, SCHEDULER_COUNTERS.registry, unready=unready)
     ServerWait(asked, process_name="scheduler").until_available(
         lambda: find_missing_server(settings, required_key_types(declared_queues()))
@@ -68,21 +68,20 @@ def scheduler() -> None:
 
 
 def worker(
-    processes: Annotated[int | None, typer.Option(min=1, help="How many; by default the setting.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each; by default the setting.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; by default the setting.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each process; by default the setting.")] = None,
     queues: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[,NAME…]", help="Only these queues; may be given several times."),
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Where its metrics are; by default the setting.")
+        int | None, typer.Option(min=0, max=65535, help="Port of its metrics; by default the setting.")
     ] = None,
 ) -> None:
-    """Work through the messages of the queues.
+    """Execute the messages of the queues.
 
-    Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
-    fetched a run.
-    It waits for its servers.  SIGTERM and Ctrl-C let the runs end at their next safe point first.
+    If children take long, `cron` and `objects` need a worker of their own: a process without a free thread may have
+    fetched a run.  A worker waits for its servers.  After SIGTERM and Ctrl-C its runs end at their next safe point.
     """
     queues = _read_queues(queues or ())
     settings, asked = load_and_configure_logging(), shutdown.open_request_queue()
@@ -163,16 +162,16 @@ def _count_in_files(port: int) -> None:
 
 
 def exporter() -> None:
-    """Serve metrics of the present state: backlogs, queues, leases, the last runs, asked for when scraped.
+    """Serve metrics of the current state, read on each scrape: backlogs, queues, leases, last runs.
 
-    PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
+    It also runs without PostgreSQL and Redis.  SIGTERM and Ctrl-C end it.
     """
     from forgekeeper import exporter as exporting
 
     settings = load_and_configure_logging()
     configure_clients(settings, exporting.EXPORTER_LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
-        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a metrics endpoint has nothing to do")
+        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: set it to the port of the metrics")
     page = MetricsEndpoint(
         open_listening_socket(settings.metrics_host, settings.metrics_port_exporter),
         exporting.create_registry(settings),
@@ -253,7 +252,7 @@ class ServerWait:
             self._asked.get(block=seconds > 0, timeout=seconds)
         except Empty:
             return
-        log.info("asked to end before it was ready", process=self._process_name)
+        log.info("process stopped before it was ready", process=self._process_name)
         raise typer.Exit(0)
 
 
@@ -265,9 +264,7 @@ def find_missing_database(settings: Settings) -> MissingServer | None:
         (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
     except pw.PeeweeException as error:
         return _describe_missing("PostgreSQL", where, error)
-    return (
-        MissingServer("PostgreSQL", where, f"it takes no writes; {SQLSTATE_REMEDIES['25006']}") if read_only else None
-    )
+    return MissingServer("PostgreSQL", where, f"it is read-only; {SQLSTATE_REMEDIES['25006']}") if read_only else None
 
 
 def find_missing_server(settings: Settings, keys: Mapping[str, str]) -> MissingServer | None:

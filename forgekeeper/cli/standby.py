@@ -25,11 +25,11 @@ FIND_NO_STANDBY = f"""
         and not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))
 """
 WAITING_SENTENCE = (
-    "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command goes on"
-    " once one does, or synchronous_standby_names is set to '' and the server reloaded"
+    "PostgreSQL waits for a synchronous standby, and none answers (synchronous_standby_names = {}): the command"
+    " continues when a standby answers, or when you set synchronous_standby_names to '' and reload the server"
 )
 NOT_REPLICATED_SENTENCE = (
-    "it is in force; no synchronous standby has it, as none answers: look again after a failover, which may lose it"
+    "the hold is in force, but no synchronous standby has received it: check it after a failover, which may lose it"
 )
 
 

@@ -59,10 +59,10 @@ ReadResult = TypeVar("ReadResult")
 
 
 def status(json: Json = False) -> None:
-    """Show every batch: what it does, when it is due, its backlog, how its last run ended; and every queue.
+    """Show every batch with its schedule, current run, backlog and last run; and every queue.
 
-    When a batch is due is what the living schedulers say.  What is wrong comes first.  Where Redis does not answer,
-    is full or is another installation's, PostgreSQL alone is asked.
+    Warnings come first.  The schedules are those of the running schedulers.  If Redis does not answer, is full or
+    belongs to another installation, only PostgreSQL is read.
     """
     with connect_command("status", limits=_connection_limits) as settings, read_only_snapshot():
         found = gather_facts(settings)
@@ -239,9 +239,9 @@ def _print_facts(found: Mapping[str, Any]) -> None:
     for wrong in found["warnings"]:
         out.print(format_warning(wrong))
     rows = (_batch_row(name, one, instant) for name, one in batches.items())
-    print_table(("batch", "schedule", "next", "now", "backlog", "oldest", "gone in"), rows)
+    print_table(("batch", "schedule", "next", "now", "backlog", "oldest", "done in"), rows)
     if found["timetable_of"] == "settings":
-        out.print("Schedule and next are what this shell's settings say.", style="dim")
+        out.print("No scheduler is running: the schedules are those of this shell's settings.", style="dim")
     out.print()
     rows = (_last_run_row(name, one, instant) for name, one in batches.items())
     print_table(("last run of", "ended", "state", "result"), rows)

@@ -19,7 +19,7 @@ from rich.text import Text
 from metrics.logs import clean_text, escape_controls, redact, text_of
 
 FAILED_STATUS, WRONG_USE_STATUS, HELD_STATUS = 1, 2, 3
-All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 VALID_YEARS = range(2000, 9000)
@@ -240,5 +240,5 @@ def read_number(text: str, what: str, *, least: int = 1) -> int:
     """
     text = text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) >= least):
-        wrong_use(f"{text!r} is no number of {what}: give one such as 12")
+        wrong_use(f"{text!r} is not a number: write the number of {what}, such as 12")
     return int(text)

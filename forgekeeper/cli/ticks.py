@@ -41,16 +41,16 @@ REASON_TEXTS = {
     "held": "the batch was held",
     "cancelled": "the run was cancelled",
     "flag_off": "the batch is switched off by its flag",
-    "max_per_run": "it had deleted as much as one run may (MAX_PER_RUN)",
-    "release_used_up": "it had deleted as much as was released (`forgekeeper release` lets more go)",
-    "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
+    "max_per_run": "it had reached the limit of a run (MAX_PER_RUN)",
+    "release_used_up": "it had deleted all released records (`forgekeeper release` releases more)",
+    "max_per_day": "the runs of the day had reached their limit (MAX_PER_DAY)",
 }
 """Reason why a tick was skipped, or why a run did nothing or ended early."""
 NOT_RUN_SENTENCES = {
     ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
-    ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
-    ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
-    ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
+    ("coalesced", None): "It was skipped: no scheduler claimed it in time, and a newer tick did its work.",
+    ("missed", "skip"): "It was skipped: no scheduler was running, and the settings let this batch not catch up.",
+    ("missed", None): "It was skipped: no scheduler was running, and it was too old when a scheduler ran again.",
 }
 HOLDING_ACTS = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
 """Acts of people that make a tick do nothing, by reason."""
@@ -70,10 +70,10 @@ class RunEvent(NamedTuple):
 
 def ticks(
     batch: BatchName,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of ticks, newest first.")] = 20,
     json: Json = False,
 ) -> None:
-    """List a batch's ticks and runs by hand, newest first."""
+    """List a batch's ticks and manual runs, newest first."""
     name = batch_named(batch).name
     with connect_command("ticks"):
         runs = list_runs(name, limit=limit)
@@ -97,15 +97,15 @@ def why(
     time: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TIME]", help="A tick, in UTC, such as 18:29 or 2026-11-20T18:29; the newest if absent."
+            metavar="[TIME]", help="Time of a tick, in UTC, such as 18:29 or 2026-11-20T18:29; by default the newest."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what became of one tick: which worker ran it and with what result, or why it never ran.
+    """Explain a tick: which worker ran it, with which result, or why it did not run.
 
-    It also says what holds the batch back at this moment, what is excluded of it, and how many of its children fail.
-    A time of day is the last one that has passed.
+    Also show the batch's current holds and exclusions, and its number of failing children.  A time of day means the
+    last time that has passed.
     """
     number = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 19 else None
     if number is not None and time is not None:
@@ -155,8 +155,8 @@ def explain_absence(name: str, tick: datetime | None, settings: Settings) -> lis
                 f" {format_time(schedule.next_after(tick))}."
             ),
         ]
-    because = "no scheduler has looked at it yet, or its row was so old that it has been removed"
-    return [f"The ledger has nothing of {format_time(tick)}: {because}."]
+    because = "no scheduler has claimed it yet, or its row was old and has been removed"
+    return [f"The ledger has no row for {format_time(tick)}: {because}."]
 
 
 def _run_facts(run: JobRun) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def list_events(run: JobRun) -> Iterator[RunEvent]:
         yield RunEvent(f"It was sent to the workers at {format_time(run.enqueued_at)}.", run.enqueued_at)
     if run.losses:
         times = "once" if run.losses == 1 else f"{run.losses} times"
-        taken = f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
+        taken = f"Its worker stopped sending heartbeats ({times}), and the run was reopened for another worker."
         yield RunEvent(taken)
     yield from _list_failed_attempts(run)
     if run.started_at:
@@ -200,7 +200,7 @@ def list_events(run: JobRun) -> Iterator[RunEvent]:
             f"It was cancelled by {run.cancelled_by} at {format_time(run.cancelled_at)}{because}.", run.cancelled_at
         )
     if held := (run.result or {}).get("held"):
-        yield RunEvent(f"A brake has held it back: {str(held).rstrip('. ')}.", run.finished_at)
+        yield RunEvent(f"The circuit breaker held it: {str(held).rstrip('. ')}.", run.finished_at)
 
 
 def _find_overlapping_run(run: JobRun) -> JobRun | None:
@@ -305,11 +305,11 @@ def _describe_claim(run: JobRun) -> str:
     aside = _set_aside_tick(run)
     if aside is not None:
         return (
-            f"The tick of {aside} was claimed by scheduler {run.claimed_by} before its time had come, because "
-            "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
+            f"The tick of {aside} was claimed by scheduler {run.claimed_by} before its time, because "
+            "PostgreSQL's clock was ahead. It was set aside, and runs again at its time."
         )
     if run.tick is None:
-        return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {format_time(run.claimed_at)}."
+        return f"Run {run.id} was requested by hand, by {run.claimed_by} at {format_time(run.claimed_at)}."
     late = (run.claimed_at or run.tick) - run.tick
     claimed = run.state not in ("skipped", "coalesced", "missed")
     by = f"{'claimed' if claimed else 'found'} by scheduler {run.claimed_by}, {format_duration(late)} after it was due"
@@ -321,9 +321,9 @@ def _describe_ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
     if run.state in ("succeeded", "blocked"):
         return _describe_normal_end(run)
     if run.reason == "superseded":
-        return f"It waited for a retry when a newer tick came and took over its work.{error}"
+        return f"It waited for a retry when a newer tick took over its work.{error}"
     if run.reason == "poison":
-        return f"It was given up as poison: it has taken {run.losses} workers down with it.{error}"
+        return f"It was given up as poison, because it has killed {run.losses} workers.{error}"
     if run.state == "failed":
         return f"It failed for good after {run.failures} failure(s).{error}"
     if run.state == "enqueued" and run.retry_at:
@@ -345,7 +345,7 @@ def _describe_normal_end(run: JobRun) -> str:
             f"It ended before its work was done{after}, because {REASON_TEXTS[result['braked']]}:"
             f" {format_facts(read_result(run))}."
         )
-    return f"It ended well{after}: {format_facts(read_result(run))}."
+    return f"It succeeded{after}: {format_facts(read_result(run))}."
 
 
 def describe_failing_children(batch: str, failing: int) -> list[str]:

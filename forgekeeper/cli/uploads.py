@@ -42,10 +42,10 @@ MAX_UNNAMED_SHARE = 0.1
 A larger share indicates another database, or a shared store.
 """
 
-uploads = typer.Typer(name="uploads", help="Objects in a store that nobody answers for.")
+uploads = typer.Typer(name="uploads", help="Find orphaned objects in a store, which no row and no register names.")
 RegisterBatch = Annotated[
     str | None,
-    typer.Option("--batch", metavar="BATCH", help="Whose register; needed only if several batches have one."),
+    typer.Option("--batch", metavar="BATCH", help="The batch of the register; needed only if there are several."),
 ]
 
 
@@ -67,14 +67,12 @@ class OrphanScan(NamedTuple):
         """
         number = len(self.orphans)
         if expect is not None:
-            return None if expect == number else f"{expect} objects were expected and {number} are named by nothing"
-        repeat = f"if they may all go, repeat their number: --expect {number}"
+            return None if expect == number else f"--expect says {expect} objects, but {number} are orphaned"
+        repeat = f"if all of them may be deleted, repeat their number: --expect {number}"
         if number and not self.named:
-            return f"nothing in this database names any of the {self.examined} objects: is it the right one? {repeat}"
+            return f"this database names none of the {self.examined} objects: is it the right database? {repeat}"
         if number > MAX_UNNAMED_SHARE * self.examined:
-            return (
-                f"{number} of {self.examined} objects are named by nothing, more than {MAX_UNNAMED_SHARE:.0%}; {repeat}"
-            )
+            return f"{number} of {self.examined} objects are orphaned, more than {MAX_UNNAMED_SHARE:.0%}; {repeat}"
         return None
 
 
@@ -104,7 +102,7 @@ def _require_holder(name: str | None) -> RegisterHolder:
     found = [one for one in holders if name in (None, one.batch.name)]
     names = ", ".join(one.batch.name for one in holders)
     if not found:
-        wrong_use(f"{name} has no register of uploads; there are those of: {names}")
+        wrong_use(f"{name} has no register of uploads; these batches have a register: {names}")
     if len(found) > 1:
         wrong_use(f"several batches have a register of uploads; name one with --batch: {names}")
     return found[0]
@@ -114,16 +112,18 @@ def _require_holder(name: str | None) -> RegisterHolder:
 def uploads_reconcile(
     location: Annotated[str, typer.Argument(help="The object store's location.")],
     *,
-    prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
-    expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
+    prefix: Annotated[str, typer.Option(help="The folder of the store that has the uploads; '' is the whole store.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Register the objects, to be deleted a day later.")] = False,
+    expect: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Only if exactly N objects are orphaned.")
+    ] = None,
     batch: RegisterBatch = None,
     json: Json = False,
 ) -> None:
-    """Show objects older than a day that neither an artifact, the outbox nor the register names.
+    """Show orphaned objects: older than a day, and named by no artifact, outbox or register.
 
-    With --yes they are put into the register, where they wait another day before the batch of the register
-    deletes them; `uploads forget` takes them back until then.  It refuses while a run of that batch would be blocked.
+    With --yes they are registered, and the batch of the register deletes them a day later; until then `uploads forget`
+    removes them from the register.  The command fails while a run of that batch would be blocked.
     """
     holder = _require_holder(batch)
     with connection.connect_command("uploads") as settings:
@@ -146,15 +146,13 @@ def uploads_reconcile(
         return
     for path in found.orphans:
         write_line(escape_unprintable(path))
-    write_line(
-        f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, {registered} registered"
-    )
+    write_line(f"{found.examined} objects older than a day, {len(found.orphans)} orphaned, {registered} registered")
     if found.outside:
-        write_line(f"{found.outside} more named by nothing, but {OUTSIDE_PREFIXES_REASON}: they stay")
+        write_line(f"{found.outside} more orphaned objects are kept, because they are {OUTSIDE_PREFIXES_REASON}")
     if registered:
-        write_line(f"they will be deleted from {format_time(due)} UTC on; `forgekeeper uploads forget` takes that back")
+        write_line(f"they will be deleted after {format_time(due)} UTC, unless you run `forgekeeper uploads forget`")
     elif found.orphans:
-        write_line(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
+        write_line(f"--yes would be refused: {refusal}" if refusal else "use --yes to register them")
 
 
 @uploads.command("forget")
@@ -164,12 +162,12 @@ def uploads_forget(
     batch: RegisterBatch = None,
     json: Json = False,
 ) -> None:
-    """Take back what `uploads reconcile` has registered: the objects stay.
+    """Remove entries that `uploads reconcile` has registered: their objects are kept.
 
-    What a producer has registered is never forgotten.
+    Entries of producers are never removed.
     """
     if (path is None) != everything:
-        wrong_use("name one entry, or say --all")
+        wrong_use("name an entry, or use --all")
     holder = _require_holder(batch)
     with connection.connect_command("uploads"):
         connection.require_redis()
@@ -181,7 +179,7 @@ def uploads_forget(
             )
         forgotten, too_late = answer = holder.register.withdraw(client, chosen)
     if path is not None and not forgotten:
-        why = "being deleted just now" if too_late else "not among what `reconcile` has registered"
+        why = "being deleted now" if too_late else "not an entry that `uploads reconcile` registered"
         raise Problem(f"{path} is {why}")
     if json:
         print_json(answer._asdict())
@@ -212,7 +210,7 @@ def _scan_store(holder: RegisterHolder, location: str, prefix: str, settings: Se
         ]
         return OrphanScan(len(found), named, orphans, len(unnamed) - len(allowed))
     except StoreUnavailable as error:
-        hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"
+        hint = "choose a --prefix without names that cannot be listed, or run `forgekeeper check` to find the cause"
         raise Problem(f"object store {error}; {hint}") from error
 
 

@@ -60,7 +60,7 @@ def test_who_deleted_an_artifact_when_and_why(main, destroyed):
 
     assert f"Artifact {destroyed} was destroyed at {now():%Y-%m-%d}" in said
     assert "by run 77 of expired_job_artifacts (child delete_artifact_bucket:0)" in said
-    assert "because it had expired at 2026-03-04 05:06:07, was unlocked and no trace" in said
+    assert "because it had expired at 2026-03-04 05:06:07, was unlocked and was not a trace" in said
     assert all(fact in said for fact in ("project_id=7", "job_id=3", "bytes=1000", "path=a/b/c", "file=a.zip"))
 
 
@@ -74,9 +74,9 @@ def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed,
     )
     after = ask(main, "--what", f"artifact:{destroyed}")
 
-    assert "Of its object a/b/c the audit has nothing" in before
+    assert "The audit has no entry about its object a/b/c" in before
     assert "Its object a/b/c was about to be deleted" in meanwhile
-    assert "what became of it is not known yet" in meanwhile
+    assert "the result is not known yet" in meanwhile
     assert "Its object a/b/c was deleted at" in after
     assert "by run 900 of delete_objects" in after
 
@@ -105,7 +105,7 @@ def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed
     assert (deletion["id"], deletion["path"], deletion["run"]) == (destroyed, "a/b/c", 77)
     assert listed["sentences"] == ["expired_job_artifacts: 1 expired_artifact of project 7 deleted."]
     assert f"expired_artifact {destroyed} a/b/c" in shown == since
-    assert "The audit has nothing of project 8" in other
+    assert "The audit has no deletions in project 8" in other
 
 
 @whole_only
@@ -114,8 +114,8 @@ def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed
     [
         ("kept", "was kept"),
         ("moved", "had been changed"),
-        ("missing", "not there any more"),
-        ("failed", "could not be"),
+        ("missing", "no longer existed"),
+        ("failed", "the deletion failed"),
     ],
 )
 def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, sentence):
@@ -131,7 +131,7 @@ def test_where_there_is_nothing_it_is_said_how_far_back_the_audit_reaches(main, 
     objects.record_deleted("deleted_object", ids=[1])
     some = ask(main, "--what", "artifact:1")
 
-    assert empty == "The audit has nothing of artifact 1.\nIt has no deletions at all yet.\n"
+    assert empty == "The audit has no entry about artifact 1.\nIt has no deletions yet.\n"
     assert f"It reaches back to {now():%Y-%m-%d}" in some
 
 

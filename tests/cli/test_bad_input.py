@@ -19,16 +19,16 @@ SENTENCES = {
     "run user_status": f"there is no batch 'user_status'; there are: {', '.join(sorted(BATCHES))}",
     "why user_status": f"there is no batch 'user_status'; there are: {', '.join(sorted(BATCHES))}",
     "worker --queues cron,crone": "there is no queue 'crone'; there are: cron, git, artifacts, objects",
-    f"pause {NAME} --until 2020-01-01": "2020-01-01 00:00:00 has passed; give a time to come, in UTC",
+    f"pause {NAME} --until 2020-01-01": "2020-01-01 00:00:00 has passed; give a future time, in UTC",
     f"why {NAME} 25:00": "'25:00' is not a time: write it as 08:30, 2h or 2026-11-20T08:30, in UTC",
     "psql": 'there is no command `psql` any more: run `psql "$FORGEKEEPER_DATABASE_URL"`',
     "refs rejected": "there is no command `refs rejected` any more: run `forgekeeper quarantine list --kind ref`",
     **{
-        f"{command}{given} --reason R": "name the batches, or say --all"
+        f"{command}{given} --reason R": "name the batches, or use --all"
         for command in ("pause", "stop", "resume", "release")
         for given in ("", f" {NAME} --all")
     },
-    f"stop {NAME}": "say why: a stop needs a --reason, for anyone who finds it",
+    f"stop {NAME}": "give a --reason: other people need to know why the batches are stopped",
 }
 NAMED = {
     f"runs {NAME}": "runs",
@@ -46,7 +46,7 @@ NAMED = {
     "uploads reconcile": "Missing argument",
     "uploads reconcile artifacts": "--prefix",
     **dict.fromkeys(("uploads forget", "uploads forget artifacts:a --all"), "--all"),
-    **dict.fromkeys(("objects hold", "objects unhold", "objects hold --project 7 --run 1"), "--project"),
+    **dict.fromkeys(("objects keep", "objects unhold", "objects hold --project 7 --run 1"), "--project"),
     **dict.fromkeys(("check --moved --reason r", "check --init --moved", "check --reason r"), "--init"),
     "check --init --moved --copied --reason r": "not both",
 }
@@ -130,14 +130,14 @@ def test_an_unknown_setting_is_refused_with_the_name_that_was_meant(forgekeeper,
 
 @every("command", [f"{command} {NAME}" for command in ("stop", "release")])
 def test_a_reason_of_blanks_is_none(main, database, command):
-    assert main(*command.split(), "--reason", " ").complaint.startswith("say why")
+    assert main(*command.split(), "--reason", " ").complaint.startswith("give a --reason")
 
 
 def test_a_run_that_the_ledger_does_not_have_is_none(main, database):
     result = main("cancel", "17")
 
     assert result.status == 1
-    assert result.complaint == "the ledger has no run 17; `forgekeeper ticks BATCH` lists those that it has"
+    assert result.complaint == "the ledger has no run 17; `forgekeeper ticks BATCH` lists the runs of a batch"
 
 
 def test_help_is_there_whatever_the_settings_say(main):
@@ -147,7 +147,7 @@ def test_help_is_there_whatever_the_settings_say(main):
 def test_an_exporter_without_an_endpoint_is_wrong_use(forgekeeper, settings):
     result = forgekeeper("exporter", METRICS_PORT_EXPORTER="0")
 
-    assert (result.status, "nothing to do" in result.complaint) == (2, True)
+    assert (result.status, "set it to the port" in result.complaint) == (2, True)
 
 
 def test_an_exporter_whose_port_is_busy_does_not_start(forgekeeper, settings):
@@ -157,7 +157,7 @@ def test_an_exporter_whose_port_is_busy_does_not_start(forgekeeper, settings):
 
     assert result.status == 1
     assert result.complaint == (
-        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; stop what is there, or choose another port"
+        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; stop the program that uses it, or choose another port"
     )
 
 
@@ -172,6 +172,6 @@ def test_a_role_that_may_make_no_tables_is_said_what_it_needs_and_that_is_enough
     assert refused.complaint == (
         "permission denied for database "
         f"{urlsplit(url).path[1:]}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's "
-        "tables, or, where there is no schema for them yet, let a superuser run `create schema forgekeeper "
+        "tables, or, if their schema does not exist yet, let a superuser run `create schema forgekeeper "
         "authorization ROLE` (docs/security.md)"
     )

@@ -16,7 +16,7 @@ def test_due_records_that_go_without_a_run_of_ours_are_another_program_s_work(da
     (one,) = found(lambda: database.execute_sql(f"delete from user_statuses where {DUE}"))
 
     assert one[0] == "warning"
-    assert one[1].startswith("user_status_cleanup: 4 of 4 records that were due went or were claimed, and not by a run")
+    assert one[1].startswith("user_status_cleanup: another program deleted or claimed 4 of 4 due records")
 
 
 def test_due_records_that_another_program_claims_by_their_status_are_its_work(database):
@@ -35,7 +35,7 @@ def test_what_our_runs_delete_and_what_becomes_due_meanwhile_is_nobody_elses(dat
         assert main("run", "user_status_cleanup").status == 0
         database.execute_sql("update user_statuses set clear_status_at = now() where clear_status_at is not null")
 
-    assert found(wait) == [("ok", "nothing that was due went without a run of ours")]
+    assert found(wait) == [("ok", "no other program deleted or claimed due records")]
 
 
 def test_check_watches_only_when_asked(main, database):

@@ -17,25 +17,27 @@ SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_TABLE = {"settings", "metrics", "batches", "contract", "refs", "uploads", "check", "migrate", "adopt", "files"}
 NEED_NO_TABLE |= {name for name in ALL if name.startswith("console user")}
 BATCH = "user_status_cleanup"
-DENIED = "; grant that to the user of the database, or let another run this; `forgekeeper check` lists what is missing"
+DENIED = (
+    "; grant that right to the database user, or run this as another user; `forgekeeper check` lists the missing rights"
+)
 REFUSED = {
     "53100": "free space on the database's disk, then try again",
-    "53200": "give the server more of what it lacks, then try again",
-    "53300": "wait until others have left, or raise its max_connections",
-    "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
-    "40001": "another session was in the way: try again",
+    "53200": "give the server more of that resource, then try again",
+    "53300": "wait until other connections have ended, or raise its max_connections",
+    "55P03": "another session holds a lock that this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
+    "40001": "this conflicted with another session: try again",
     "57P01": "try again",
     "42883": "run `forgekeeper check`",
-    "P0001": "`forgekeeper check` looks for the cause",
+    "P0001": "run `forgekeeper check` to find the cause",
 }
 ANSWERS = {
-    "-NOAUTH Authentication required.": "give its password in FORGEKEEPER_REDIS_URL, before the host",
+    "-NOAUTH Authentication required.": "write the password into FORGEKEEPER_REDIS_URL, before the host",
     "-LOADING Redis is loading the dataset in memory": "try again when it is ready",
-    "-MISCONF Redis is configured to save RDB snapshots": "free space on the disk of Redis, or mend what its log says",
-    "-ERR max number of clients reached": "wait until others have left, or raise its maxclients",
+    "-MISCONF Redis is configured to save RDB snapshots": "free space on the disk of Redis, or fix the error in its log",
+    "-ERR max number of clients reached": "wait until other connections have ended, or raise its maxclients",
     "-MASTERDOWN Link with MASTER is down": "try again when it is ready",
-    "-CLUSTERDOWN Hash slot not served": "a Redis Cluster does not do: point FORGEKEEPER_REDIS_URL at a single Redis",
-    "HTTP/1.1 400 Bad Request\r\n": "what listens there is not Redis: check FORGEKEEPER_REDIS_URL",
+    "-CLUSTERDOWN Hash slot not served": "Redis Cluster is not supported: name a single Redis in FORGEKEEPER_REDIS_URL",
+    "HTTP/1.1 400 Bad Request\r\n": "the server at that address is not Redis: check FORGEKEEPER_REDIS_URL",
 }
 
 

@@ -57,7 +57,7 @@ def test_what_is_excluded_is_so_until_it_is_removed_and_the_audit_has_why(main, 
     removed = main("exclude", "remove", which, "--reason", "over")
 
     assert "project:7 is excluded by " in story
-    assert (removed.status, removed.stdout) == (0, "not excluded any more: project:7 (exclusion 1)\n")
+    assert (removed.status, removed.stdout) == (0, "no longer excluded: project:7 (exclusion 1)\n")
     assert not Exclusion.select().exists()
     assert [(act.act, act.what, act.reason) for act in Act.select().order_by(Act.id)][1:] == [
         ("exclude remove", "project:7", "over")
@@ -65,7 +65,7 @@ def test_what_is_excluded_is_so_until_it_is_removed_and_the_audit_has_why(main, 
     again = main("exclude", "remove", which, "--reason", "over")
     assert (again.status, again.complaint) == (
         1,
-        f"{which} is not excluded; `forgekeeper exclude list` shows what is",
+        f"there is no exclusion {which}; `forgekeeper exclude list` lists the exclusions",
     )
 
 
@@ -80,8 +80,8 @@ def test_an_end_that_has_passed_and_an_empty_reason_are_refused(main):
     late = main("exclude", "add", "project:7", "--reason", "a trial", "--until", "2020-01-01")
     silent = main("exclude", "add", "project:7", "--reason", " ")
 
-    assert (late.status, late.complaint) == (2, "2020-01-01 00:00:00 has passed; give a time to come, in UTC")
-    assert (silent.status, silent.complaint) == (2, "say why with --reason: the audit keeps it")
+    assert (late.status, late.complaint) == (2, "2020-01-01 00:00:00 has passed; give a future time, in UTC")
+    assert (silent.status, silent.complaint) == (2, "give a --reason, for the audit")
     assert not Exclusion.select().exists()
 
 
@@ -94,7 +94,7 @@ def test_a_group_is_refused_until_the_forge_says_which_projects_it_has(main):
         1,
         (
             "no group can be excluded: the database lacks project_groups (project_id, group_id), with a row for each"
-            " project and each of its groups; give it such a table or view (docs/exclusions.md)"
+            " project and each of its groups; create that table or view (docs/exclusions.md)"
         ),
     )
     assert added.json["reaches"] == BY_PROJECT

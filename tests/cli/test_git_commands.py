@@ -261,7 +261,7 @@ def test_ids_that_the_audit_does_not_know_are_named_and_nothing_is_restored(main
     result = main("refs", "restore", *numbers(), "999", "998")
 
     assert (result.status, repository.refs()) == (1, before)
-    assert result.complaint.startswith("the audit knows of no ref that was deleted for 998, 999; ")
+    assert result.complaint.startswith("the audit has no deleted ref for 998, 999; ")
 
 
 def test_the_refs_of_a_run_are_restored_and_one_that_it_deleted_twice_as_it_was_last(main, repository):
@@ -314,4 +314,4 @@ def test_what_a_terminal_may_obey_is_not_printed(main, repository):
     said = main("refs", "restore", str(number)).stdout
 
     assert all(line.isprintable() for line in said.splitlines())
-    assert "--json has the command" in said
+    assert "--json shows the command" in said

@@ -96,7 +96,7 @@ def test_check_finds_nothing_missing_with_these_grants_but_what_redis_does_not_l
 
     assert [one for one in found.json["findings"] if one["level"] == "error"] == []
     ((level, message),) = found.findings("redis")
-    assert (level, "grant it +info, or see to it" in message) == ("warning", True)
+    assert (level, "grant +info, or check yourself" in message) == ("warning", True)
 
 
 @whole_only
@@ -211,7 +211,10 @@ def test_grants_that_are_printed_are_not_made(main, role, stranger, own_database
 def test_grants_for_a_role_that_does_not_exist_are_refused_with_what_to_do(main, own_database):
     refused = main("grants", "--role", "nobody", "--as", "worker", DATABASE_URL=own_database)
 
-    assert (refused.status, 'make it first, as with `create role "nobody" login`' in refused.complaint) == (1, True)
+    assert (refused.status, 'create the role first, as with `create role "nobody" login`' in refused.complaint) == (
+        1,
+        True,
+    )
 
 
 LACKING = {

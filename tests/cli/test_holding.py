@@ -72,7 +72,7 @@ def test_a_longer_hold_of_ones_own_stays_and_the_command_says_how_it_is_shortene
 
     word = "paused" if command == "pause" else "stopped"
     assert sentence == (
-        f"{NAME} stays {word} until `forgekeeper resume {NAME}` (legal hold);"
+        f"{NAME} is already {word} until `forgekeeper resume {NAME}` (legal hold);"
         f" `forgekeeper {command} {NAME} --replace` with your --until shortens that"
     )
     assert (shortened["reason"], Hold.get(Hold.batch == NAME).reason) == ("an hour", "an hour")
@@ -190,7 +190,7 @@ def test_resume_says_that_there_was_no_pause_or_that_a_brake_holds_the_batch(mai
 
     assert (result.status, result.stdout.splitlines()) == (
         0,
-        [f"{NAME} is held: `forgekeeper release {NAME} --reason ...` lets it go", f"{OTHER} was not paused"],
+        [f"{NAME} is held: `forgekeeper release {NAME} --reason ...` releases it", f"{OTHER} was not paused"],
     )
     assert Hold.find_state(NAME) == "held"
 
@@ -243,8 +243,10 @@ def test_of_a_run_that_has_ended_its_children_are_cancelled_once(main, database)
 
     first, second = (main("cancel", str(run.id), "--reason", reason) for reason in ("not now", "again"))
 
-    assert first.stdout.startswith(f"run {run.id} of {NAME} had ended already (succeeded); any child of it ")
-    assert second.stdout.startswith(f"run {run.id} of {NAME} was cancelled already, at ")
+    assert first.stdout.startswith(
+        f"run {run.id} of {NAME} had already ended (succeeded); children that are still running "
+    )
+    assert second.stdout.startswith(f"run {run.id} of {NAME} was already cancelled, at ")
     assert JobRun.get_by_id(run.id).cancelled_reason == "not now"
 
 

@@ -116,9 +116,9 @@ PLACES = [
     ("nothing", False, None, None),
     *(("known", True, old, None) for old in (None, *OLD)),
     ("known", True, sentinel.build_content(OTHER), f"belongs to installation {OTHER}"),
-    ("nothing", True, b"", "is the right disk or bucket there?"),
-    ("unrelated", False, None, "is not empty, and the database knows of nothing in it"),
-    *(("unrelated", True, old, "things looked for that should be in it: is it the right") for old in (None, *OLD)),
+    ("nothing", True, b"", "is this the right disk or bucket?"),
+    ("unrelated", False, None, "is not empty, but the database names no data in it"),
+    *(("unrelated", True, old, "paths that the database names: are this disk or bucket") for old in (None, *OLD)),
 ]
 """What is there, whether the database knows anything of it, the sentinel, and why the place is refused, if it is."""
 
@@ -314,5 +314,5 @@ def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, new_role):
 
     result = main("check", "--init", "--moved", "--reason", "r", "--json", **staging | {"DATABASE_URL": as_other})
 
-    said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
+    said = "--moved and --copied need the owner of the tables: use the role that runs `forgekeeper migrate`"
     assert (result.status, result.findings("installation")) == (1, [("error", said)])

@@ -76,7 +76,7 @@ def test_each_option_of_the_last_release_works_or_says_what_to_do(words, option)
         (f"pause {NAME} --forever", "forgekeeper: `pause` needs no --forever any more: "),
         (f"stop {NAME} --no-wait --reason test", "forgekeeper: `stop` needs no --no-wait any more: "),
         ("flags on bulk_delete_job_artifacts --yes", "forgekeeper: `flags on` needs no --yes any more: "),
-        (f"pause {NAME} --until +1h", "forgekeeper: write 1h for +1h"),
+        (f"pause {NAME} --until +1h", "forgekeeper: write 1h instead of +1h"),
     ],
 )
 def test_an_old_form_works_and_one_line_names_the_new_one(main, database, words, said):

@@ -50,7 +50,7 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
     ).stdout.splitlines()
 
     assert lines[0] == (
-        "ok      settings: all names are known and all values fit:"
+        "ok      settings: all names are known and all values are valid:"
         " FORGEKEEPER_DATABASE_URL=postgresql://forge@127.0.0.1:1/forge (environment),"
         " FORGEKEEPER_REDIS_URL=redis://127.0.0.1:1/3 (.env)"
     )
@@ -101,9 +101,11 @@ def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, s
 
     assert result.status == 1
     assert result.findings("schema") == [
-        ("error", "there are no tables of forgekeeper's yet; run `forgekeeper migrate`, as the owner of the tables")
+        ("error", "forgekeeper's tables do not exist yet; run `forgekeeper migrate`, as the owner of the tables")
     ]
-    assert result.findings("installation") == [("error", "there is none yet: `forgekeeper migrate` makes it")]
+    assert result.findings("installation") == [
+        ("error", "there is no installation yet: `forgekeeper migrate` creates it")
+    ]
     assert result.findings("privileges") == []
 
 
@@ -151,7 +153,7 @@ def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, quer
     result = main("seed", DATABASE_URL=url)
 
     assert result.status == 1
-    assert "sample data does not belong there" in result.complaint
+    assert "use another database for sample data" in result.complaint
     assert query(url, "select count(*) from user_statuses") == [(0,)]
 
 

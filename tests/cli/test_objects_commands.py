@@ -148,8 +148,8 @@ def test_an_object_in_the_local_store_that_an_artifact_names_is_none(main, store
 @pytest.mark.parametrize(
     ("named", "because"),
     [
-        (0, "nothing in this database names any of the 3 objects"),
-        (9, "3 of 12 objects are named by nothing, more than 10%"),
+        (0, "this database names none of the 3 objects"),
+        (9, "3 of 12 objects are orphaned, more than 10%"),
     ],
 )
 def test_too_many_unnamed_objects_are_registered_only_by_their_number(reconcile, store, named, because):
@@ -209,7 +209,7 @@ def test_what_a_producer_registered_is_never_forgotten(main, reconcile, store):
     main("uploads", "forget", "--all")
 
     assert (result.status, members(uploads.keys.pending)) == (1, {"artifacts:upload"})
-    assert result.complaint == "artifacts:upload is not among what `reconcile` has registered"
+    assert result.complaint == "artifacts:upload is not an entry that `uploads reconcile` registered"
 
 
 def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, store):
@@ -220,7 +220,7 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, store
 
     one, every = main("uploads", "forget", "artifacts:a"), main("uploads", "forget", "--all", "--json")
 
-    assert (one.status, one.complaint) == (1, "artifacts:a is being deleted just now")
+    assert (one.status, one.complaint) == (1, "artifacts:a is being deleted now")
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
 
 
@@ -249,7 +249,7 @@ def test_of_several_registers_one_has_to_be_named(packages, main, reconcile, sto
 
     assert (unnamed.status, wrong.status) == (2, 2)
     assert unnamed.complaint == f"several batches have a register of uploads; name one with --batch: {names}"
-    assert wrong.complaint == f"prune has no register of uploads; there are those of: {names}"
+    assert wrong.complaint == f"prune has no register of uploads; these batches have a register: {names}"
     assert (members(packages.keys.pending), members(uploads.keys.pending)) == ({"artifacts:orphan"}, set())
 
 

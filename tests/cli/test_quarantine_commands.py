@@ -99,7 +99,7 @@ def test_those_of_a_batch_or_a_kind_are_listed_alone(main, bad, kept, words, kin
 def test_one_is_tried_again_where_it_is_kept(main, bad, kept, kind):
     result = main("quarantine", "retry", id_of(main, kind))
 
-    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
+    assert (result.status, result.stdout) == (0, "1 will be retried\n")
     assert tried_again(kind) if kind in kept else waiting() == {"record", "child", "message"} - {kind}
 
 
@@ -173,7 +173,7 @@ def test_what_does_not_lie_there_is_named(main, bad, kept, number):
 
     assert (result.status, result.complaint) == (
         1,
-        f"{number} does not lie in quarantine; `forgekeeper quarantine` lists what does",
+        f"{number} is not in quarantine; `forgekeeper quarantine` lists the entries",
     )
     assert Act.select().count() == 0
 
@@ -187,5 +187,5 @@ def test_what_lies_there_and_stays_as_it_is_is_not_said_to_be_missing(main, bad)
         main("quarantine", "discard", f"upload:{UPLOAD}"),
     )
 
-    assert (retried.status, "nothing can read it" in retried.stderr) == (1, True)
-    assert (discarded.status, "it is tried again by itself" in discarded.stderr) == (1, True)
+    assert (retried.status, "it cannot be read" in retried.stderr) == (1, True)
+    assert (discarded.status, "it is retried automatically" in discarded.stderr) == (1, True)

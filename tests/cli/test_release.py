@@ -43,7 +43,7 @@ def test_release_lets_as_many_go_as_are_due_and_says_and_records_it(main, databa
 
     (act,) = Act.select().where(Act.act == "release")
     assert (result.status, Hold.find_state(NAME)) == (0, None)
-    assert result.stdout == f"{NAME} runs again from its next tick; 2 records may go, and no more\n"
+    assert result.stdout == f"{NAME} runs again from its next tick; at most 2 records may be deleted\n"
     assert (act.batch, act.reason, act.before["sentence"], act.after["expect"]) == (
         *(NAME, "I looked"),
         *("it would delete all of them", 2),
@@ -55,7 +55,7 @@ def test_where_nothing_is_due_the_hold_ends_and_a_release_limits_no_later_run(ma
     result = main("release", NAME, "--reason", "I looked")
     sample.add_statuses(5)
 
-    said = "nothing is due now, so the release has no amount: the breaker weighs each run"
+    said = "nothing is due now, so the release has no number: the circuit breaker checks each run"
     assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick; {said}\n")
     assert main("run", NAME, "--json").json["deleted"] == 2
 
@@ -84,7 +84,7 @@ def test_of_a_batch_that_is_blocked_it_is_not_said_that_it_runs_again(main, data
 
     result = main("release", NAME, "--expect", "2", "--reason", "I looked")
 
-    said = "is released, and blocked until this is solved: this database is a copy; 2 records may go, and no more"
+    said = "is released, and blocked until this is solved: this database is a copy; at most 2 records may be deleted"
     assert result.stdout == f"{NAME} {said}\n"
 
 
@@ -93,7 +93,10 @@ def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
 
     result = main("release", NAME, "--reason", "just in case")
 
-    assert (result.status, result.stdout) == (0, f"{NAME} is held by no brake: there is nothing to release\n")
+    assert (result.status, result.stdout) == (
+        0,
+        f"{NAME} is neither new nor held by the circuit breaker: there is nothing to release\n",
+    )
     assert (breaker.is_released(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
     assert Hold.find_state(NAME) == "paused"
 
@@ -116,7 +119,7 @@ def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(
 
     result = main("release", "--all", "--reason", "I looked", "--json", REDIS_URL=redis_away)
     assert (result.status, result.json["released"], result.json["still_held"]) == (3, [NAME], [uploads])
-    assert result.stderr.startswith(f"{uploads} is still held: what is due cannot be counted now")
+    assert result.stderr.startswith(f"{uploads} is still held: its due records cannot be counted now")
     assert (Hold.find_state(NAME), Hold.find_state(uploads)) == (None, "held")
 
     assert main("release", uploads, "--reason", "R", "--expect", "7", REDIS_URL=redis_away).status == 0
@@ -132,8 +135,11 @@ def test_a_batch_of_which_nothing_says_what_is_due_is_released_by_a_number_alone
         refused = main("release", "toys", "--reason", "I looked")
         released = main("release", "toys", "--reason", "I looked", "--expect", "7")
 
-    assert (refused.status, refused.stderr.startswith("toys is still held: what is due cannot be counted")) == (3, True)
-    assert released.stdout == "toys runs again from its next tick; 7 records may go, and no more\n"
+    assert (refused.status, refused.stderr.startswith("toys is still held: its due records cannot be counted")) == (
+        3,
+        True,
+    )
+    assert released.stdout == "toys runs again from its next tick; at most 7 records may be deleted\n"
 
 
 def test_of_a_batch_that_writes_by_itself_a_release_promises_no_number(main, database):
@@ -144,7 +150,7 @@ def test_of_a_batch_that_writes_by_itself_a_release_promises_no_number(main, dat
 
         released = main("release", "toys", "--reason", "I looked", "--expect", "7")
 
-    said = "toys runs again from its next tick; it writes by itself, so nothing limits how much goes\n"
+    said = "toys runs again from its next tick; it writes by itself, so nothing limits its deletions\n"
     assert released.stdout == said
 
 
@@ -156,7 +162,7 @@ def test_the_preview_of_a_held_batch_says_how_its_number_is_released(main, datab
     (command,) = re.findall("`forgekeeper (release .*--expect .*?)`", shown)
     sample.add_statuses(500)
 
-    assert main(*command.split()).stdout == f"{NAME} runs again from its next tick; 2 records may go, and no more\n"
+    assert main(*command.split()).stdout == f"{NAME} runs again from its next tick; at most 2 records may be deleted\n"
 
 
 @whole_only
@@ -185,8 +191,8 @@ def test_migrate_holds_each_deleting_batch_of_a_new_installation_and_later_each_
     query(url, "delete from batches where name = 'stale_imports' returning name")
     added = main("migrate", DATABASE_URL=url).stdout
 
-    assert "held, as nobody has seen its preview: stale_imports;" in added
+    assert "held, because nobody has seen a preview: stale_imports;" in added
     assert query(url, "select batch from holds") == [("stale_imports",)]
     assert "held" not in again
     assert held == set(DELETING)
-    assert "held, as this is a new installation: user_status_cleanup" in said
+    assert "held, because this is a new installation: user_status_cleanup" in said

@@ -95,7 +95,7 @@ def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_
     assert result.sentences == [
         (
             f'forgekeeper: {NAME} failed: cannot use PostgreSQL: relation "quarantine" does not exist;'
-            " run `forgekeeper check`, and look whether it is in FORGEKEEPER_OWN_SCHEMA or FORGEKEEPER_FORGE_SCHEMA"
+            " run `forgekeeper check`, and set FORGEKEEPER_OWN_SCHEMA and FORGEKEEPER_FORGE_SCHEMA to the schemas of the tables"
         )
     ]
 
@@ -108,7 +108,7 @@ def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database,
     result = main("run", NAME, DATABASE_URL=own_database)
 
     assert result.status == 1
-    assert result.sentences[-1].endswith("; workers will try it again")
+    assert result.sentences[-1].endswith("; workers will retry it")
     assert query(own_database, "select state, failures from job_runs") == [("enqueued", 1)]
 
 
@@ -135,7 +135,7 @@ def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper):
 
     run_id = last_run().id
     assert result.status == 0
-    assert result.stdout == f"{NAME} is queued as run {run_id}; `forgekeeper why {NAME}` follows it\n"
+    assert result.stdout == f"{NAME} is queued as run {run_id}; `forgekeeper why {NAME}` shows its progress\n"
     assert (last_run().state, messages()) == ("enqueued", 1)
 
 

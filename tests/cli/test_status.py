@@ -110,8 +110,8 @@ def test_without_a_living_scheduler_it_says_so_and_shows_what_this_shell_says(st
 
     (sentence,) = shown["warnings"]
     assert (shown["batches"][NAME]["schedule"], shown["timetable_of"]) == ("15 5 * * *", "settings")
-    assert "what this shell's settings say" in said
-    assert sentence == "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
+    assert "those of this shell's settings" in said
+    assert sentence == "no scheduler is running: due runs are not sent; start `forgekeeper scheduler`"
     assert f"warning: {sentence}" in said
 
 
@@ -124,7 +124,7 @@ def test_it_names_the_queues_that_no_worker_serves(status, main, other):
 
     (sentence,) = status()["warnings"]
 
-    assert sentence == "no worker for queues git, objects: start `forgekeeper worker --queues git,objects`"
+    assert sentence == "no worker serves queues git, objects: start `forgekeeper worker --queues git,objects`"
     assert f"warning: {sentence}" in main("status").stdout
     assert [status()["queues"][queue]["workers"] for queue in ("cron", "git")] == [1, 0]
 
@@ -138,7 +138,7 @@ def test_it_names_a_batch_of_which_two_schedulers_keep_different_times(status):
     (sentence,) = status()["warnings"]
 
     assert sentence == (
-        f"schedulers keep different timetables: {NAME} is due at * * * * * (forge-2:2) and 30 4 * * * (forge-1:1); "
+        f"schedulers have different schedules of {NAME}: * * * * * (forge-2:2) and 30 4 * * * (forge-1:1); "
         "give them the same settings"
     )
 
@@ -153,9 +153,9 @@ def test_it_warns_of_a_batch_that_fails_that_is_late_and_whose_ticks_were_missed
     database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() - interval '2 h')")
 
     assert status()["warnings"] == [
-        f"{NAME}: it has failed once since it last ended well: no space; see `forgekeeper why {NAME}`",
-        f"{NAME}: the oldest waits for 2 h 0 min, its objective is 5 min 0 s; see `forgekeeper why {NAME}`",
-        "stale_imports: a tick was missed: no scheduler was running; see `forgekeeper why stale_imports`",
+        f"{NAME}: it has failed once since its last success: no space; see `forgekeeper why {NAME}`",
+        f"{NAME}: the oldest record has waited for 2 h 0 min, its objective is 5 min 0 s; see `forgekeeper why {NAME}`",
+        "stale_imports: a tick was skipped: no scheduler was running; see `forgekeeper why stale_imports`",
     ]
 
 
@@ -167,7 +167,7 @@ def test_it_warns_of_ticks_at_which_no_scheduler_has_looked(status):
 
     (sentence,) = status()["warnings"]
 
-    assert re.fullmatch(rf"{NAME}: no scheduler has looked at its ticks from \S+ \S+ to \S+ \S+; see .*", sentence)
+    assert re.fullmatch(rf"{NAME}: no scheduler has claimed its ticks from \S+ \S+ to \S+ \S+; see .*", sentence)
 
 
 def test_it_warns_of_a_batch_that_has_deleted_an_unusual_amount_today(status):
@@ -181,7 +181,7 @@ def test_it_warns_of_a_batch_that_has_deleted_an_unusual_amount_today(status):
 
     assert (shown["amounts"][NAME]["today"], shown["amounts"][NAME]["unusual"]) == (3_000, True)
     assert shown["warnings"][-1] == (
-        f"{NAME} has deleted 3,000 records today (UTC), the most of the 14 days before was 0:"
+        f"{NAME} has deleted 3,000 records today (UTC), the maximum of the 14 days before is 0:"
         f" `forgekeeper stop {NAME} --reason ...` stops it"
     )
 
@@ -219,7 +219,7 @@ def test_in_eighty_columns_names_are_whole_and_what_is_wrong_is_red(on_a_termina
 
     lines = STYLES.sub("", shown).splitlines()
     assert ended == 0
-    assert "\x1b[31mwarning: no scheduler lives" in shown
+    assert "\x1b[31mwarning: no scheduler is running" in shown
     assert "…" not in shown
     assert {name for name in BATCHES if len([line for line in lines if line.startswith(f"{name} ")]) < 2} == set()
 
@@ -248,7 +248,7 @@ def test_a_worker_that_fell_silent_works_on_nothing_and_is_counted_as_silent(mai
     found, shown = main("processes", "--json").json["processes"], main("processes").stdout
 
     assert {one["pid"]: len(one["at_work"]) for one in found} == {2: 0, 3: 1}
-    assert "silent since" in line_of("forge-1:2", shown, "process")
+    assert "silent for" in line_of("forge-1:2", shown, "process")
     assert "draining" in line_of("forge-1:3", shown, "process")
     assert "Schedulers: 0. Workers: 1. Silent: 1, see `forgekeeper processes`." in main("status").stdout
 
@@ -316,7 +316,7 @@ def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_tha
         server.config_set("maxmemory", "0")
 
     assert shown["queues"]["cron"]["ready"] == 0
-    said = [message for _level, message in checked.findings("redis") if "it is full: give it more memory" in message]
+    said = [message for _level, message in checked.findings("redis") if "Redis is full: raise maxmemory" in message]
     assert (checked.status, len(said)) == (1, 1)
 
 

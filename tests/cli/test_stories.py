@@ -94,7 +94,7 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
         f"The tick of {written(run.tick)} was claimed by scheduler sched-1:7, 0.4 s after it was due.",
         f"It was sent to the workers at {written(run.enqueued_at)}.",
         f"It was started by worker worker-2:9 at {written(run.started_at)}, 1.0 s after it was due.",
-        "It ended well after 3.0 s: batches=2 deleted=150.",
+        "It succeeded after 3.0 s: batches=2 deleted=150.",
     ]
 
 
@@ -160,15 +160,15 @@ def test_a_run_that_kills_its_workers_is_told_as_poison(story):
         started(run_id)
         fell_silent()
 
-    given_up = "It was given up as poison: it has taken 3 workers down with it."
+    given_up = "It was given up as poison, because it has killed 3 workers."
     assert story()[-1] == f"{given_up} The last error was: the worker was lost: worker-2:9."
 
 
 @pytest.mark.parametrize(
     ("away", "state", "said"),
     [
-        (1.5 * HOUR, "missed", "It was missed: no scheduler was running, and when one came back it was too old to be"),
-        (5 * MINUTE, "coalesced", "Nobody claimed it in time; the newest tick after the outage did its work."),
+        (1.5 * HOUR, "missed", "It was skipped: no scheduler was running, and it was too old when a scheduler ran"),
+        (5 * MINUTE, "coalesced", "It was skipped: no scheduler claimed it in time, and a newer tick did its work."),
     ],
 )
 def test_a_tick_of_an_outage_says_what_became_of_it(story, away, state, said):
@@ -186,7 +186,7 @@ def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
 
     told = " ".join(story())
 
-    assert "fell silent in the middle of it (once), and the run was taken from it and opened again." in told
+    assert "stopped sending heartbeats (once), and the run was reopened for another worker." in told
     assert "Attempt 2 was started by worker worker-3:4" in told
     assert told.endswith("s: deleted=1.")
 
@@ -235,7 +235,7 @@ def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_ho
 
     *_, of_the_run, of_now = story()
 
-    assert of_the_run == f"A brake has held it back: {sentence}."
+    assert of_the_run == f"The circuit breaker held it: {sentence}."
     assert of_now.startswith(f"{NAME} is held since ")
 
 
@@ -245,7 +245,7 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
     asked, waits, told = story()
 
-    assert asked.startswith(f"Run {number} was asked for by hand, by ops:1 at ")
+    assert asked.startswith(f"Run {number} was requested by hand, by ops:1 at ")
     assert waits == "It waits for a worker."
     assert told.startswith(f"{NAME} is stopped by alice@host since ")
     assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME} --by alice@host` ends that")
@@ -277,8 +277,8 @@ def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     reconcile.correct_times(NAME)
 
     assert story(tick)[0] == (
-        f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time had come, because "
-        "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
+        f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time, because "
+        "PostgreSQL's clock was ahead. It was set aside, and runs again at its time."
     )
 
 
@@ -348,4 +348,4 @@ def test_why_tells_the_story_of_a_run_by_its_number(main):
     told = main("why", str(number), "--json").json
 
     assert (told["batch"], told["run"]["id"]) == (NAME, number)
-    assert told["story"][0].startswith(f"Run {number} was asked for by hand")
+    assert told["story"][0].startswith(f"Run {number} was requested by hand")

@@ -71,7 +71,7 @@ def test_what_brakes_is_in_force_at_once_and_says_that_no_standby_has_it(main, w
         0,
         [(command,)],
     )
-    assert "it is in force; no synchronous standby has it" in result.stderr
+    assert "the hold is in force, but no synchronous standby has received it" in result.stderr
 
 
 @whole_only

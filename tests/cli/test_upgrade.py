@@ -66,7 +66,7 @@ def test_migrate_waits_if_asked_to_until_such_a_process_has_ended(query, migrate
     words = ("-m", "forgekeeper.cli", "migrate", "--wait")
     waiting = Program(tmp_path / "log", *words, database_url=migrated_long_ago)
     try:
-        eventually(lambda: "waiting until these have ended: worker web1:7 (version 0.9)" in waiting.text())
+        eventually(lambda: "waiting until these processes have ended: worker web1:7 (version 0.9)" in waiting.text())
         query(migrated_long_ago, "delete from processes")
         status = waiting.process.wait(60)
     finally:

@@ -122,4 +122,4 @@ def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(st
         eventually(lambda: proxy.dropped)
 
         assert process.end() == 0
-        assert process.said("asked to end before it was ready")
+        assert process.said("process stopped before it was ready")

@@ -96,7 +96,7 @@ WRONG = {
         "alter table projects rename to p; insert into p values (7, 'a'), (8, 'b');"
         "create view projects as select p.id, p.disk_path from p, generate_series(1, id - 6)",
         REFS,
-        "several rows of projects have one id",
+        "several rows of projects have the same id",
         blocks=False,
     ),
     "a missing grant": Wrong(
@@ -233,7 +233,7 @@ def test_what_only_looks_different_is_as_good(change, found, blocked, changed):
     ("changed", "shown"),
     [
         (f"{VIEW}; {FILLED.format('statuses')}", "user_statuses (a view of statuses, about 7 rows)"),
-        (FILLED.format("user_statuses"), "user_statuses (about 7 rows, rows go by ctid)"),
+        (FILLED.format("user_statuses"), "user_statuses (about 7 rows, rows are deleted by ctid)"),
     ],
     ids=["view", "table"],
 )

@@ -8,7 +8,7 @@ from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
 
 SINGLY = "objects are deleted one by one, 50 at a time"
-RECOMMENDED = "no lifecycle rule is seen that aborts unfinished uploads which nobody registered; one is recommended"
+RECOMMENDED = "no known lifecycle rule aborts unfinished uploads; such a rule is recommended"
 ABORT = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}
 EXPIRE = {"NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
 
@@ -26,7 +26,7 @@ def test_a_bucket_without_a_fault_is_ok_and_nothing_in_it_changes(s3):
     s3.put("a")
 
     assert found(s3) == [
-        ("ok", "artifacts deletes up to 1,000 objects by one request"),
+        ("ok", "artifacts deletes up to 1,000 objects per request"),
         ("ok", f"artifacts: {RECOMMENDED} (docs/installation.md)"),
     ]
     assert (s3.keys(), s3.uploads()) == ({"a"}, set())
@@ -54,7 +54,7 @@ def test_a_key_that_may_not_delete_is_an_error(s3):
 
     level, message = found(s3)[0]
 
-    assert (level, "artifacts deletes nothing: " in message, "AccessDenied" in message) == ("error", True, True)
+    assert (level, "artifacts refuses deletions: " in message, "AccessDenied" in message) == ("error", True, True)
 
 
 def test_a_key_is_tried_where_it_may_delete(s3):
@@ -72,7 +72,7 @@ def test_a_versioned_bucket_is_named_and_gets_no_marker_of_ours(s3, refused):
 
     level, message = found(s3)[0]
 
-    assert (level, message.startswith("artifacts keeps versions"), "frees no byte" in message) == (
+    assert (level, message.startswith("artifacts keeps versions"), "frees no space" in message) == (
         "warning",
         True,
         True,
@@ -85,7 +85,7 @@ def test_lifecycle_rules_that_apply_are_recognised(s3):
     s3.expire(**EXPIRE, **ABORT)
 
     assert found(s3) == [
-        ("ok", "artifacts keeps versions, and a lifecycle rule expires noncurrent ones"),
+        ("ok", "artifacts keeps versions, and a lifecycle rule expires noncurrent versions"),
         ("ok", "artifacts has a lifecycle rule that aborts unfinished uploads"),
     ]
 

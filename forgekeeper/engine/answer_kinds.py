@@ -58,7 +58,7 @@ def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> Ans
     kinds = [kind for answer in answers for type_, kind in KIND_BY_ANSWER.items() if isinstance(answer, type_)]
     if any(kind is not kinds[0] for kind in kinds):
         types = ", ".join(sorted({type(one).__name__ for one in answers if not isinstance(one, (Note, Skip))}))
-        raise Mistake(f"{name} answers with {types}: declare a batch for each")
+        raise Mistake(f"{name} returns {types}: declare a batch for each")
     return kinds[0] if kinds else declared_rows
 
 
@@ -73,7 +73,7 @@ def ask_batch_shape(name: str, due: DueFunction) -> list[Answer]:
         raise
     except Exception as error:
         raise Mistake(
-            f"{name} cannot say what it deletes before it runs ({type(error).__name__}:"
+            f"{name} failed when it was called for its declaration ({type(error).__name__}:"
             f" {error}){_suggest_correction(error)}"
         ) from error
 
@@ -81,10 +81,10 @@ def ask_batch_shape(name: str, due: DueFunction) -> list[Answer]:
 def _suggest_correction(error: Exception) -> str:
     """Return the advice for an error of a function that was asked for its answers."""
     if "uninitialized Proxy" in str(error):
-        return ": it queries the database; return the expression, which the engine queries"
+        return ": do not query the database; return the query, and the engine executes it"
     if isinstance(error, (AttributeError, TypeError, NameError)):
         return ""
-    return ": build the expression alone, or declare records=, tables= and outcome="
+    return ": only build the query, or declare records=, tables= and outcome="
 
 
 def ask_child_shape(name: str, function: Callable[..., Any]) -> list[Answer]:
@@ -95,7 +95,7 @@ def ask_child_shape(name: str, function: Callable[..., Any]) -> list[Answer]:
     answers = ask_batch_shape(name, lambda now: function(now, declared_refs.SAMPLE_PROJECT_ID))
     for answer in answers:
         if not isinstance(answer, (Refs, ChildPerRepository)):
-            raise Mistake(f"{name} has no due=: it says what is due to all children together")
+            raise Mistake(f"{name} needs due=, a function that returns the due records of all children")
         if isinstance(answer, Refs):
             ask_missing = partial(function, SAMPLE_INSTANT, declared_refs.SAMPLE_PROJECT_ID, True)
             declared_refs.require_ref_arguments(name, answer, ask_missing)

@@ -113,7 +113,7 @@ def _closing_answers(answers: Callable[[], Iterable[object]]) -> Iterator[Iterab
 def _select_rows_in_bucket(name: str, answer: object, bucket: Bucket) -> Iterator[Rows[Any]]:
     """Yield the rows of each class in the bucket."""
     if not isinstance(answer, Rows) or answer.classes is None:
-        raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+        raise Mistake(f"{name} works in buckets: return Rows with classes=, which divides the rows among the buckets")
     for number in range(bucket.number, answer.classes.count, bucket.modulus):
         yield from answer.in_class(number).split_by_index()
 

@@ -36,19 +36,19 @@ class FanOutOutcome:
 def require_divisible(name: str, answers: Sequence[Answer], column: pw.Field[Any], options: Iterable[str]) -> None:
     """Raise `Mistake` unless the *column* divides the only answer of the batch *name*, and its *options* allow that."""
     if len(answers) != 1 or not isinstance(answers[0], Rows | Objects):
-        raise Mistake(f"{name}: child_per= divides one answer; return one Rows or one Objects")
+        raise Mistake(f"{name}: child_per= needs a single answer; return one Rows or one Objects")
     if isinstance(answers[0], Objects) and isinstance(answers[0].source, Register):
-        raise Mistake(f"{name}: child_per= divides rows; a register has none")
+        raise Mistake(f"{name}: child_per= needs a column, and a register has none; leave child_per= out")
     model = answers[0].model if isinstance(answers[0], Rows) else answers[0].queue.model
     if not isinstance(column, COLUMN_TYPES) or column.model is not model:
         raise Mistake(f"{name}: child_per= has to be a column of {model.__name__} with whole numbers or text")
     if "queue" not in options:
-        raise Mistake(f"{name}: child_per= needs queue=, a queue for the children: runs of all batches use `cron`")
+        raise Mistake(f"{name}: child_per= needs queue=, the queue of the children; the queue `cron` is for runs")
     if "buckets" in options:
         raise Mistake(f"{name}: child_per= and buckets= both divide rows among children; leave one out")
     for option in OPTIONS_FROM_ANSWER:
         if option in options:
-            raise Mistake(f"{name}: {option}= follows from the answer if child_per= divides it; leave it out")
+            raise Mistake(f"{name}: with child_per= the engine derives {option}=; leave it out")
 
 
 def make_fan_out_function(
@@ -94,5 +94,5 @@ def find_due_values(answer: DivisibleAnswer, column: pw.Field[Any], batch: str, 
 def _ask_for_answer(due: DueFunction, now: datetime) -> DivisibleAnswer:
     answer = due(now)
     (one,) = [answer] if isinstance(answer, Answer) else answer
-    assert isinstance(one, Rows | Objects), "the declaration has checked it"
+    assert isinstance(one, Rows | Objects), "the declaration has checked the answer"
     return one

@@ -35,11 +35,11 @@ def require_declarable(function: Callable[..., Any], facts: Mapping[str, Any], o
 
 def _require_function(name: str, function: Callable[..., Any]) -> None:
     if not BATCH_NAME_PATTERN.fullmatch(name):
-        raise Mistake(f"{name}: settings and metrics take this name; use small letters, digits and `_`, 63 at most")
+        raise Mistake(f"{name}: the name is used in settings and metrics; use at most 63 lowercase letters, digits and `_`")
     if not (function.__doc__ or "").strip():
-        raise Mistake(f"{name}: its docstring is missing; the first sentence tells operators about the batch")
+        raise Mistake(f"{name}: write a docstring; its first sentence describes the batch to operators")
     if not signature(function).parameters:
-        raise Mistake(f"{name}: the engine calls it with the time; write def {name}(now)")
+        raise Mistake(f"{name}: the engine passes the time; write def {name}(now)")
 
 
 def _require_options(name: str, facts: Mapping[str, Any], options: Iterable[str]) -> None:
@@ -47,20 +47,20 @@ def _require_options(name: str, facts: Mapping[str, Any], options: Iterable[str]
     for option in facts:
         if option not in known:
             close = get_close_matches(option, known, n=1)
-            meant = f"{close[0]}= is" if close else f"the options are {', '.join(known)}"
+            meant = f"did you mean {close[0]}=?" if close else f"the options are {', '.join(known)}"
             raise Mistake(f"{name}: there is no option {option}=; {meant}")
 
 
 def _require_times(name: str, budget: object, time_limit: object) -> None:
     if not isinstance(budget, timedelta) or budget <= timedelta(0):
-        raise Mistake(f"{name}: budget= has to be a positive timedelta, as timedelta(minutes=1) is, not {budget!r}")
+        raise Mistake(f"{name}: budget= has to be a positive timedelta, such as timedelta(minutes=1), not {budget!r}")
     if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit >= budget):
         raise Mistake(f"{name}: time_limit= has to be a timedelta of at least the budget, not {time_limit!r}")
 
 
 def _require_schedule(name: str, cron: object) -> None:
     if not isinstance(cron, str):
-        raise Mistake(f"{name}: cron= has to be text, as '*/10 * * * *' is, not {cron!r}")
+        raise Mistake(f"{name}: cron= has to be text, such as '*/10 * * * *', not {cron!r}")
     try:
         parse_schedule(cron)
     except BadCron as error:

@@ -34,7 +34,7 @@ def make_batch_result(name: str) -> type[DataclassInstance]:
 def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for rows of a child that the buckets of its batch cannot divide."""
     buckets = declared.batch.buckets
-    assert buckets is not None, "its batch has them"
+    assert buckets is not None, "the batch has buckets"
     _check_classes(declared.name, buckets, select_rows(answers))
 
 
@@ -48,17 +48,17 @@ def _check_buckets(batch: BatchSpec, buckets: Buckets) -> None:
     """Refuse buckets that another batch has, and flags that nobody describes."""
     for other in BATCHES.values():
         if other.buckets is not None and other.buckets.name == buckets.name:
-            raise Mistake(f"{batch.name} has the buckets {buckets.name}, as {other.name} has: rename one of them")
+            raise Mistake(f"{batch.name} and {other.name} both have buckets called {buckets.name}: rename one of them")
     for flag in buckets.count_with:
         if flag not in batch.flags:
-            raise Mistake(f"{batch.name}: its buckets ask the flag {flag}; describe it in flags=")
+            raise Mistake(f"{batch.name}: its buckets read the flag {flag}; describe the flag in flags=")
 
 
 def _check_classes(name: str, buckets: Buckets, rows: Sequence[Rows[Any]]) -> None:
     """Refuse rows that the buckets cannot divide."""
     most, classes = max(buckets.possible_counts), [one.classes for one in rows]
     if not rows or None in classes:
-        raise Mistake(f"{name} works in buckets: return Rows with classes=, by which the buckets divide them")
+        raise Mistake(f"{name} works in buckets: return Rows with classes=, which divides the rows among the buckets")
     for count in (one.count for one in classes if one is not None):
         if count < most:
-            raise Mistake(f"{name} has {most} buckets and {count} classes: a bucket is one class at least")
+            raise Mistake(f"{name} has {count} classes for {most} buckets: declare at least {most} classes")

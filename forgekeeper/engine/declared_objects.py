@@ -58,7 +58,7 @@ def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     for one in _select_objects(answers):
         # A child without a share would close the audit's intents of another child that is still at work.
         if isinstance(declared, ChildSpec) and declared.due_of_all_children is not None:
-            raise Mistake(f"{declared.name} answers with Objects: let its batch do that, with child_per= a column")
+            raise Mistake(f"{declared.name} is a child and returns Objects: return them from its batch, with child_per=")
         if isinstance(one.source, Register):
             require_register(declared, one, answers)
 

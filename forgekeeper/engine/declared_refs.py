@@ -63,11 +63,11 @@ def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     """Raise `Mistake` for a batch that answers with `Refs`, and a child that answers with `ChildPerRepository`."""
     name, is_child = declared.name, isinstance(declared, ChildSpec)
     if is_child and any(isinstance(answer, ChildPerRepository) for answer in answers):
-        raise Mistake(f"{name} answers with ChildPerRepository: that is the answer of its batch")
+        raise Mistake(f"{name} is a child and returns ChildPerRepository: return it from its batch")
     if not is_child and any(isinstance(answer, Refs) for answer in answers):
         raise Mistake(
-            f"{name} answers with Refs, which are of one project: return ChildPerRepository, and return Refs from a"
-            f" function with @child({name}, …)"
+            f"{name} is a batch and returns Refs, which belong to one project: return ChildPerRepository, and return"
+            f" Refs from a function with @child({name}, …)"
         )
 
 
@@ -86,8 +86,8 @@ def require_ref_arguments(name: str, refs: Refs[Any], ask_missing: Callable[[], 
         or not missing_answer.missing
     ):
         raise Mistake(
-            f"{name} answers with Refs, so its arguments have to be now, project_id: int, missing: bool = False;"
-            " return Refs(…, of=project_id, missing=missing)"
+            f"{name} returns Refs: declare its arguments as now, project_id: int, missing: bool = False, and return"
+            " Refs(…, of=project_id, missing=missing)"
         )
 
 
@@ -201,7 +201,7 @@ def read_stale_locks(settings: Settings) -> Iterator[Reading]:
     """Yield the number of stale locks in repositories of all batches; nothing if the root cannot be read."""
     root, before, paths = settings.repositories_root, now() - STALE_LOCK_AGE, list[str]()
     for child in list_children_with_refs() if root else ():
-        assert child.refs is not None, "it was found by that"
+        assert child.refs is not None, "list_children_with_refs checks that"
         queue = RefQueue(child.refs, child.batch.name)
         paths += queue.read_paths(queue.find_waiting_projects(after=0, limit=MAX_LOCK_CHECKED_REPOSITORIES)).values()
     with suppress(RootUnavailable):

@@ -21,15 +21,15 @@ def require_register(declared: Declaration, objects: Objects[Any], answers: Sequ
     """Raise `Mistake` unless the register is the batch's alone, and its result has all fields."""
     name, register = declared.name, objects.register.name
     if len([one for one in answers if not isinstance(one, (Note, Skip))]) > 1:
-        raise Mistake(f"{name} answers with a Register and something else: declare a batch for each")
+        raise Mistake(f"{name} returns a Register and other answers: declare a batch for each")
     for other in (
         one for one in BATCHES.values() if one.registered_objects and one.registered_objects.register.name == register
     ):
-        raise Mistake(f"{name}: {other.name} deletes the objects of the register {register!r}; name another")
+        raise Mistake(f"{name}: the register {register!r} belongs to {other.name}; choose another name")
     known = {one.name for one in fields(declared.outcome)}
     for fact, counted in objects.result_fields.items():
         if counted not in known:
-            raise Mistake(f"{name}: its outcome has no field {counted!r}; name one with counted={{{fact!r}: ...}}")
+            raise Mistake(f"{name}: its outcome has no field {counted!r}; name a field with counted={{{fact!r}: ...}}")
 
 
 def list_register_fields(objects: Objects[Any]) -> list[tuple[str, type, Any]]:

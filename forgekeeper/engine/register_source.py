@@ -62,8 +62,8 @@ class RegisterSource(ItemSource[UploadEntry]):
     def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
         declared = run.declared.batch.registered_objects
         if declared is None or declared.register != objects.register:
-            said = "its declaration lacks that register: leave records= out, and answer with the same at any time"
-            raise Mistake(f"{run.batch} answers with the register {objects.register.name!r}, and {said}")
+            said = "which its declaration lacks: leave records= out, and always return the same register"
+            raise Mistake(f"{run.batch} returned the register {objects.register.name!r}, {said}")
         self.record, self.chunk_size, self.visibility = (
             objects.record,
             objects.chunk,

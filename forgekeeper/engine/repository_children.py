@@ -25,7 +25,7 @@ def find_child_with_refs(batch: BatchSpec) -> ChildSpec:
     if len(children) != 1:
         found = ", ".join(child.name for child in children) or "none"
         raise Mistake(
-            f"{batch.name} answers with ChildPerRepository, so one child of it has to answer with Refs: {found}"
+            f"{batch.name} returns ChildPerRepository: return Refs from exactly one of its children, not from {found}"
         )
     return children[0]
 
@@ -37,7 +37,7 @@ def plan_repository_children(run: Run[Any], answer: ChildPerRepository) -> Gener
     `RepositoriesMissing` if too many are missing: children would only fail.
     """
     child, batch, settings = find_child_with_refs(run.declared.batch), run.declared.batch.name, run.settings
-    assert child.refs is not None, "it was found by that"
+    assert child.refs is not None, "find_child_with_refs checks that"
     require_repositories(settings)
     root, queue = prove_root(settings), RefQueue(child.refs, batch)
     options: dict[str, Any] = {"sent": ENQUEUED_FIELD, "all_of": TOTAL_FIELD, "by_project": True}

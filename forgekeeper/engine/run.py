@@ -104,7 +104,7 @@ class Run(Generic[OutcomeType]):
         """Set fields of the outcome; raise `Mistake` for a field that it lacks."""
         for name, value in fields.items():
             if not hasattr(self.outcome, name):
-                raise Mistake(f"{self.batch} notes {name}, which is no field of {type(self.outcome).__name__}")
+                raise Mistake(f"{self.batch} sets the field {name}, which {type(self.outcome).__name__} lacks")
             setattr(self.outcome, name, value)
 
     def reach_failpoint(self, name: str) -> None:

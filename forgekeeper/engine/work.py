@@ -178,7 +178,7 @@ def _execute_answer(run: Run[Any], answer: object) -> str | None:
         case Note():
             run.set_result_fields(answer.fields)
         case _:
-            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Objects, Refs, Children or Skip")
+            raise Mistake(f"{run.batch} returned {answer!r}: return Rows, Objects, Refs, Children or Skip")
     return None
 
 
@@ -208,4 +208,4 @@ def _limit_to_batch_rows(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
     for whole in ask_for_rows(run.declared.batch.name, run.declared.due_of_all_children, run.now):
         if (whole.record, whole.model) == (rows.record, rows.model):
             return rows.restrict_to(whole)
-    raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")
+    raise Mistake(f"{run.batch} returned {rows.record}, which its due= does not return: return Rows of the same record from both")

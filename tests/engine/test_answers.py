@@ -279,7 +279,7 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
     ("answer", "said"),
     [
         (lambda _now: None, "pull_weeds answers with None: return Rows, Objects, Refs, Children or Skip"),
-        (lambda _now: 7, "pull_weeds cannot say what it deletes before it runs"),
+        (lambda _now: 7, "pull_weeds failed when it was called for its declaration"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.name), "since has to be a DateTimeTZField of Weed"),
         (lambda now: Rows(Named, Named.grown_at < now, since=Named.grown_at), "primary key has to be one column"),
         (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),

@@ -185,10 +185,10 @@ def named(name, answer=lambda: None):
         (lambda: Outbox(Crate.path, location=Crate.store, theirs=Shelf), "Shelf lacks the column project_id"),
         (lambda: Rows(Shelf, Shelf.weight > 1, since=Crate.stored_at, outbox=Outbox(Crate.path, location=Crate.store)),
          "since has to be a DateTimeTZField of Shelf"),
-        (lambda: with_buckets(flags={}), "its buckets ask the flag old_crates_faster; describe it in flags="),
+        (lambda: with_buckets(flags={}), "its buckets read the flag old_crates_faster; describe the flag in flags="),
         (lambda: with_buckets(rows=lambda: crates(classes=None)), "return Rows with classes="),
         (lambda: with_buckets(rows=list), "return Rows with classes="),
-        (lambda: with_buckets(Buckets("many", count=5)), "has 5 buckets and 4 classes"),
+        (lambda: with_buckets(Buckets("many", count=5)), "has 4 classes for 5 buckets: declare at least 5 classes"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_an_error_where_it_is_written(answer, said):
@@ -212,5 +212,5 @@ def test_a_child_in_buckets_has_no_due(declared):
 
 
 def test_two_batches_do_not_share_the_keys_of_their_buckets(declared):
-    with pytest.raises(Mistake, match="has the buckets old_crates, as old_crates has: rename one of them"):
+    with pytest.raises(Mistake, match="and old_crates both have buckets called old_crates: rename one of them"):
         with_buckets()

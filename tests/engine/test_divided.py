@@ -160,12 +160,12 @@ def test_the_batch_names_the_tables_and_places_that_its_child_deletes_from(old_p
 @pytest.mark.parametrize(
     ("answer", "facts", "said"),
     [
-        (make_twice, {}, "divides one answer; return one Rows or one Objects"),
+        (make_twice, {}, "needs a single answer; return one Rows or one Objects"),
         (make_rows, {"child_per": Crate.project_id}, "has to be a column of Parcel with whole numbers or text"),
         (make_objects, {"child_per": Parcel.weight}, "has to be a column of Parcel with whole numbers or text"),
         (make_rows, {"child_per": "project_id"}, "has to be a column of Parcel with whole numbers or text"),
         (make_rows, {"buckets": Buckets("old_parcels", count=2)}, "child_per= and buckets= both divide rows"),
-        (make_rows, {"records": ()}, "records= follows from the answer if child_per= divides it"),
+        (make_rows, {"records": ()}, "with child_per= the engine derives records="),
     ],
 )
 def test_a_mistake_is_refused_when_the_batch_is_declared(answer, facts, said):
@@ -176,7 +176,7 @@ def test_a_mistake_is_refused_when_the_batch_is_declared(answer, facts, said):
 def test_a_child_cannot_answer_with_objects_of_its_own():
     with forget_declarations():
         spec = batch(cron="off", budget=MINUTE, records=())(make_rows)
-        with pytest.raises(Mistake, match="let its batch do that, with child_per= a column"):
+        with pytest.raises(Mistake, match="return them from its batch, with child_per="):
             child(spec, queue="objects", budget=MINUTE, due=make_objects)(make_twice)
 
 

@@ -224,9 +224,9 @@ def fans_out(_now, _project):
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (of_another, "arguments have to be now, project_id: int, missing: bool = False"),
+        (of_another, "declare its arguments as now, project_id: int, missing: bool = False"),
         (never_missing, "return Refs.*of=project_id, missing=missing"),
-        (fans_out, "fans_out answers with ChildPerRepository: that is the answer of its batch"),
+        (fans_out, "fans_out is a child and returns ChildPerRepository: return it from its batch"),
     ],
 )
 def test_a_child_that_does_not_answer_for_its_project_is_refused(declared, function, said):
@@ -246,5 +246,5 @@ def test_a_batch_that_answers_with_refs_is_told_of_its_child(declared):
 
 
 def test_a_batch_without_a_child_for_its_repositories_says_so(declared, database):
-    with pytest.raises(Mistake, match="one child of it has to answer with Refs: none"):
+    with pytest.raises(Mistake, match="return Refs from exactly one of its children, not from none"):
         perform(declared)

@@ -145,7 +145,7 @@ def test_a_producer_uses_the_register_and_the_owner_of_its_batch(packages):
 
 
 def test_a_producer_without_a_register_is_a_mistake():
-    with pytest.raises(Mistake, match="user_status_cleanup: the batch has to answer with Objects"):
+    with pytest.raises(Mistake, match="user_status_cleanup: the batch has to return Objects"):
         Producer(BATCHES["user_status_cleanup"])
 
 
@@ -194,21 +194,21 @@ def test_a_register_is_the_only_answer_of_its_batch(other, said):
 def test_two_batches_with_one_register_are_a_mistake():
     declared()
 
-    with pytest.raises(Mistake, match="stale_packages deletes the objects of the register 'new_packages'"):
+    with pytest.raises(Mistake, match="the register 'new_packages' belongs to stale_packages"):
         declared("more_packages")
 
 
 def test_an_outcome_without_a_field_that_is_counted_is_a_mistake():
     outcome = BATCHES["prune"].outcome
 
-    with pytest.raises(Mistake, match="its outcome has no field 'pending'; name one with counted="):
+    with pytest.raises(Mistake, match="its outcome has no field 'pending'; name a field with counted="):
         declared(outcome=outcome)
 
 
 def test_a_register_that_the_declaration_does_not_know_is_a_mistake(packages):
     spec = declared(records=[], outcome=BATCHES["prune"].outcome)
 
-    with pytest.raises(Mistake, match="its declaration lacks that register: leave records= out"):
+    with pytest.raises(Mistake, match="which its declaration lacks: leave records= out"):
         perform(spec, settings=settings(packages))
 
     assert (len(packages.keys()), len(pending())) == (4, 4)

@@ -45,7 +45,7 @@ class Producer:
 
     def __init__(self, batch: BatchSpec) -> None:
         if batch.registered_objects is None:
-            raise Mistake(f"Producer of {batch.name}: the batch has to answer with Objects(Register(…))")
+            raise Mistake(f"Producer of {batch.name}: the batch has to return Objects(Register(…))")
         self._register = RedisRegister(batch.registered_objects.register)
         self._owner: Any = None if batch.registered_objects.unless is None else batch.registered_objects.unless.owner
 

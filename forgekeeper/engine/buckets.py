@@ -142,7 +142,10 @@ def show_buckets(batch: BatchSpec, buckets: Buckets) -> None:
             ("state",),
             (("available",), ("occupied",)),
         ),
-        Gauge(f"{prefix}buckets_limit", f"Configured number of buckets ({numbers}); 0 while the batch is held back."),
+        Gauge(
+            f"{prefix}buckets_limit",
+            f"Configured number of buckets ({numbers}); 0 while no run of the batch may start.",
+        ),
         Gauge(f"{prefix}bucket_oldest_occupied_timestamp_seconds", OLDEST_OCCUPIED_HELP),
     ]
     batch.add_collector(f"{prefix}buckets", gauges=gauges)(partial(_read_gauges, batch, shares, prefix))
@@ -150,7 +153,7 @@ def show_buckets(batch: BatchSpec, buckets: Buckets) -> None:
 
 
 def _read_gauges(batch: BatchSpec, shares: BucketSet, prefix: str, settings: Settings) -> Iterator[Reading]:
-    """Count the buckets; a batch that is held back needs none."""
+    """Count the buckets; the limit is 0 while no run of the batch may start."""
     yield Reading(
         f"{prefix}buckets_limit", 0 if batch.name in find_idle_batches(settings) else read_bucket_limit(batch)
     )

@@ -35,7 +35,7 @@ def require_declarable(function: Callable[..., Any], facts: Mapping[str, Any], o
 
 def _require_function(name: str, function: Callable[..., Any]) -> None:
     if not BATCH_NAME_PATTERN.fullmatch(name):
-        raise Mistake(f"{name}: the name is used in settings and metrics; use at most 63 lowercase letters, digits and `_`")
+        raise Mistake(f"{name}: settings and metrics use this name; write at most 63 lowercase letters, digits and `_`")
     if not (function.__doc__ or "").strip():
         raise Mistake(f"{name}: write a docstring; its first sentence describes the batch to operators")
     if not signature(function).parameters:

@@ -22,13 +22,13 @@ def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]
     """Return the dataclass for the result of a child: its bucket and the counts of rows."""
     bucket, stopped = ("bucket", int | None, field(default=None)), ("stopped", str, field(default=NO_BUCKET_REASON))
     fields: list[tuple[str, Any, Any]] = [bucket, *count_fields(select_rows(answers)), stopped]
-    return make_dataclass("BucketResult", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("BucketResult", fields, namespace={"__doc__": f"Result of {name}."})
 
 
 def make_batch_result(name: str) -> type[DataclassInstance]:
     """Return the dataclass for the result of a run: the counts of buckets and children."""
     fields = [(one, int, field(default=0)) for one in (*BUCKET_COUNT_FIELDS, "children_enqueued")]
-    return make_dataclass("BucketFanOutResult", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("BucketFanOutResult", fields, namespace={"__doc__": f"Result of {name}."})
 
 
 def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:

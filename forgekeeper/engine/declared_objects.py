@@ -44,7 +44,7 @@ def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]
     """Return the dataclass for the result of a run."""
     first = next(_select_objects(answers))
     fields = list_register_fields(first) if isinstance(first.source, Register) else OBJECT_FIELDS
-    return make_dataclass("ObjectResult", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("ObjectResult", fields, namespace={"__doc__": f"Result of {name}."})
 
 
 def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
@@ -58,7 +58,9 @@ def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
     for one in _select_objects(answers):
         # A child without a share would close the audit's intents of another child that is still at work.
         if isinstance(declared, ChildSpec) and declared.due_of_all_children is not None:
-            raise Mistake(f"{declared.name} is a child and returns Objects: return them from its batch, with child_per=")
+            raise Mistake(
+                f"{declared.name} is a child and returns Objects: return them from its batch, with child_per="
+            )
         if isinstance(one.source, Register):
             require_register(declared, one, answers)
 
@@ -107,7 +109,7 @@ def _show_queue(declared: Declaration, objects: Objects[Any]) -> None:
     declared.add_preview(partial(preview_objects, objects))
     declared.add_quarantine(define_object_quarantine(objects, batch))
     declared.batch.add_subject(
-        Subject(objects.called, "ID", objects.record, because="it was in the queue since {due}, and due")
+        Subject(objects.called, "ID", objects.record, because="it was due, in the queue since {due}")
     )
     declared.batch.add_known_objects(partial(sample_object_paths, objects))
     declared.batch.emptied_tables.append(objects.queue.model)

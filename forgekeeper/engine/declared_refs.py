@@ -43,13 +43,13 @@ STALE_LOCK_AGE = timedelta(minutes=20)
 """A lock this old was left behind by a killed git, and no ref can be deleted: a deletion ends after ten minutes."""
 STALE_LOCKS_GAUGE = Gauge(
     "git_stale_locks",
-    "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
+    "Repositories with pending ref deletions whose packed-refs.lock is older than the time limit of a deletion.",
 )
 FAN_OUT_COUNTERS = (
     Counter("fanout_limit_reached", "Fan-outs cut off at their limit (MAX_PROJECTS).", stopped="max_projects"),
     Counter(
         "missing_repositories",
-        "Projects with pending deletions that were found without a repository; each run counts them again.",
+        "Projects with pending deletions and without a repository; each run counts them again.",
         ("missing_repositories",),
     ),
 )
@@ -98,7 +98,7 @@ def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]
     fields: list[tuple[str, type, Any]] = [(one, int, field(default=0)) for one in before]
     fields.append(("stopped", str, field(default="drained")))
     fields += [(one, int, field(default=0)) for one in after]
-    return make_dataclass("RefResult", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("RefResult", fields, namespace={"__doc__": f"Result of {name}."})
 
 
 def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
@@ -189,10 +189,10 @@ def _make_ref_subject(child: ChildSpec, refs: Refs[Any]) -> Subject:
         refs.record,
         name="ref",
         within="project_id",
-        because="its project asked for that at {due}",
+        because="its project requested the deletion at {due}",
         restore="forgekeeper refs restore {id}",
         restore_run="forgekeeper refs restore --run {run}",
-        undone="refs come back until `git gc` prunes their objects, two weeks by default",
+        undone="refs can be restored until `git gc` deletes their objects, by default after two weeks",
         count_recoverable=partial(count_recoverable_refs, child),
     )
 

@@ -33,7 +33,7 @@ def make_result(name: str, answers: Sequence[Answer]) -> type[DataclassInstance]
     """Return the dataclass for the result of a run: counts of rows and chunks, and why it stopped."""
     rows = select_rows(answers)
     fields = [*count_fields(rows, "batches"), ("stopped", str, field(default="drained"))]
-    return make_dataclass("RowResult", fields, namespace={"__doc__": f"Of {name}."})
+    return make_dataclass("RowResult", fields, namespace={"__doc__": f"Result of {name}."})
 
 
 def count_fields(rows: Sequence[Rows[Any]], *others: str) -> list[tuple[str, Any, Any]]:
@@ -106,7 +106,7 @@ def _register_callbacks(declared: Declaration, rows: Sequence[Rows[Any]], due: D
         for model in (model for model in one.shown_followers if model is not one.model):
             record = default_record_name(model)
             declared.batch.add_subject(
-                Subject(record, "ID", record, gone=CASCADED_EXPLANATION, because="it led to {deleted_with}")
+                Subject(record, "ID", record, gone=CASCADED_EXPLANATION, because="it referenced {deleted_with}")
             )
         if one.waits:
             show_waiting_rows(declared.batch, one, describe_subject(one).called, due)
@@ -131,7 +131,7 @@ def _make_row_subject(batch: BatchSpec, rows: Rows[Any]) -> Subject:
     return subject._replace(
         restore=f"forgekeeper objects hold --{kind.called} {{id}}",
         restore_run="forgekeeper objects hold --run {run}",
-        undone="rows and objects come back until their objects go: FORGEKEEPER_OBJECT_GRACE after them",
+        undone="rows and objects can be restored until the objects are deleted, after FORGEKEEPER_OBJECT_GRACE",
         kept="object_grace",
         obstacle=kind.describe_obstacle,
         count_recoverable=partial(count_recoverable, kind),

@@ -247,7 +247,7 @@ class _DeletionPass(Generic[ItemT]):
         except (pw.PeeweeException, ValueError) as error:
             if not is_record_error(error):
                 raise
-            log.warning("look not recorded", record=self._source.record, error=describe_error(error))
+            log.warning("observed values not recorded", record=self._source.record, error=describe_error(error))
 
     def _find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:
         if self._run.lease is not None:
@@ -262,7 +262,7 @@ class _DeletionPass(Generic[ItemT]):
         if self._source.visibility is None:
             return False
         if expired := self._is_expired():
-            log.warning("claim dropped, too old to be acted on", items=len(items))
+            log.warning("claim expired, items put back", items=len(items))
         if late := expired or self._run.deadline.is_halted():
             self._put_back(items)
         return late

@@ -93,9 +93,9 @@ def _count_due_rows(rows: Rows[Any], bound: int) -> int:
 
 
 def show_waiting_rows(batch: BatchSpec, rows: Rows[Any], called: str, due: DueFunction) -> None:
-    """Let the exporter count the rows that wait until the forge says more of them."""
+    """Let the exporter count the rows that only the forge can decide about."""
     name = f"waiting_{called}s"
-    text = f"Expired {called}s that stay until the forge says more of them (counted up to a bound)."
+    text = f"Expired {called}s that only the forge can decide about (counted up to a bound)."
     gauge = Gauge(name, text, ("reason",), tuple((reason,) for reason in rows.waits))
     batch.add_collector(name, gauges=[gauge])(partial(_count_waiting, batch.name, due, rows.record, name))
 
@@ -103,7 +103,7 @@ def show_waiting_rows(batch: BatchSpec, rows: Rows[Any], called: str, due: DueFu
 def _count_waiting(batch: str, due: DueFunction, record: str, name: str, _settings: Settings) -> Iterator[Reading]:
     """Count the rows of each reason; leave out a reason that takes too long to count."""
     rows = next(rows for rows in ask_for_rows(batch, due, now()) if rows.record == record)
-    assert rows.now is not None, "rows_of binds them"
+    assert rows.now is not None, "ask_for_rows binds the rows"
     is_past = rows.since < rows.now - rows.due_delay
     for reason, condition in rows.waits.items():
         found = partial(queries.count_bounded, rows.model.select().where(is_past, pw.SQL(condition)))

@@ -120,9 +120,11 @@ def _maintain_audit_partitions(now: datetime, *, ahead: timedelta, keep: timedel
     """Create the audit's next partitions, drop the old ones, and return how many; a locked audit waits an hour."""
     months = partitions.maintain_partitions(until=now + ahead, horizon=now - keep)
     if (kept := partitions.read_retention_days()) > keep.days:
-        log.warning("audit kept longer than set: run `forgekeeper migrate` with that setting", days=kept)
+        log.warning(
+            "audit kept longer than FORGEKEEPER_AUDIT_KEEP, run `forgekeeper migrate` to apply the setting", days=kept
+        )
     if months:
-        log.info("months of the audit removed", months=months)
+        log.info("months of the audit deleted", months=months)
     return months
 
 

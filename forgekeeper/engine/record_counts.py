@@ -48,7 +48,7 @@ def suppress_count_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001, the run does not depend on it
-        log.debug("not counted", error=describe_error(error))
+        log.debug("metric not counted", error=describe_error(error))
 
 
 def classify_error(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from forgekeeper.targets.repositories_root import prove_root
 
 RESTORE_TIMEOUT_SECONDS = 300.0
 """Seconds that git may take for one repository."""
-PROJECT_MISSING = RestoreOutcome("refused", "its project has gone")
+PROJECT_MISSING = RestoreOutcome("refused", "its project does not exist any more")
 
 # The latest first: an id may have been given out again.
 SELECT_DELETED_REFS = """

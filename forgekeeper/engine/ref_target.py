@@ -88,15 +88,15 @@ class RefTarget(ItemTarget[PendingRef]):
     def _find_repository(self) -> tuple[Path, str]:
         root, paths = prove_root(self._settings), self._queue.read_paths([self._project])
         if self._project not in paths:
-            raise RepositoryMissing("there is no such project")
+            raise RepositoryMissing("the project does not exist")
         return root, paths[self._project]
 
     def handle_error(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
         if isinstance(error, GitTimedOut):
-            log.warning("git ended, it took too long", project_id=self._project, error=str(error))
+            log.warning("git timed out", project_id=self._project, error=str(error))
             return "deadline"
         if isinstance(error, RepositoryMissing):
-            log.warning("repository missing, its rows are kept", project_id=self._project)
+            log.warning("repository missing, rows kept", project_id=self._project)
             return "missing"
         raise error
 

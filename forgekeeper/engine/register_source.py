@@ -40,7 +40,7 @@ from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON, StoreUnavailab
 MAX_UPLOAD_LOCKS = 250
 """Maximum locks of uploads that are held at once: PostgreSQL has room for some thousands by default."""
 KEPT_UPLOAD_STATES = ("kept", "changed")
-PREPARED_AGAIN_REASON = "the forge has registered it once more"
+PREPARED_AGAIN_REASON = "the forge has registered it again"
 UNFIT_REASONS = {
     "malformed": "it names no object",
     "outside": OUTSIDE_PREFIXES_REASON,
@@ -81,13 +81,13 @@ class RegisterSource(ItemSource[UploadEntry]):
         if not self._settings.object_stores:
             raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
         if corrected := self._register.correct_clock(client):
-            log.warning("uploads registered in the future corrected", entries=corrected)
+            log.warning("registration times in the future corrected", entries=corrected)
         if self._register.bridge.is_open(client):
             # A forge that registers uploads in a hash takes no lock: an object is deleted right after the look at it.
             self.chunk_size = min(self.chunk_size, MAX_UPLOAD_LOCKS)
         found = self._register.count_entries(client)
         if found.unreadable:
-            log.error("uploads without a time stay", entries=found.unreadable, first=found.unreadable_example)
+            log.error("uploads without a time kept", entries=found.unreadable, first=found.unreadable_example)
         return {self._fields["pending"]: found.pending, self._fields["failed"]: found.unreadable}
 
     def end_run(self, stopped: str | None, _error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
@@ -160,7 +160,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         return self._register.find_lost(client, self._claim, items)
 
     def note_unanswered(self, scope: str | None) -> None:
-        self.target.handle_error(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
+        self.target.handle_error(scope, TimeoutError(f"{scope}: no answer before the claim expired"))
 
     def settle(self, states: Mapping[UploadEntry, ItemState]) -> dict[str, int]:
         # A changed object stays, so its upload was not reaped after all.
@@ -189,7 +189,7 @@ class RegisterSource(ItemSource[UploadEntry]):
     def _log_kept(self, states: Mapping[UploadEntry, ItemState], by: Mapping[str, Sequence[UploadEntry]]) -> None:
         for entry, became in states.items():
             if became.state in KEPT_UPLOAD_STATES:
-                reason = became.reason or "its object was written since it was registered"
+                reason = became.reason or "its object was written after its registration"
                 log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
         for state, reason in UNFIT_REASONS.items():
             if rejected := by.get(state):

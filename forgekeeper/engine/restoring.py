@@ -66,7 +66,7 @@ def describe_subject(rows: Rows[Any]) -> Subject:
 class RestorableRows:
     """Deleted rows of an answer that can be inserted back.
 
-    People call one *called*, and say that it is *past_participle*, such as destroyed.
+    *called* is people's word for a row, *past_participle* their word for its deletion, such as ``destroyed``.
     """
 
     def __init__(self, rows: Rows[Any]) -> None:
@@ -90,15 +90,13 @@ class RestorableRows:
         if found is None:
             return None
         if self._theirs is not None and client.settings is not None and client.settings.objects == "theirs":
-            why = (
-                "FORGEKEEPER_OBJECTS is theirs, so the forge deletes their objects, and nothing here keeps it from that"
-            )
+            why = "FORGEKEEPER_OBJECTS is theirs, so the forge deletes their objects, and forgekeeper cannot hold them"
         elif found.is_table or found.has_function:
             return None
         else:
             function = f"{found.schema}.{self._function_name}(jsonb)"
-            why = f"{found.quoted_name} is a view, and no function {function} inserts rows (docs/adopting.md)"
-        return f"{self.called}s that are {self.past_participle} cannot be restored: {why}"
+            why = f"{found.quoted_name} is a view without a function {function} that inserts rows (docs/adopting.md)"
+        return f"{self.past_participle} {self.called}s cannot be restored: {why}"
 
     def read_row(self, facts: Mapping[str, Any]) -> RestoredRow:
         """Return a row of the relation by its columns, from its details in the audit."""

@@ -27,7 +27,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
 
     def __init__(self, refs: Refs[Any], run: Run[Any]) -> None:
         if run.lease is None:
-            raise Mistake(f"{run.batch} returned Refs without a lease: return Refs from a child, and leave its records= out")
+            raise Mistake(f"{run.batch} returned Refs without a lease: return Refs from a child without records=")
         require_repositories(run.settings)
         self.record = refs.record
         # A whole page each time, though it may exceed the most: locking costs as much for one ref as for all.

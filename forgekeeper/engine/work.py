@@ -208,4 +208,4 @@ def _limit_to_batch_rows(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
     for whole in ask_for_rows(run.declared.batch.name, run.declared.due_of_all_children, run.now):
         if (whole.record, whole.model) == (rows.record, rows.model):
             return rows.restrict_to(whole)
-    raise Mistake(f"{run.batch} returned {rows.record}, which its due= does not return: return Rows of the same record from both")
+    raise Mistake(f"{run.batch} returned {rows.record}, but its due= returns no Rows of that record")

@@ -93,7 +93,7 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
 
     assert "a" * 40 in said
     assert "b" * 40 not in said
-    assert "its project asked for that at 2026-03-04 05:06:07" in said
+    assert "its project requested the deletion at 2026-03-04 05:06:07" in said
     assert "`forgekeeper refs restore 7`" in said
 
 

@@ -102,4 +102,4 @@ def test_without_the_forge_s_function_it_is_said_that_nothing_can_come_back(main
     kinds = show_undo(PageRequest({}, {}, settings_with()))["kinds"]
     (shown,) = (obstacle for kind, obstacle, _ in kinds if kind.called == "artifact")
     for said in (result.stderr, preview, checked, told, shown):
-        assert "artifacts that are destroyed cannot be restored" in said
+        assert "destroyed artifacts cannot be restored" in said

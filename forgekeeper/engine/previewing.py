@@ -30,7 +30,7 @@ class BatchPreview:
     """The effect of a run of the batch, begun at *now*, and notes on its obstacles.
 
     *due* is the number of all due records, as the breaker counts them, and the number to release; None if it is
-    unknown.  *is_held* says that a brake holds the batch.
+    unknown.  *is_held* says that the circuit breaker holds the batch, or that the batch is new.
     """
 
     batch: str
@@ -86,7 +86,7 @@ def preview_batch(
             for part in _preview_declaration(one, look, len(declared) - number)
         ]
         if not any(one.previews for one in declared):
-            notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
+            notes.append(f"{batch.name} declares no preview, so the effect of a run is unknown")
         held = bool(holds.Hold.list_active(*holds.BRAKE_KINDS, batch=batch.name))
         return BatchPreview(batch.name, instant, parts, notes, due, held)
 
@@ -95,13 +95,13 @@ def _describe_brakes(batch: BatchSpec, settings: Settings, instant: datetime) ->
     """Yield how many records are released, or else whether the breaker would hold a run."""
     released = breaker.is_released(batch.name)
     if released and (left := RunTotal.read_usage(batch.name, breaker.NEXT_RUN).released) is not None:
-        yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
+        yield f"a release allows {left:,} records, until a run stays within the limits of the circuit breaker"
     try:
         verdict = breaker.judge_run(batch, settings, breaker.NEXT_RUN, instant, released=released)
     except redis.RedisError:
         return
     if verdict.sentence is not None and not released:
-        yield f"the breaker would hold it: {verdict.sentence}"
+        yield f"the circuit breaker would hold the batch: {verdict.sentence}"
 
 
 def _preview_declaration(declared: Declaration, whole: PreviewContext, left: int) -> Iterator[PreviewPart]:
@@ -121,7 +121,7 @@ def _find_blockers(batch: BatchSpec, settings: Settings) -> Iterator[str]:
         with read_only_snapshot(batch.name):
             preconditions.require_met(batch, settings, claims=False)
     except redis.RedisError as error:
-        yield f"Redis is away, and a run may need it: {error}"
+        yield f"Redis does not answer, and a run may need it: {error}"
     except Blocked as error:
         yield f"a run would be blocked: {error}"
 
@@ -131,13 +131,13 @@ def describe_restrictions(batch: BatchSpec, settings: Settings) -> Iterator[str]
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         until = "the forge turns it on" if FeatureFlag.find_forge_relation() else f"`forgekeeper flags on {batch.flag}`"
-        yield f"flag {batch.flag} is off: no run does anything until {until}"
+        yield f"flag {batch.flag} is off: runs do nothing until {until}"
     yield from holds.describe_obstacles(name)
     yield from exclusions.describe_exclusions(name)
     if settings.schedule_of(name) is None:
-        yield f"{name} is on no timetable: it runs by hand alone"
+        yield f"{name} has no schedule: it only runs by hand"
     per_run, per_day, bytes_per_run, bytes_per_day = settings.deletion_limits(name)
     limits = {"records a run": per_run, "records a day": per_day}
     limits |= {"bytes a run": bytes_per_run, "bytes a day": bytes_per_day}
     if said := ", ".join(f"{limit:,} {what}" for what, limit in limits.items() if limit is not None):
-        yield f"its limits: {said}"
+        yield f"limits: {said}"

@@ -33,7 +33,7 @@ REPOSITORY_MISSING_REASON, REPOSITORY_FAILED_REASON, REPOSITORIES_UNSEEN_REASON 
 def preview_refs(refs: Refs[Any], look: PreviewContext) -> Iterator[PreviewPart]:
     """Count the refs that a run would delete, and the rows that it would close without a repository."""
     part = look.begin_part(refs.record)
-    closed = look.begin_part(refs.record_without_repository, verb="closed, as there is no repository")
+    closed = look.begin_part(refs.record_without_repository, verb="closed without a repository")
     batch, bad = find_batch_name(look.batch), look.passed_over(part.record)
     queue = RefQueue(refs, batch)
     pending = rows_of_query(queue.select_not_excluded(), refs.source.updated_at)

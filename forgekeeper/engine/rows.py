@@ -45,7 +45,7 @@ from forgekeeper.sources.outbox import write_insert
 
 COUNTING_TIME_SHARE = 0.7
 """Share of a preview's time for counting the rows that would be deleted; the rest is for the rows that stay."""
-KEPT_BY_TRIGGER_REASON = "a trigger of the table may keep them, `forgekeeper check` names its triggers"
+KEPT_BY_TRIGGER_REASON = "a trigger may keep the rows, `forgekeeper check` names the triggers of the table"
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +161,7 @@ class RowDeletionPass:
             return
         table = self._statements.target.display_name
         if not self.deleted:
-            raise Blocked("schema", f"PostgreSQL deletes no row of {table} that is due: {KEPT_BY_TRIGGER_REASON}")
+            raise Blocked("schema", f"PostgreSQL does not delete due rows of {table}: {KEPT_BY_TRIGGER_REASON}")
         log.warning(
             "rows kept",
             record=self._rows.record,
@@ -334,7 +334,7 @@ class UncountedRows(ValueError):
 
 def _describe_uncounted_rows(cascades: Cascades) -> str:
     tables = ", ".join(map(shown_name, cascades.models[1:])) or "the same table"
-    return f"rows of {tables} were added while those that follow were counted: nothing was deleted"
+    return f"rows of {tables} were inserted while dependent rows were counted: nothing was deleted"
 
 
 def _block_for_left_rows(
@@ -342,9 +342,8 @@ def _block_for_left_rows(
 ) -> Blocked:
     """Return the block of a batch whose relation reports rows as done that are still *left*."""
     sentence = (
-        f"rows of {target.display_name} were reported as {done} and are still {still}, one has the key"
-        f" {min(left)}: mend"
-        f" {' or '.join(target.instead_rules)}, which acts in place of PostgreSQL; nothing was {done}"
+        f"rows of {target.display_name} were reported as {done} and are still {still}, for example the key {min(left)}:"
+        f" correct {' or '.join(target.instead_rules)}, which acts in place of PostgreSQL; nothing was {done}"
     )
     return Blocked("schema", sentence)
 
@@ -353,9 +352,8 @@ def _block_for_duplicate_keys(target: TargetRelation, *, done: str = "deleted") 
     """Return the block of a batch whose statement would take rows that it has not claimed."""
     (key,) = (field.column_name for field in target.model._meta.get_primary_keys())
     sentence = (
-        f"several rows of {target.display_name} have one {key}, so a statement that takes one takes all: make"
-        f" {key} unique;"
-        f" nothing was {done}"
+        f"several rows of {target.display_name} have the same {key}, so a statement on one row affects all of them:"
+        f" make {key} unique; nothing was {done}"
     )
     return Blocked("schema", sentence)
 

@@ -221,9 +221,8 @@ class BadRecords:
         self._quarantined_keys.add(key)
         if self.failed > MAX_FAILED_RECORDS_IN_RUN or len(self._quarantined_keys) > MAX_BAD_RECORDS_OF_KIND:
             raise TooManyBadRecords(
-                f"too many records fail, {self.failed} in this run and {len(self._quarantined_keys)} in all:"
-                " something else than"
-                f" the records is wrong, see `forgekeeper quarantine`; the last one: {sentence}"
+                f"too many records failed ({self.failed} in this run, {len(self._quarantined_keys)} in quarantine): the"
+                f" cause is probably not the records, see `forgekeeper quarantine`; the last error: {sentence}"
             ) from error
 
 

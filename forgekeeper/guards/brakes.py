@@ -141,9 +141,10 @@ class Brakes:
             if left.reason is not None and much > left.amount > 0:
                 setting = f"{PREFIX}{left.reason}_{self._batch}".upper().replace("MAX_", f"MAX_{kind.upper()}", 1)
                 what = "bytes" if kind else "records"
-                return LimitRefusal(
-                    left.reason, f"it takes {much:,} {what}, and {setting} is {left.amount:,}: raise it"
+                sentence = (
+                    f"its deletion counts as {much:,} {what}, and {setting} is {left.amount:,}: raise the setting"
                 )
+                return LimitRefusal(left.reason, sentence)
         return None
 
     @property
@@ -158,7 +159,7 @@ class Brakes:
         this returns.  It stays used up unless the transaction that deletes settles it.  Reservations that others may
         give back are not waited for: the next run can use them.
         """
-        assert not database.in_transaction(), "what is rolled back was never reserved"
+        assert not database.in_transaction(), "a rollback would undo the reservation"
         self._reserved = NO_AMOUNT
         if not self.is_limited:
             return Amount(records, size)

@@ -117,8 +117,8 @@ def check_run(
         return verdict.ordinary
     if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
         return False
-    shown, let_go = f"forgekeeper run {batch.name} --dry-run", f"forgekeeper release {batch.name} --reason REASON"
-    raise BatchHeld("breaker", f"{verdict.sentence}: `{shown}` shows what, `{let_go}` lets it go")
+    preview, release = f"forgekeeper run {batch.name} --dry-run", f"forgekeeper release {batch.name} --reason REASON"
+    raise BatchHeld("breaker", f"{verdict.sentence}: check `{preview}`, then `{release}`")
 
 
 def judge_run(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, released: bool) -> Verdict:
@@ -227,12 +227,12 @@ def _in_time(count: Callable[[], int]) -> int | None:
 
 def _describe_excess(would: int | None, size: int | None, largest: int) -> str:
     seconds = f"{COUNT_TIME_LIMIT.total_seconds():g} s"
-    much = f"more than can be counted in {seconds}" if would is None else f"{would:,}"
-    of = f"records that nobody could count in {seconds}" if size is None else f"about {max(size, would or 0):,} records"
+    much = f"an unknown number (more than can be counted in {seconds})" if would is None else f"{would:,}"
+    of = f"a total that cannot be counted in {seconds}" if size is None else f"about {max(size, would or 0):,} records"
     share = f" ({would / max(size, would):.0%})" if would and size else ""
     before = (
-        f"the largest of its last {COMPARED_RUNS} runs deleted {largest:,}"
+        f"the largest of the last {COMPARED_RUNS} runs deleted {largest:,}"
         if largest
-        else "no run of it has deleted any yet"
+        else "no earlier run has deleted any"
     )
-    return f"it would delete {much} of {of}{share}, and {before}"
+    return f"a run would delete {much} of {of}{share}, and {before}"

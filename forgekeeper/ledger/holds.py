@@ -277,19 +277,21 @@ def _describe_hold(hold: Hold) -> str:
     batch, since, because = hold.batch, _format_instant(hold.since), f" ({hold.reason})" if hold.reason else ""
     if hold.kind in BRAKE_KINDS:
         sentence = str(hold.reason).rstrip(". ")
-        remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
-        return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
+        remedy = (
+            "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` ends the hold"
+        )
+        return f"{batch} has been held since {since} ({hold.kind}): {sentence}{remedy}"
     resume = f"`forgekeeper resume {batch} --by {quote(hold.by)}`"
     if hold.kind == "stop":
-        return f"{batch} is stopped by {hold.by} since {since}{because}: {resume} ends that"
+        return f"{batch} has been stopped by {hold.by} since {since}{because}: {resume} ends the stop"
     end = "without an end" if hold.until is None else f"until {_format_instant(hold.until)}"
     remedy = f"{resume}, or `forgekeeper pause {batch} --replace --until TIME`"
-    return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
+    return f"{batch} has been paused by {hold.by} since {since}, {end}{because}: {remedy}"
 
 
 def _describe_block(row: Batch) -> str:
     return (
-        f"{row.name} is blocked since {_format_instant(row.blocked_since)} ({row.blocked_reason}):"
+        f"{row.name} has been blocked since {_format_instant(row.blocked_since)} ({row.blocked_reason}):"
         f" {row.blocked_sentence}"
     )
 

@@ -230,7 +230,7 @@ def test_flags_of_the_forge_are_shown_as_its_and_cannot_be_turned_here(adopted, 
         1,
         f"the forge owns the flags ({VIEWS}.forge_flags)",
     )
-    assert f"flag {FLAG} is off: no run does anything until the forge turns it on" in preview
+    assert f"flag {FLAG} is off: runs do nothing until the forge turns it on" in preview
     assert after.splitlines()[1].split()[:2] == [FLAG, "on"]
     assert after.splitlines()[-1] == f"the forge owns these flags ({VIEWS}.forge_flags): turn them on or off there"
 

@@ -208,7 +208,8 @@ def test_a_preview_says_that_the_breaker_would_hold_it(main):
     found = preview(main, BREAKER_SHARE="0.3", BREAKER_LEAST="30")
 
     assert found["notes"] == [
-        "the breaker would hold it: it would delete 40 of about 100 records (40%), and no run of it has deleted any yet"
+        "the circuit breaker would hold the batch: a run would delete 40 of about 100 records (40%), and no earlier run has"
+        " deleted any"
     ]
 
 
@@ -220,7 +221,7 @@ def test_a_paused_batch_can_be_previewed(main):
 
     (note,) = found["notes"]
     assert found["parts"][0]["records"] == 2
-    assert note.startswith(f"{NAME} is paused without an end by ops:1 since ")
+    assert note.startswith(f"{NAME} has been paused by ops:1 since ")
 
 
 def test_a_preview_says_of_another_s_redis_that_a_run_would_be_blocked(main):

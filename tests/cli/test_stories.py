@@ -236,7 +236,7 @@ def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_ho
     *_, of_the_run, of_now = story()
 
     assert of_the_run == f"The circuit breaker held it: {sentence}."
-    assert of_now.startswith(f"{NAME} is held since ")
+    assert of_now.startswith(f"{NAME} has been held since ")
 
 
 def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
@@ -247,8 +247,8 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
     assert asked.startswith(f"Run {number} was requested by hand, by ops:1 at ")
     assert waits == "It waits for a worker."
-    assert told.startswith(f"{NAME} is stopped by alice@host since ")
-    assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME} --by alice@host` ends that")
+    assert told.startswith(f"{NAME} has been stopped by alice@host since ")
+    assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME} --by alice@host` ends the stop")
 
 
 def test_a_cancelled_run_says_by_whom_and_why(story):

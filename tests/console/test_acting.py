@@ -382,7 +382,7 @@ def test_a_batch_that_is_held_back_is_not_sent_and_the_sentence_says_why(anna):
     answer = anna.act("run", batch=BATCH)
 
     assert (answer.status, JobRun.select().count()) == (409, 0)
-    assert wrong(answer).startswith(f"{BATCH} is paused without an end by ops:1 since ")
+    assert wrong(answer).startswith(f"{BATCH} has been paused by ops:1 since ")
 
 
 def test_all_are_discarded_only_where_their_number_is_repeated(anna):

@@ -84,7 +84,7 @@ def test_who_has_paused_it_and_why_is_said(seen):
 
     text = seen(PAGE).text
 
-    assert "is paused without an end by alice@host" in text
+    assert "has been paused by alice@host" in text
     assert "a migration &lt;script&gt;" in text
     assert SCRIPT not in text
 

@@ -152,7 +152,7 @@ def test_a_row_that_takes_more_along_than_the_limit_goes_into_quarantine_and_the
     assert (result["deleted"], count("events where id = 1")) == (2, 1)
     assert (row.key, row.error) == (
         "1",
-        "it takes 211 records, and FORGEKEEPER_MAX_PER_RUN_SWEEP_EVENTS is 100: raise it",
+        "its deletion counts as 211 records, and FORGEKEEPER_MAX_PER_RUN_SWEEP_EVENTS is 100: raise the setting",
     )
 
 
@@ -232,7 +232,7 @@ def test_rows_that_come_while_they_are_counted_are_not_deleted_uncounted(execute
 
     (row,) = Quarantined.select()
     assert (result["deleted"], result["cascaded"], row.key, count("events where id = 2")) == (2, 2, "2", 1)
-    assert "rows of notes were added while those that follow were counted" in row.error
+    assert "rows of notes were inserted while dependent rows were counted" in row.error
 
 
 def test_one_by_one_no_more_is_taken_along_than_the_limit_allows(execute):

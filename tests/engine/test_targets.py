@@ -177,7 +177,9 @@ def test_a_view_with_several_rows_of_one_key_loses_none_and_its_batch_is_blocked
     result = run(declare(), max_per_run=10)
 
     assert (result["skipped"], count("kept")) == ("schema", 20)
-    assert result["blocked"].startswith("several rows of events have one id, so a statement that takes one takes all")
+    assert result["blocked"].startswith(
+        "several rows of events have the same id, so a statement on one row affects all"
+    )
     assert [(total.records, total.reserved) for total in RunTotal.select()] == [(0, 0)]
 
 
@@ -191,7 +193,9 @@ def test_a_trigger_that_deletes_nothing_is_named_and_nothing_is_counted_or_audit
     result = run(declare(), max_per_run=100)
 
     assert (result["skipped"], result["deleted"], count("kept"), Deletion.select().count()) == ("schema", 0, 20, 0)
-    assert "one has the key 20: mend trigger act of events, which acts in place of PostgreSQL" in result["blocked"]
+    assert (
+        "for example the key 20: correct trigger act of events, which acts in place of PostgreSQL" in result["blocked"]
+    )
     assert [(total.records, total.reserved) for total in RunTotal.select()] == [(0, 0)]
 
 
@@ -204,7 +208,7 @@ def test_a_rule_that_keeps_the_rows_is_named(execute):
     result = run(declare())
 
     assert (result["skipped"], count("kept where size is null")) == ("schema", 20)
-    assert "mend rule keep of events" in result["blocked"]
+    assert "correct rule keep of events" in result["blocked"]
 
 
 KEEPS = """
@@ -220,7 +224,7 @@ def test_a_trigger_of_the_table_that_keeps_all_rows_blocks_the_batch(execute, li
     result = run(declare(), **limits)
 
     assert (result["skipped"], result["deleted"], count("events")) == ("schema", 0, 250)
-    assert result["blocked"].startswith("PostgreSQL deletes no row of events that is due: a trigger")
+    assert result["blocked"].startswith("PostgreSQL does not delete due rows of events: a trigger")
     assert [(total.records, total.reserved) for total in RunTotal.select()] == ([(0, 0)] if limits else [])
 
 
@@ -286,7 +290,9 @@ def test_a_row_beyond_the_limit_of_bytes_goes_into_quarantine_and_the_run_goes_o
     assert [(one["deleted"], one["bytes"]) for one in results] == [(11, 1_000), (8, 800)]
     (row,) = Quarantined.select()
     assert (row.key, row.failures) == ("2", 2)
-    assert row.error == "it takes 5,000 bytes, and FORGEKEEPER_MAX_BYTES_PER_RUN_SWEEP_EVENTS is 1,000: raise it"
+    assert row.error == (
+        "its deletion counts as 5,000 bytes, and FORGEKEEPER_MAX_BYTES_PER_RUN_SWEEP_EVENTS is 1,000: raise the setting"
+    )
 
 
 @pytest.mark.usefixtures("sized")

@@ -130,8 +130,8 @@ def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
 
     (said,) = holds.list_warnings()
 
-    assert said.startswith(f"{NAME} is paused without an end by me since ")
-    assert "(a move): `forgekeeper resume git_ref_cleanup --by me`" in said
+    assert said.startswith(f"{NAME} has been paused by me since ")
+    assert ", without an end (a move): `forgekeeper resume git_ref_cleanup --by me`" in said
 
 
 def test_children_share_a_check_of_the_preconditions_for_a_second(runner, jump):

@@ -68,9 +68,8 @@ def test_a_run_out_of_proportion_does_not_begin_and_its_batch_is_held(database, 
     assert (run.state, run.reason, left()) == ("skipped", "held", 500)
     (hold,) = Hold.list_active(batch=STATUSES.name)
     assert hold.reason == (
-        "it would delete 400 of about 500 records (80%), and the largest of its last 100 runs deleted 10: `forgekeeper"
-        " run user_status_cleanup --dry-run` shows what, `forgekeeper release user_status_cleanup --reason REASON` lets"
-        " it go"
+        "a run would delete 400 of about 500 records (80%), and the largest of the last 100 runs deleted 10: check"
+        " `forgekeeper run user_status_cleanup --dry-run`, then `forgekeeper release user_status_cleanup --reason REASON`"
     )
 
 

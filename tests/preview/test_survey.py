@@ -103,7 +103,7 @@ def test_a_preview_that_would_write_is_refused():
 def test_a_batch_that_declares_no_preview_says_so():
     (note,) = preview_batch(declare_toy_batch(), settings_with()).notes
 
-    assert note == "toys declares no preview: nobody can say what a run of it would do"
+    assert note == "toys declares no preview, so the effect of a run is unknown"
 
 
 # Refs

@@ -146,7 +146,7 @@ def _hold(said):
     with acts.recording_acts(on=True, actor="grace"):
         acts.record_act("stop", "stale_direct_uploads", batch="stale_direct_uploads", reason=reason)
     sentence = (
-        "it would delete 48,210 of about 53,000 records (91%), and the largest of its last 100 runs deleted 4,310"
+        "a run would delete 48,210 of about 53,000 records (91%), and the largest of the last 100 runs deleted 4,310"
         + said
     )
     Hold.add("expired_job_artifacts", "breaker", until=None, reason=sentence, by=WORKER, since=since)

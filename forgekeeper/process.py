@@ -45,7 +45,9 @@ def run_master(arguments: list[str]) -> int:
     logs.configure(settings.log_format, settings.log_level)
     if settings.metrics_port_worker and not WORKER_METRICS.uses_files:
         # Counters would stay in memory, and the metrics page would be empty.
-        sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
+        sys.stderr.write(
+            "forgekeeper: start workers with `forgekeeper worker`, which prepares the files of their metrics\n"
+        )
         return 2
     if settings.metrics_port_worker:
         EndpointWatch(settings.metrics_host, settings.metrics_port_worker).start()
@@ -90,7 +92,7 @@ def _kill_late_children(signals: int, allowed: float) -> None:
     held = [process.pid for process in multiprocessing.active_children()]
     if not held:
         time.sleep(EXIT_GRACE_SECONDS)
-    log.critical("worker does not wait any longer", pids=held)
+    log.critical("worker stopped waiting for its processes", pids=held)
     os._exit(TIMED_OUT_STATUS)
 
 

@@ -53,9 +53,11 @@ def import_batches(modules: Iterable[str]) -> None:
             raise SettingsError(f"{PREFIX}BATCHES names {name}: {mistake}") from mistake
         except Exception as error:
             error_text = f"{type(error).__name__}: {error}"
-            hint = "its folder must be on PYTHONPATH, or the module be installed"
+            hint = "add its folder to PYTHONPATH, or install the module"
             raise SettingsError(
                 f"{PREFIX}BATCHES names {name}, which cannot be imported ({error_text}); {hint}"
             ) from error
         if not any(f"{one.module}.".startswith(f"{name}.") for one in all_declared()):
-            raise SettingsError(f"{PREFIX}BATCHES names {name}, which declares no batch; `@batch` declares one")
+            raise SettingsError(
+                f"{PREFIX}BATCHES names {name}, which declares no batch: declare a batch there with `@batch`"
+            )

@@ -156,7 +156,7 @@ class ChildMessages(Middleware):
                     count_dead_letter(child.name)
                 raise SkipMessage
         except (redis.RedisError, pw.PeeweeException) as error:
-            raise MessageNotReady(f"{key} is not begun: {error}") from error
+            raise MessageNotReady(f"child {key} cannot be started: {error}") from error
         message.args = (
             self._process.begin_attempt(self._process.runner.create_child_attempt(child, key, run=run)),
             *message.args,
@@ -186,7 +186,7 @@ class ChildMessages(Middleware):
         """Put an unreadable message into quarantine; Dramatiq keeps it for some days to look at."""
         assert isinstance(broker, RedisBroker)
         known = message.actor_name in broker.actors
-        why = "it names another queue than its own" if known else f"there is no actor {clean_text(message.actor_name)}"
+        why = "its body names another queue" if known else f"there is no actor {clean_text(message.actor_name)}"
         queue, number = clean_text(message.queue_name), message.message_id
         try:
             if UNREADABLE_ACTOR in message.options:
@@ -196,12 +196,12 @@ class ChildMessages(Middleware):
                     one for one in mine if client.hget(bodies_key(one[0]), one[1]) == message.options[UNREADABLE_ACTOR]
                 )
                 queue, number = next(bad, ("", ""))
-                message.options["redis_message_id"], why = number, "its body is no message"
+                message.options["redis_message_id"], why = number, "its body is not a message"
             with database.connection_context():
                 quarantine.record_failure(NO_BATCH, queue, number, why, reason="unreadable")
         except (redis.RedisError, pw.PeeweeException, MaxConnectionsExceeded) as error:
             # The message stays fetched and is given back: a message rejected now would be lost from view.
-            raise MessageNotReady(f"{number} is not rejected: {error}") from error
+            raise MessageNotReady(f"message {number} cannot be rejected: {error}") from error
         log.error("message rejected", queue=queue, message_id=number, reason=why)
         with suppress_count_errors():
             count_dead_letter(message.actor_name)

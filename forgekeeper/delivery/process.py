@@ -74,7 +74,9 @@ class ProcessMiddleware(Middleware):
     def before_declare_actor(self, broker: Broker, actor: Any) -> None:
         """Accept only batches and children."""
         if not isinstance(actor, Declaration):
-            raise MiddlewareError(f"actor {actor.actor_name} is no batch and no child: declare it as one of them")
+            raise MiddlewareError(
+                f"actor {actor.actor_name} is neither a batch nor a child: declare it with @batch or @child"
+            )
 
     @worker_shutdown.exit_on_error()
     def after_process_boot(self, broker: Broker) -> None:
@@ -162,7 +164,7 @@ class ProcessMiddleware(Middleware):
         if attempt is not None:
             attempt.close(error)
         elif error is not None:
-            log.error("message not begun", actor=message.actor_name, message_id=message.message_id, exc_info=error)
+            log.error("message not started", actor=message.actor_name, message_id=message.message_id, exc_info=error)
             with suppress_count_errors():
                 count_duration_and_failure(message.actor_name, time.monotonic() - since, error.__cause__ or error)
         return attempt
@@ -233,7 +235,7 @@ class ProcessMiddleware(Middleware):
         works, now = list(self._in_flight.values()), time.monotonic()
         stuck = [one.message.message_id for one in works if now > one.since + limit[one.message.actor_name]]
         if stuck:
-            end_process("its time limit has not ended a message", messages=stuck)
+            end_process("a message exceeded its time limit", messages=stuck)
 
     def _requeue_stranded(self, worker: Worker) -> None:
         """Give back messages that only Redis assigns to this process, in two turns in a row."""
@@ -246,7 +248,7 @@ class ProcessMiddleware(Middleware):
             if number not in held
         }
         for queue, number in found & self._stranded:
-            log.warning("message given back", queue=queue, message_id=number)
+            log.warning("message requeued", queue=queue, message_id=number)
             self._broker.do_requeue(queue, number)
         self._stranded = found - self._stranded
 

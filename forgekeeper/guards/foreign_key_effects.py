@@ -13,8 +13,8 @@ from forgekeeper.platform.database.targets import TargetRelation
 
 FOLLOWING_SENTENCE = "rows of {table} are {done} with rows of {relation} (foreign key {name}, on delete {action})"
 FORBIDDEN_SENTENCE = (
-    "foreign key {name} of {table} keeps rows of {relation} that its rows lead to (on delete {action}): each of them is"
-    " put into quarantine until nothing leads to it"
+    "foreign key {name} of {table} prevents the deletion of referenced rows of {relation} (on delete {action}): each of"
+    " them is put into quarantine until no row references it"
 )
 
 

@@ -156,7 +156,7 @@ def why_text_is_refused() -> str | None:
     if encoding in UNIVERSAL_ENCODINGS:
         return None
     return (
-        f"the database has the encoding {encoding}, which lacks characters that paths and names may have: dump it,"
+        f"the encoding {encoding} of the database cannot store all characters of paths and names: dump the database,"
         " create a database with `encoding 'UTF8' template template0`, and restore the dump there"
     )
 
@@ -180,7 +180,7 @@ def _unknown_groups(batch: BatchSpec) -> Iterator[str]:
         and exclusions.has_exclusions(batch.name, "group")
         and (lacks := exclusions.why_no_groups())
     ):
-        yield f"a group is excluded of {batch.name}, and {lacks}: `forgekeeper exclude list` names it"
+        yield f"a group is excluded from {batch.name}, and {lacks}: `forgekeeper exclude list` shows the exclusion"
 
 
 def _require_installation(deletes_from: DeletionPlace | None, settings: Settings, *, claims: bool) -> None:
@@ -303,7 +303,7 @@ def _find_closed_schemas(batch: BatchSpec) -> list[str]:
 
 def _describe_misfits(batch: BatchSpec, tables: relations.ColumnsByTable) -> Iterator[str]:
     if found := [said for one in batch.relations for said in relations.find_misfits(one.model, tables)]:
-        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` says what it expects"
+        yield f"{', '.join(found)}: `forgekeeper contract --batch {batch.name}` shows what the batch needs"
 
 
 def find_relation_faults(batch: BatchSpec, *, rights: bool = True) -> Iterator[str]:
@@ -334,8 +334,8 @@ def find_overlooked_rows(batch: BatchSpec) -> Iterator[str]:
         if missed := sorted(model.overlooked()):
             tables = ", ".join(one.called for one in list_underlying([model]) if one.kind in ("r", "p"))
             yield (
-                f"lookups miss rows of {shown_name(model)} that exist, {missed[0]} for one: an index is damaged;"
-                f" `reindex table concurrently` of {tables} rebuilds it"
+                f"lookups miss existing rows of {shown_name(model)}, for example {missed[0]}: an index is damaged;"
+                f" rebuild it with `reindex table concurrently` of {tables}"
             )
 
 
@@ -377,23 +377,25 @@ def find_misreadings(models: Sequence[type[Base]], tables: relations.ColumnsByTa
         for key in model.found_by:
             if (column := columns.get(key)) is not None and column.is_not_null is False:
                 yield (
-                    f"column {table}.{key} may be NULL, and rows in which it is are never found: "
+                    f"column {table}.{key} may be NULL, and rows with NULL are never found: "
                     f"`alter table {table} alter column {key} set not null`"
                 )
 
 
 def _find_objection(relation: UnderlyingRelation, reached: set[int]) -> str | None:
     table = relation.name
-    which = table if relation.is_itself else f"view {table} is made of {relation.called}, which"
+    which = table if relation.is_itself else f"view {table} reads {relation.called}, which"
     if relation.trigger_functions and (why := signs.why_refused(relation.trigger_functions)):
         return f"{which} {why}"
     if not reached.issuperset(relation.sibling_oids):
         parent = relation.parent
-        return f"{which} is a part of {parent}, whose other rows would not be seen: put a view of {parent} in its place"
+        return (
+            f"{which} is a part of {parent}, and lookups miss the rest of {parent}: replace it with a view of {parent}"
+        )
     if relation.kind == "m":
-        return f"{which} is a materialized view, in which rows stand as they once were: put a plain view in its place"
+        return f"{which} is a materialized view, whose rows may be out of date: replace it with a plain view"
     if relation.kind == "f":
-        return f"{which} is a foreign table, whose rows cannot be locked as the batches do: use the database it lies in"
+        return f"{which} is a foreign table, whose rows a batch cannot lock: connect to the database of that table"
     if role := relation.hidden_from:
         return f"row security hides rows of {relation.called} from {role}: `alter role {role} bypassrls`"
     return None

@@ -23,9 +23,9 @@ REDIS_REPLACED_REASON: Final = "redis_replaced"
 """The reason of the block, in the ledger and in metrics."""
 ACCEPT_REDIS_ACT = "check --init --redis-replaced"
 LOST_REGISTER = (
-    "Redis lacks the register of {batch}, last used {last}: it was emptied, or FORGEKEEPER_REDIS_URL names another one."
-    " Name the right one; if its entries are lost, `forgekeeper check --init --redis-replaced --reason REASON` lets the"
-    " batch begin again, and `forgekeeper uploads reconcile` finds objects that no entry and no row names"
+    "Redis lacks the register of {batch}, last used {last}: Redis was emptied, or FORGEKEEPER_REDIS_URL names another"
+    " Redis. Correct the setting; if the entries are lost, `forgekeeper check --init --redis-replaced --reason REASON`"
+    " unblocks the batch, and `forgekeeper uploads reconcile` finds objects that no entry and no row names"
 )
 
 
@@ -94,4 +94,8 @@ def _store_epoch(batch: BatchSpec, epoch: str) -> None:
 def _last_used(batch: str) -> str:
     last = JobRun.select(JobRun.finished_at).where(JobRun.batch == batch, JobRun.state == "succeeded")
     instant = last.order_by(JobRun.id.desc()).limit(1).scalar()
-    return "by a run that is forgotten" if instant is None else f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        "by a run that the ledger has deleted"
+        if instant is None
+        else f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )

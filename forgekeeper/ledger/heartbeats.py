@@ -68,7 +68,9 @@ class WatchedRun:
         """Raise `LostRun` if the run was taken from this process, or may have been."""
         if self._taken or time.monotonic() - self._alive > self._dead_after:
             run = self.started
-            raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
+            raise LostRun(
+                f"attempt {run.attempt} has lost run {run.id} of {run.batch}: its heartbeat was missing for too long"
+            )
 
 
 class MessageInProgress(TypedDict):

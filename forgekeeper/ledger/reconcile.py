@@ -105,7 +105,7 @@ def reconcile_batch(
     """
     if aside := correct_times(batch):
         newest = max(aside).isoformat()
-        log.error("ticks set aside, their time has not come", batch=batch, ticks=len(aside), newest=newest)
+        log.error("ticks in the future set aside", batch=batch, ticks=len(aside), newest=newest)
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
         SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_runs_reopened_total", batch)
         log.warning("run taken from a silent worker", batch=batch, **lost)

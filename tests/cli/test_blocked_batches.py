@@ -55,7 +55,7 @@ def test_a_database_that_cannot_hold_every_path_blocks_all_batches_and_fails_che
 
     result, checked = (main(*words, DATABASE_URL=in_latin1) for words in (("run", NAME), ("check", "--json")))
 
-    said = "the database has the encoding LATIN1, which lacks characters that paths and names may have"
+    said = "the encoding LATIN1 of the database cannot store all characters of paths and names"
     assert (result.status, said in result.stderr) == (3, True)
     assert [level for level, message in checked.findings("postgresql") if said in message] == ["error"]
 

@@ -138,7 +138,9 @@ def test_a_batch_whose_table_is_missing_is_blocked_and_says_where_to_look_and_th
 
     result, others = forge.run("git_ref_cleanup"), [forge.run(name) for name in ("user_status_cleanup", "prune")]
 
-    sentence = "table batched_git_ref_updates_deletions is missing: `forgekeeper contract --batch git_ref_cleanup` says"
+    sentence = (
+        "table batched_git_ref_updates_deletions is missing: `forgekeeper contract --batch git_ref_cleanup` shows"
+    )
     assert (result["skipped"], result["blocked"].startswith(sentence)) == ("schema", True)
     assert [other.get("blocked") for other in others] == [None, None]
 

@@ -181,7 +181,7 @@ def test_a_damaged_index_is_noticed_by_a_sample_whatever_its_version(database, l
 
     run, registered = main("run", "delete_objects", "--json"), reconcile()
 
-    sentence = "lookups miss rows of ci_job_artifacts that exist"
+    sentence = "lookups miss existing rows of ci_job_artifacts"
     assert (run.status, run.json["blocked"].startswith(sentence), (store / path).exists()) == (3, True, True)
     assert (registered.status, sentence in registered.complaint) == (3, True)
     assert client.zcard(uploads.keys.pending) == 0

@@ -300,7 +300,7 @@ def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main,
 
 
 def test_messages_that_nothing_can_read_are_dead_until_a_person_discards_them(main, server):
-    quarantine.record_failure("unknown", "git", "a", "its body is no message", reason="unreadable")
+    quarantine.record_failure("unknown", "git", "a", "its body is not a message", reason="unreadable")
     server.zadd(queues.dead_letters_key("git"), {"a": 1, "b": 1})
 
     assert main("status", "--json").json["queues"]["git"]["dead"] == 1

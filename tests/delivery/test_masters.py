@@ -74,4 +74,4 @@ def test_a_master_does_not_wait_for_ever_for_a_process(waits):
     ended = run(waits, ASKED)
 
     assert ended.returncode == 1
-    assert "worker does not wait any longer" in ended.stderr
+    assert "worker stopped waiting for its processes" in ended.stderr

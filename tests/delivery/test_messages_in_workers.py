@@ -181,7 +181,7 @@ def test_a_process_that_is_stopped_is_killed_with_its_master(start_worker):
     ("actor", "reason"),
     [
         ("end_the_thread", "a thread has died"),
-        ("be_deaf", "its time limit has not ended a message"),
+        ("be_deaf", "a message exceeded its time limit"),
     ],
 )
 def test_a_process_that_is_not_whole_ends(start_worker, sent, actor, reason):

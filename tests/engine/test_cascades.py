@@ -268,5 +268,8 @@ def test_check_names_the_keys_that_forbid_a_deletion(execute):
     )
     declare(Note, Word)
 
-    assert any("foreign key notes_event_fkey of notes keeps rows of events" in one for one in said("warning"))
+    assert any(
+        "foreign key notes_event_fkey of notes prevents the deletion of referenced rows of events" in one
+        for one in said("warning")
+    )
     assert any("rows of words are deleted with rows of events" in one for one in said("ok"))

@@ -89,4 +89,4 @@ def test_several_rows_of_one_key_are_not_changed(run):
     result = run(view, INSTEAD.format("update kept set state = 1 where id = new.id;"))
 
     assert (result["skipped"], changed()) == ("schema", (0, 0))
-    assert result["blocked"].startswith("several rows of events have one id")
+    assert result["blocked"].startswith("several rows of events have the same id")

@@ -108,7 +108,7 @@ def test_preview_backlog_breaker_and_check_look_at_the_schema_that_the_model_nam
 
     assert (part.records, spec.sum_backlogs(now()).records, stake.due(100), stake.total(100)) == (10, 10, 10, 10)
     assert errors() == [
-        f"{NAME}: column archive.events.size is missing: `forgekeeper contract --batch {NAME}` says what it expects"
+        f"{NAME}: column archive.events.size is missing: `forgekeeper contract --batch {NAME}` shows what the batch needs"
     ]
 
 

@@ -192,7 +192,7 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
     fail("clean_project_refs", "2", MAX_RETRIES)
     fail("git_ref_deletion", "1", MAX_RETRIES + 1, reason="record_failed")
     for number in ("a", "b"):
-        quarantine.record_failure("unknown", "git", number, "its body is no message", reason="unreadable")
+        quarantine.record_failure("unknown", "git", number, "its body is not a message", reason="unreadable")
 
     page = look()
 
@@ -202,7 +202,7 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
 
 
 def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(look):
-    quarantine.record_failure("unknown", "git", "a", "its body is no message", reason="unreadable")
+    quarantine.record_failure("unknown", "git", "a", "its body is not a message", reason="unreadable")
     client.zadd(queues.dead_letters_key("git"), {"a": 1})
 
     quarantine.discard(quarantine.Quarantined.select(quarantine.Quarantined.id))

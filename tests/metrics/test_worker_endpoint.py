@@ -142,7 +142,9 @@ def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkey
     )
 
     assert refused.returncode == 2
-    assert refused.stderr == ("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
+    assert refused.stderr == (
+        "forgekeeper: start workers with `forgekeeper worker`, which prepares the files of their metrics\n"
+    )
 
 
 @whole_only

@@ -20,7 +20,7 @@ from forgekeeper.sources.settled import NoTransaction, SettledUpload
 
 
 class PathTaken(Exception):
-    """An artifact, the outbox or an upload that was settled before names this path; a path is used once."""
+    """An artifact, the outbox or an earlier upload has this path; use a new path for each upload."""
 
 
 class Producer:

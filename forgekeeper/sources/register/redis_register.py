@@ -98,7 +98,7 @@ class RedisRegister:
         count = client.hlen(key) if client.type(key) == b"hash" else 0
         said = f"Redis has a hash {key} with {count} uploads, which this batch does not read: "
         cure = (
-            "set FORGEKEEPER_UPLOADS_REGISTER=hash and it does, let the forge register them as docs/uploads.md says, "
+            "set FORGEKEEPER_UPLOADS_REGISTER=hash to read it, let the forge register uploads as docs/uploads.md says, "
         )
         return [f"{said}{cure}or give forgekeeper a Redis of its own"] if count else []
 

@@ -191,5 +191,5 @@ def _quarantine(said):
     quarantine.record_failure(
         "git_ref_cleanup", "clean_project_refs", "980", "its worker was lost", reason="worker_lost"
     )
-    quarantine.record_failure("unknown", "git", "4711", "its body is no message" + said, reason="unreadable")
+    quarantine.record_failure("unknown", "git", "4711", "its body is not a message" + said, reason="unreadable")
     database.execute_sql("update quarantine set since = since - (100 - id) * interval '17 minutes'")

@@ -1,4 +1,4 @@
-"""Kinds of answers: a module for each declares everything that follows from it."""
+"""Kinds of answers: the module of each kind derives the rest of a declaration from the answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AnswerKind(Protocol):
         """Raise `Mistake` for a declaration that does not fit the answers."""
 
     def complete_declaration(self, declared: Declaration, answers: Sequence[Answer], due: DueFunction, /) -> None:
-        """Derive tables, backlog, stake, preview, quarantine and audit; *due* returns the answers at an instant."""
+        """Derive tables, backlog, preview, quarantine, audit and more; *due* returns the answers at an instant."""
 
 
 # A module has no `self`: its functions are the methods.
@@ -63,9 +63,9 @@ def choose_kind(name: str, answers: Sequence[Answer], *, in_bucket: bool) -> Ans
 
 
 def ask_batch_shape(name: str, due: DueFunction) -> list[Answer]:
-    """Return the answers at any instant, for their shape; execute nothing of them.
+    """Call the function of a batch to learn the shape of its answers; do not execute the answers.
 
-    Raises `Mistake` if the function needs a run to answer.
+    Raises `Mistake` if the function only works during a run.
     """
     try:
         return ask_for_answers(name, due, SAMPLE_INSTANT)
@@ -88,9 +88,9 @@ def _suggest_correction(error: Exception) -> str:
 
 
 def ask_child_shape(name: str, function: Callable[..., Any]) -> list[Answer]:
-    """Return the answers of a child for some project; their shape is the same for each.
+    """Call the function of a child with a sample project to learn the shape of its answers.
 
-    Raises `Mistake` for other answers than `Refs`: nobody knows how much of them is due to all children together.
+    Raises `Mistake` for other answers than `Refs`: only ``due=`` could tell which records are due to all children.
     """
     answers = ask_batch_shape(name, lambda now: function(now, declared_refs.SAMPLE_PROJECT_ID))
     for answer in answers:

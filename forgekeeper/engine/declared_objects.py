@@ -54,7 +54,7 @@ def list_records(answers: Sequence[Answer]) -> Iterator[Record]:
 
 
 def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
-    """Raise `Mistake` for a register that the declaration does not fit, and for a child whose share nobody knows."""
+    """Raise `Mistake` for a register that the declaration does not fit, and for a child without a share of its own."""
     for one in _select_objects(answers):
         # A child without a share would close the audit's intents of another child that is still at work.
         if isinstance(declared, ChildSpec) and declared.due_of_all_children is not None:
@@ -66,7 +66,7 @@ def check_declaration(declared: Declaration, answers: Sequence[Answer]) -> None:
 
 
 def complete_declaration(declared: Declaration, answers: Sequence[Answer], _due: DueFunction) -> None:
-    """Let every look at the objects read the source that the run claims from."""
+    """Add tables, backlog, preview, quarantine and audit subject, all from the source that the run claims from."""
     for one in _select_objects(answers):
         _name_tables(declared, one)
         if isinstance(one.source, Register):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SAMPLE_PROJECT_ID = 1
 """The project that a child is asked for to get the shape of its answer."""
 MAX_LOCK_CHECKED_REPOSITORIES = 200
-"""Repositories of a batch that are looked at for stale locks: the first of those with pending rows."""
+"""Maximum repositories of a batch that are checked for stale locks: the first with pending rows."""
 STALE_LOCK_AGE = timedelta(minutes=20)
 """A lock this old was left behind by a killed git, and no ref can be deleted: a deletion ends after ten minutes."""
 STALE_LOCKS_GAUGE = Gauge(
@@ -130,7 +130,7 @@ def complete_declaration(declared: Declaration, answers: Sequence[Answer], _due:
 
 
 def _complete_child(child: ChildSpec, refs: Refs[Any]) -> None:
-    """Let every look at the refs read the queue that the child reads."""
+    """Add lease, backlog, quarantine and preview, all from the queue that the child reads."""
     batch = child.batch.name
     child.refs, child.lease, child.enqueued_as = refs, True, ENQUEUED_FIELD
     # At the deadline it leaves no successor: the next run of the batch sends it again.
@@ -142,7 +142,7 @@ def _complete_child(child: ChildSpec, refs: Refs[Any]) -> None:
 
 
 def _complete_batch(child: ChildSpec, refs: Refs[Any]) -> None:
-    """Let the batch name the tables, the place and the undo of its child's refs."""
+    """Add the tables, the place and the undo of the child's refs to its batch."""
     batch, queue = child.batch, refs.source
     batch.tables = tuple(dict.fromkeys((queue.model, refs.project_table, *batch.tables)))
     batch.deletes_from = batch.deletes_from or "repositories"
@@ -157,7 +157,7 @@ def _complete_batch(child: ChildSpec, refs: Refs[Any]) -> None:
 
 
 def _declare_grants(refs: Refs[Any]) -> None:
-    """Let the models say which rights the statements need, unless they say so themselves."""
+    """Declare the grants that the statements need, unless the models declare their own."""
     queue = refs.source
     changed = (queue.status, queue.reason, refs.expected, queue.updated_at, queue.processed_at)
     names = ", ".join(column.column_name for column in changed)
@@ -168,9 +168,9 @@ def _declare_grants(refs: Refs[Any]) -> None:
 
 
 def _expect_index(refs: Refs[Any]) -> None:
-    """Let the model expect an index for pages of a project's pending rows, unless it has one.
+    """Declare the index for pages of a project's pending rows, unless the model has one.
 
-    With it a page is one scan.
+    With the index a page is one scan.
     """
     model, queue = refs.source.model, refs.source
     columns = (found[1].replace('"', "") for found in map(INDEX_PATTERN.fullmatch, index_statements(model)) if found)

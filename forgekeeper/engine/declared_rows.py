@@ -56,11 +56,11 @@ def check_declaration(_declared: Declaration, _answers: Sequence[Answer]) -> Non
 
 
 def complete_declaration(declared: Declaration, answers: Sequence[Answer], due: DueFunction) -> None:
-    """Let every look at the rows use the condition of the run."""
+    """Add tables, grants, backlog, preview and audit subjects, all by the condition of the run."""
     rows = select_rows(answers)
     for one in rows:
         _declare_tables(declared, one)
-        # A model that two batches answer with says itself which rights both need.
+        # The model of two batches declares the grants of both itself.
         if one.model.grants == Base.grants:
             one.model.grants = one.grants
     if rows:
@@ -98,7 +98,7 @@ def _declare_tables(declared: Declaration, rows: Rows[Any]) -> None:
 
 
 def _register_callbacks(declared: Declaration, rows: Sequence[Rows[Any]], due: DueFunction) -> None:
-    """Let every look at the records use the conditions that the run deletes by."""
+    """Add backlog, preview and audit subjects, all by the condition of the run."""
     for one in rows:
         if one.objective is not None:
             declared.add_backlog(one.record)(partial(measure_backlog, declared.batch.name, due, one.record))

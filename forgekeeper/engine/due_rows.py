@@ -1,4 +1,4 @@
-"""Counts of due rows: the backlog, the breaker's stake, and rows that wait for the forge."""
+"""Counts of due rows: the backlog, the share for the circuit breaker, and rows that wait for the forge."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _query_each_class(statement: str, rows: Rows[Any], bound: int) -> Any:
 
 
 def measure_affected_rows(batch: str, due: DueFunction, now: datetime) -> queries.AffectedShare:
-    """Return the counts that the breaker weighs: rows that are due and their followers, of all in their tables."""
+    """Return the counts for the circuit breaker: due rows with their followers, of all rows in their tables."""
     found = ask_for_rows(batch, due, now)
     models = [
         model for rows in found for model in (rows.model, *(rows.follower_models if rows.shows_followers else ()))

@@ -1,4 +1,4 @@
-"""Objects that a queue names, as they are shown: backlog, breaker's stake, quarantine, preview, samples for checks."""
+"""Read-only views of a queue of objects: backlog, share for the circuit breaker, quarantine, preview, samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from forgekeeper.targets.objects import is_below, is_normal
 
 
 def sample_object_paths(objects: Objects[Any], location: str) -> list[str]:
-    """Return the paths of some objects at the location: of rows that keep theirs, and of objects to delete."""
+    """Return the paths of some objects at the location: kept by rows of other tables, or to be deleted."""
     sample = None if objects.unless is None else getattr(objects.unless.owner, "sample", None)
     named = [] if sample is None else sample(location)
     return [*named, *QueueTable(objects, "").sample_paths(location)]
@@ -44,7 +44,7 @@ def count_pending_objects(objects: Objects[Any], batch: str, now: datetime) -> B
 
 
 def measure_affected_objects(objects: Objects[Any], batch: str, now: datetime) -> AffectedShare:
-    """Return the counts that the breaker weighs: objects to delete, of all known objects.
+    """Return the counts for the circuit breaker: objects to delete, of all known objects.
 
     These are the objects to delete and the objects that other rows name.
     """

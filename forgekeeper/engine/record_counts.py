@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def suppress_count_errors() -> Iterator[None]:
-    """Keep errors of counting from the run."""
+    """Log errors of counting, so that they do not fail the run."""
     try:
         yield
     except Exception as error:  # noqa: BLE001, the run does not depend on it

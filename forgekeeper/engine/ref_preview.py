@@ -27,7 +27,7 @@ REPOSITORY_MISSING_REASON, REPOSITORY_FAILED_REASON, REPOSITORIES_UNSEEN_REASON 
     "repository_failed",
     "repositories_unseen",
 )
-"""Reasons why rows stay."""
+"""Reasons why a run would keep rows."""
 
 
 def preview_refs(refs: Refs[Any], look: PreviewContext) -> Iterator[PreviewPart]:

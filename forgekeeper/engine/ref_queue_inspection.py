@@ -1,4 +1,4 @@
-"""Refs that a queue names, as they are shown: backlog, breaker's stake, quarantine, rows in each state."""
+"""Read-only views of a queue of refs: backlog, share for the circuit breaker, quarantine, rows in each state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from forgekeeper.sources.status_queue import RefQueue
 
 
 def count_pending_refs(refs: Refs[Any], batch: str, _now: datetime) -> Backlog:
-    """Count the pending rows; a row that a person let be retried counts from then."""
+    """Count the pending rows; a row that a person retries is due since the retry."""
     return Backlog.from_query(RefQueue(refs, batch).select_not_excluded(), oldest=refs.source.updated_at)
 
 
 def measure_affected_refs(refs: Refs[Any], batch: str, _now: datetime) -> AffectedShare:
-    """Return the pending rows, of all rows: refs cannot be counted."""
+    """Return the counts for the circuit breaker: pending rows of all rows, because refs cannot be counted."""
     return AffectedShare.from_queries(RefQueue(refs, batch).select_not_excluded())
 
 

@@ -35,7 +35,7 @@ SELECT_DELETED_REFS = """
 
 
 class DeletedRef(NamedTuple):
-    """A deleted ref: the row that asked for that, the instant and the run of the deletion, and the value it had."""
+    """A deleted ref: the id of the row that requested the deletion, its instant and run, and the ref's value."""
 
     id: int
     at: datetime

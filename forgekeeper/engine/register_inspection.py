@@ -1,7 +1,4 @@
-"""Looks at a register: backlogs, quarantine, gauges, the breaker's stake, previews.
-
-The entries are read, and stay unchanged.
-"""
+"""Read-only views of a register: backlogs, quarantine, gauges, share for the circuit breaker, preview."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ from forgekeeper.targets.outcomes import StoreUnavailable
 from metrics.catalogue import Reading
 
 MAX_SEARCHED_ENTRIES = 1_000
-"""Pending entries that are searched for some at a location, as its share may be small."""
+"""Maximum pending entries that are searched for entries of a location, which may have a small share."""
 ENTRY_LOCATION = attrgetter("entry.location")
 
 
 def declare_register_inspection(declared: Declaration, objects: Objects[Any]) -> None:
-    """Let every look at the objects read the register that the run claims from."""
+    """Add backlogs, quarantine, gauges and preview, all from the register that the run claims from."""
     shown = _RegisterInspection(objects, declared.batch.name)
     shown.register.keys.declare_types()
     declared.batch.registered_objects = objects
@@ -55,7 +52,7 @@ def declare_register_inspection(declared: Declaration, objects: Objects[Any]) ->
     declared.add_backlog(shown.pending_record)(shown.count_pending)
     declared.add_backlog(objects.record)(shown.count_due)
     declared.add_quarantine(shown.define_upload_quarantine())
-    # In Redis all is read in one look, which needs no database.
+    # One collector reads all gauges from Redis; it needs no database.
     declared.add_collector(declared.collected_as, database=False)(shown.read_gauges)
     declared.add_preview(shown.preview_uploads)
 
@@ -79,7 +76,7 @@ class _RegisterInspection:
         return Backlog(found.due, found.due_since)
 
     def measure_affected_uploads(self, _now: datetime) -> AffectedShare:
-        """Return the uploads that are due, of all in the register."""
+        """Return the counts for the circuit breaker: due uploads, of all uploads in the register."""
         found = self._count_not_excluded()
         return AffectedShare(due=lambda _bound: found.due, total=lambda _bound: found.pending)
 

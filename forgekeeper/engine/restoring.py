@@ -1,7 +1,7 @@
 """The SQL that inserts deleted rows back, from the columns that the audit has of them.
 
-Rows of a table are inserted with all of their columns.  Only the forge of a view knows the rows below it: its function
-``restore_artifacts``, or by whichever name the rows are called, inserts them.
+Rows of a table are inserted with all of their columns.  Only the forge knows the rows below a view: a function of the
+forge inserts them, such as ``restore_artifacts`` for artifacts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forgekeeper.platform.database.naming import relation_name, show_column, sho
 MAX_ROWS_PER_STATEMENT = 500
 """Rows per statement of the script."""
 
-# It means the same whatever the session's settings are: no name of an object leaves its literal.
+# With these settings the script means the same in each session, and no value can end its literal.
 BEGIN_SCRIPT = ("begin;", "set local standard_conforming_strings = on;", "set local client_encoding = 'UTF8';")
 INSERT_DELETED_ROWS = """\
 with back as (
@@ -50,7 +50,7 @@ RestoredRow = dict[str, Any]
 
 
 class RestoredRelation(NamedTuple):
-    """The forge's relation of the rows: a table, or a view that has a function to restore its rows or lacks it."""
+    """The forge's relation of the rows: a table, or a view with or without a function that restores rows."""
 
     is_table: bool
     schema: str

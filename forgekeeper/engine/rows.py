@@ -100,7 +100,7 @@ class RowDeletionPass:
         self._run = run
         self._rows = rows
         self._statements = RowStatements(rows)
-        # A row becomes due the time `after` past its `since`.
+        # A row becomes due `due_delay` after its `since`.
         due = f"_since + interval '{rows.due_delay.total_seconds():.6f} s'" if rows.due_delay else "_since"
         columns = {"due": due} | {name: f"_audit_{place}" for place, name in enumerate(self._statements.audit)}
         name = None if rows.name is None else "_named"
@@ -134,7 +134,7 @@ class RowDeletionPass:
             brakes = self._run.brakes
             if brakes.bytes_left is None and not (brakes.is_limited and self._statements.has_followers):
                 return False
-            # The rows are deleted or locked by now, or more rows follow them.  Rows behind them may need more, too.
+            # Others have deleted or locked the rows meanwhile, or added followers: reserve for the rows behind them.
         return False
 
     def log_summary(self) -> None:

@@ -16,10 +16,10 @@ class ItemSource(ABC, Generic[ItemT]):
     """The items of an answer, for one run.  `forgekeeper.engine.deletion_loop` says when each method is called.
 
     *record* names an item in metrics and the audit.  *chunk_size* items are claimed at a time, and belong to the run
-    for *visibility*; None if the run's lease is their claim.  `mark` gets at most *max_locked_items* items in one
-    transaction.  A run ends after *max_items* items.  *claims_all_due*: if a claim returns fewer items than it may, no
-    other item is due.  *deleted_field* is the field of the result that grows by `settle_earlier`.  *share* names a
-    child's part of the items: intents of other shares are not this run's to close.
+    for *visibility*; None if the run's lease is their claim.  `mark_for_deletion` gets at most *max_locked_items* items
+    in one transaction.  A run ends after *max_items* items.  *claims_all_due*: if a claim returns fewer items than it
+    may, no other item is due.  *deleted_field* is the field of the result that grows by `settle_earlier`.  *share*
+    names a child's part of the items: the run leaves the intents of other shares open.
     """
 
     record: str
@@ -71,7 +71,7 @@ class ItemSource(ABC, Generic[ItemT]):
         """
 
     def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> None:
-        """Store in the rows of announced items how they look, in the transaction of the intent.
+        """Store the observed values of announced items in their rows, in the transaction of the intent.
 
         If a record makes that fail, nothing is stored and the items are deleted all the same.
         """
@@ -117,7 +117,7 @@ class KeyedSource(ItemSource[ItemT]):
 
     @abstractmethod
     def find_keys(self, page: KeyPage) -> Sequence[int]:
-        """Return the keys of the rows that `claim` would claim, readable or not."""
+        """Return the keys of the rows that `claim_next` would claim, readable or not."""
 
     @abstractmethod
     def find_due(self, keys: Sequence[int]) -> set[int]:

@@ -35,7 +35,7 @@ class KeptItem(NamedTuple):
 class DeletionResult(Generic[ItemT]):
     """The result of a deletion: the *states* of the items, as far as they are known.
 
-    *error* ended it early.  If it had not *begun*, nothing was deleted.
+    *error* ended it early.  If *has_begun* is false, nothing was deleted.
     """
 
     states: Mapping[ItemT, ItemState]
@@ -48,8 +48,8 @@ class Fence(Generic[ItemT]):
     """Protection against a suspended worker that has lost its items to another worker.
 
     The claim or the budget ends at *until*, an instant of the monotonic clock.  *announce* commits the audit's intent
-    for items that `Source.mark` returned without an entry.  *find_lost* is called as late as the target allows, right
-    before some items are deleted.  It returns the items that another worker has claimed or settled, and raises
+    for items that `mark_for_deletion` returned without an entry.  *find_lost* is called as late as the target allows,
+    right before some items are deleted.  It returns the items that another worker has claimed or settled, and raises
     `LeaseLost` if the lease is not ours any more.
     """
 

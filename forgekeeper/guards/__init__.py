@@ -1,1 +1,1 @@
-"""Guards: limits, the breaker and the preconditions of a run."""
+"""Guards: limits, circuit breaker and preconditions of a run."""

@@ -188,8 +188,8 @@ class Brakes:
         """Return the common table ``settled``, which counts the rows of *source* as deleted.
 
         It gives the rest of the reservation back.  If only a *part* is settled, that part is the number of records in
-        `values`, or *by_rows* the number of deleted rows.  *size* is an expression over *source*.  Empty if nothing is
-        reserved.
+        `settlement_values`, or *by_rows* the number of deleted rows.  *size* is an expression over *source*.  Empty if
+        nothing is reserved.
         """
         if self._reserved == NO_AMOUNT:
             return []

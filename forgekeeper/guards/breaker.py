@@ -1,4 +1,4 @@
-"""The breaker: it holds a batch whose run would delete far more than usual.
+"""The circuit breaker: it holds a batch whose run would delete far more than usual.
 
 The hold lasts until a person releases the batch.  A run is held if it would delete more than a share of its table,
 *and* more than ten times the largest of the last hundred runs, *and* more than a few records, unless a release admits
@@ -96,9 +96,9 @@ SELECT_IS_RELEASED = f"""
 
 
 class Verdict(NamedTuple):
-    """The breaker's judgement: whether the run is *ordinary*, and why it would be held.
+    """The circuit breaker's judgement: whether the run is *ordinary*, and why it would be held.
 
-    Both are None if the batch does not declare its stake, or if the settings switch the breaker off.
+    Both are None if the batch does not declare an affected share, or if the settings switch the breaker off.
     """
 
     ordinary: bool | None = None

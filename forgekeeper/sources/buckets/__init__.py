@@ -92,7 +92,7 @@ class BucketSet:
     def hold_bucket(
         self, client: redis.Redis, max_buckets: int, *, child: str | None = None
     ) -> Iterator[Bucket | None]:
-        """Hold the bucket that `claim` returns during the body, and always release it."""
+        """Hold the bucket that `claim` returns during the block, and always release it."""
         bucket = self.claim(client, max_buckets, child=child) if max_buckets else None
         try:
             yield bucket

@@ -1,4 +1,4 @@
-"""An index of artifacts that stay until the forge updates them, which the exporter counts."""
+"""An index of artifacts that are kept until the forge updates them; the exporter counts them."""
 
 from forgekeeper.platform.migrations import sql
 

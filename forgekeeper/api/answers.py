@@ -179,7 +179,7 @@ class Rows(Answer, Generic[Row]):
     Rows are *kept* while a condition declared there holds.  People exclude projects and groups by *project*, and
     patterns by *name*; the engine sets the *batch* of the exclusions.  *stays* has conditions in SQL, by the reasons,
     of rows whose time has passed and that do not meet *where*: previews count them.  *waits* has conditions of rows
-    that stay until the forge says more of them: the exporter counts them, too, if an index makes that quick.
+    that are kept until the forge updates them: the exporter counts them, too, if an index makes that quick.
 
     Foreign keys may delete or change rows of other tables with these, or more rows of this table: *cascades_to* names
     the models of those tables.  Such rows count towards limits and the breaker, and are audited.  If a key leads to

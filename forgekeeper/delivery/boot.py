@@ -1,4 +1,4 @@
-"""Boot: import the modules of batches, and read the settings that these have."""
+"""Import the modules of batches, and read the settings that they declare."""
 
 from __future__ import annotations
 

@@ -177,10 +177,10 @@ def count_due(batch: BatchSpec, instant: datetime) -> int | None:
 
 
 def release_batch(batch: str, *, reason: str, by: str, expect: int) -> list[Hold]:
-    """Lift the brakes of the batch and allow *expect* deletions; return the lifted holds.
+    """Lift the guards' holds of the batch and allow *expect* deletions; return the lifted holds.
 
-    With an *expect* of 0 the release has no amount and ends at once: later runs are judged as usual.  If no brake holds
-    the batch, nothing is released: nobody has looked at a brake that is added a moment later.
+    With an *expect* of 0 the release has no amount and ends at once: later runs are checked as usual.  If no guard
+    holds the batch, nothing is released: nobody has reviewed a hold that is added a moment later.
     """
     with database.atomic():
         lifted = Hold.lift(batch, BRAKE_KINDS)

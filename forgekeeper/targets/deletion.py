@@ -96,17 +96,17 @@ class ObjectDeletion:
     async def _leave_changed(self, chunk: Sequence[str]) -> list[str]:
         """Return the paths that may be deleted; leave objects that have changed, or may have."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
-        spared: dict[str, ObjectOutcome] = {}
+        kept: dict[str, ObjectOutcome] = {}
         async for found in self._objects.last_modified(doubtful):
             for path, changed in found.items():
                 if isinstance(changed, str):
-                    spared[path] = ObjectOutcome("failed", changed)
+                    kept[path] = ObjectOutcome("failed", changed)
                 elif changed is not None and changed >= self._unless_changed_since[path]:
-                    spared[path] = OBJECT_CHANGED
-        if spared:
-            self._unconfirmed |= spared
+                    kept[path] = OBJECT_CHANGED
+        if kept:
+            self._unconfirmed |= kept
             await self._confirm_answers()
-        return [path for path in chunk if path not in spared]
+        return [path for path in chunk if path not in kept]
 
     async def _delete_chunk(self, chunk: Sequence[str]) -> Exception | None:
         """Delete objects, in bulk first; return why bulk deletion failed, None if it worked."""

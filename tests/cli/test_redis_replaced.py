@@ -1,4 +1,4 @@
-"""A Redis that was emptied, or is another one: PostgreSQL remembers which had the register of uploads."""
+"""A Redis that was emptied or replaced is noticed: PostgreSQL stores which Redis has the register of uploads."""
 
 import pytest
 

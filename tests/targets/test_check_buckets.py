@@ -108,6 +108,6 @@ def test_a_key_that_may_not_list_uploads_is_told_the_grant(s3):
 @pytest.mark.usefixtures("machine_role")
 def test_keys_that_only_the_machine_has_are_said_to_be_so(s3):
     keys = "its keys are not in the URL or the environment"
-    cure = "unfinished uploads stay; set a lifecycle rule (docs/installation.md)"
+    cure = "unfinished uploads are not aborted; set a lifecycle rule (docs/installation.md)"
 
     assert found(s3) == [("ok", f"artifacts: {keys}: {SINGLY}, {cure}")]

@@ -83,7 +83,7 @@ class Watched(Service):
             self.asked, self._held = time.monotonic(), MachineDelay(self.group, servers)
 
     def outlives(self):
-        """Say for how many seconds it has outlived its SIGTERM; 0 while it may still live."""
+        """Return the seconds that the process has lived beyond its time limit after SIGTERM; 0 within the limit."""
         if self.asked is None:
             return 0.0
         seconds = time.monotonic() - self.asked

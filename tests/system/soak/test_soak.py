@@ -1,6 +1,6 @@
-"""Everything at once, for half a minute; `python -m tests.system.soak` does it for as long as you like.
+"""A soak of half a minute: all batches work while faults are injected; `python -m tests.system.soak` runs for longer.
 
-SOAK_SECONDS sets for how long faults are injected, CHAOS_SEED repeats their choice.
+SOAK_SECONDS is the time in which faults are injected, CHAOS_SEED repeats their choice.
 """
 
 import os

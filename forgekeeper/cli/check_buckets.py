@@ -70,7 +70,8 @@ def _check_unfinished_uploads(location: str, bucket: BucketInspection, actions: 
         keys = "its keys are not in the URL or the environment"
         return ok(
             OBJECT_STORE_SUBJECT,
-            f"{location}: {keys}: {ONE_BY_ONE_SENTENCE}, unfinished uploads are not aborted; set a lifecycle rule ({DOCS_PAGE})",
+            f"{location}: {keys}: {ONE_BY_ONE_SENTENCE}, unfinished uploads are not aborted;"
+            f" set a lifecycle rule ({DOCS_PAGE})",
         )
     if (refusal := bucket.why_no_uploads()) is not None:
         grant = "grant s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"

@@ -98,7 +98,7 @@ def test_an_exclusion_that_has_ended_or_is_of_another_batch_keeps_nothing(gather
 
 def test_a_group_keeps_its_projects_and_nothing_goes_while_nobody_says_which_they_are(gather):
     exclude("group:9")
-    with pytest.raises(Blocked, match=r"no project_groups \(project_id, group_id\)"):
+    with pytest.raises(Blocked, match=r"lacks project_groups \(project_id, group_id\)"):
         require_met(gather, settings_with())
     # Should the relation vanish while a run works.
     assert (perform(gather).deleted, left()) == (0, ROWS)

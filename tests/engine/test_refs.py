@@ -103,7 +103,7 @@ def test_no_row_is_closed_if_too_many_repositories_are_missing(page, world):
         page.Repository.create(id=number, path=f"gone/{number}.git")
         page.Branch.create(repository_id=number, ref="refs/heads/a", created_at=now(), updated_at=now())
 
-    with pytest.raises(RepositoriesMissing, match=r"3 of 4 projects.*`forgekeeper run merged_branches`"):
+    with pytest.raises(RepositoriesMissing, match=r"3 of 4 projects.*forgekeeper run merged_branches`"):
         fan_out(world)
 
 

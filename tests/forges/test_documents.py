@@ -153,7 +153,7 @@ def test_a_view_that_shows_what_was_renamed_blocks_its_batches_until_it_is_made_
 
     table = model._meta.table_name
     assert before == []
-    assert [next(preconditions.find_relation_faults(batch)).split(" is not")[0] for batch in batches] == [
+    assert [next(preconditions.find_relation_faults(batch)).split(" differs")[0] for batch in batches] == [
         f"view {table}"
     ]
     others = [batch for batch in BATCHES.values() if model not in (*batch.tables, *batch.reads)]

@@ -121,7 +121,7 @@ def _find_too_old() -> list[str]:
 
 
 def _require_none_too_old(*, wait: bool) -> None:
-    """Raise `Problem` if such processes live, or *wait* until the last of them has ended."""
+    """Raise `Problem` if processes of a version that is too old run, or *wait* until they have ended."""
     said: list[str] = []
     while found := _find_too_old():
         if not wait:

@@ -50,7 +50,8 @@ _settings: ContextVar[Settings] = ContextVar("settings")
 def settings() -> Settings:
     """Return the settings of this process.
 
-    A declaration is asked with the defaults of all settings: the shape of its answer must not depend on them.
+    When a batch is declared, its function is called with the defaults of all settings: the shape of its answer must
+    not depend on them.
 
     >>> grace = settings().object_grace
     """

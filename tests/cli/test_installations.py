@@ -216,7 +216,7 @@ def another_cluster():
 
 @pytest.fixture(params=["same cluster", "another cluster", "renamed"])
 def copy(request, production, load, query, urls):
-    """The settings of a copy that leads to production's store, as staging's do that were copied with it."""
+    """The settings of a staging copy that still name production's store."""
     url = production["DATABASE_URL"]
     if request.param == "same cluster":
         there = load(url)

@@ -1,4 +1,4 @@
-"""Lookups that miss rows which exist: nobody concludes from them that nothing names an object."""
+"""An index that misses existing rows blocks the batches that would take an empty answer for a proof."""
 
 import os
 from functools import partial

@@ -85,7 +85,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Return:
-    """A server that went back: between which moments its files were copied, and when it had them again."""
+    """A server restored from an earlier copy: the moments around the copy, and the moment of the restore."""
 
     kept: tuple
     returned: tuple

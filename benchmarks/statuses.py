@@ -28,6 +28,9 @@ ROWS = 1_000_000
 NAME = "statuses"
 BATCH = "user_status_cleanup"
 
+FAR_LIMITS = {f"max_per_{period}_{BATCH}": 1_000_000_000 for period in ("run", "day")}
+"""Settings of limits that the work of the benchmark does not come near."""
+
 # Every fifth status is due. Due times are in random order, so the rows of a chunk are spread over the table.
 MAKE = """
     drop table if exists full_statuses;
@@ -75,6 +78,13 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     return [
         Benchmark("statuses", "statuses/s", partial(world.rate, world.run), peers),
         Benchmark("statuses_worker", "statuses/s", partial(world.rate, world.worker), peers[:2]),
+        Benchmark(
+            "statuses_limited",
+            "statuses/s",
+            partial(world.rate, world.run_limited),
+            (Peer("without limits", partial(world.rate, world.run), 0.9),),
+            about="Expired user statuses with distant limits per run and per day, beside a run without limits.",
+        ),
     ]
 
 
@@ -106,6 +116,10 @@ class World:
         runner.stop()
         self._check(attempt.result_fields())
         return seconds
+
+    def run_limited(self, settings: Settings) -> float:
+        """Execute a run in this process with limits that no run reaches."""
+        return self.run(settings.model_copy(update=FAR_LIMITS))
 
     def worker(self, settings: Settings) -> float:
         """Let a worker process execute a run."""

@@ -15,7 +15,7 @@ import structlog
 from forgekeeper.api.answers import WHOLE_NUMBER_FIELDS, Changes, Rows, default_record_name
 from forgekeeper.api.batches import find_batch_name
 from forgekeeper.api.inspection import PreviewContext, PreviewPart
-from forgekeeper.engine.run import BadRecords, Run
+from forgekeeper.engine.run import BadRecords, Run, TooManyBadRecords
 from forgekeeper.engine.statement import (
     COUNT_DELETED_TUPLES,
     ChunkResult,
@@ -25,6 +25,7 @@ from forgekeeper.engine.statement import (
     write_condition,
 )
 from forgekeeper.guards.preconditions import Blocked
+from forgekeeper.ledger.heartbeats import LostRun
 from forgekeeper.ledger.limits import NO_AMOUNT, UNLIMITED, Amount
 from forgekeeper.platform.database import database, exclusions, sqlstate, survey
 from forgekeeper.platform.database.cascades import Cascades
@@ -58,7 +59,8 @@ def delete_due(run: Run[Any], rows: Rows[Any]) -> str | None:
     """
     sweep = RowDeletionPass(run, rows)
     of_all = rows.select_of_all_shares()
-    with run.bad_records(rows.record, of_all) as bad:
+    rest = run.brakes.giving_back_rest(LostRun, TooManyBadRecords)
+    with run.bad_records(rows.record, of_all) as bad, rest:
         while limit := run.brakes.count_allowed(rows.chunk):
             before = sweep.affected_rows
             if not sweep.delete_chunk(bad, limit):
@@ -109,6 +111,7 @@ class RowDeletionPass:
             self._audit_tables += self._audit_followers(place)
         self._position = START_POSITION
         self._locked_totals = set[int]()
+        self._is_chunk_full = False
         self.deleted = 0
         self.follower_count = 0
         self._claimed = 0
@@ -125,17 +128,22 @@ class RowDeletionPass:
         """
         while granted := self._reserve_limits(bad, limit):
             following = partial(self._find_next_positions, limit=granted, without=bad.keys)
-            with self._run.brakes.giving_back():
-                reached = bad.process_chunk(partial(self._delete_next, bad, granted), following)
-            self._run.brakes.give_back()
+            reached = bad.process_chunk(partial(self._delete_next, bad, granted), following)
+            if self._needs_sizes:
+                self._run.brakes.give_back()
             if reached is not None:
                 self._position = reached
                 return True
-            brakes = self._run.brakes
-            if brakes.bytes_left is None and not (brakes.is_limited and self._statements.has_followers):
+            if not self._needs_sizes:
                 return False
             # Others have deleted or locked the rows meanwhile, or added followers: reserve for the rows behind them.
         return False
+
+    @property
+    def _needs_sizes(self) -> bool:
+        """Whether limits count more than one record for each row, or bytes."""
+        brakes = self._run.brakes
+        return brakes.bytes_left is not None or (brakes.is_limited and self._statements.has_followers)
 
     def log_summary(self) -> None:
         """Log facts that the result lacks: removed rows, and totals whose rows stay for now."""
@@ -170,10 +178,12 @@ class RowDeletionPass:
         )
 
     def _reserve_limits(self, bad: BadRecords, limit: int) -> int:
-        """Reserve limits for the next chunk and no more; return its number of rows."""
+        """Reserve limits for the next chunk, or several chunks if many rows are due; return the chunk's rows."""
         brakes = self._run.brakes
         if not brakes.is_limited:
             return limit
+        if (self._is_chunk_full or brakes.records_left) and not self._needs_sizes:
+            return brakes.reserve_chunk(limit)
         while rows := self._next_sizes(bad, limit):
             refused = {
                 one.key: refusal for one in rows if (refusal := brakes.find_refusal(Amount(one.records, one.bytes)))
@@ -233,21 +243,17 @@ class RowDeletionPass:
                 raise
             # If the lock was another than a total's, this statement fails, too.
             result = self._execute_and_commit(replace(chunk, totals_first=True))
-        self._count_result(result, None if only is None else len(only))
+        self._count_result(result)
+        self._is_chunk_full = result is not None and result.records == self._rows.chunk
         return None if result is None else Position(result.instant, result.key)
 
-    def _count_result(self, result: ChunkResult | None, settled_count: int | None) -> None:
-        """Count the rows of a committed statement, which has settled *of* the reserved records, or all."""
+    def _count_result(self, result: ChunkResult | None) -> None:
+        """Count the rows of a committed statement, which has settled them."""
         deleted, followers = (Amount(*result[:2]), result.followers) if result else (NO_AMOUNT, None)
         followed = sum(count for _, count in followers or ())
         in_all = Amount(deleted.records + followed, deleted.bytes)
         self._run.brakes.note_uncounted(followed)
-        self._run.brakes.note_settled(
-            in_all,
-            of_reserved=in_all.records
-            if self._statements.has_followers and settled_count is not None
-            else settled_count,
-        )
+        self._run.brakes.note_settled(in_all, of_reserved=in_all.records)
         if result is None:
             return
         self._claimed += result.claimed
@@ -298,17 +304,10 @@ class RowDeletionPass:
 
     def _execute_delete(self, chunk: RowChunk, *, first: str) -> ChunkResult | None:
         """Execute the statement, prepared unless no later chunk has the same text."""
-        brakes, settled_count = self._run.brakes, None if chunk.only is None else len(chunk.only)
-        size, follows = "0" if self._rows.size is None else "_size", self._statements.has_followers
-        source = "touched" if follows else "deleted"
-        settled = brakes.build_settled_table(source, size=size, part=settled_count is not None, by_rows=follows)
+        brakes, source = self._run.brakes, "touched" if self._statements.has_followers else "deleted"
+        settled = brakes.build_settled_table(source, size="0" if self._rows.size is None else "_size")
         text = self._statements.write_delete(chunk, [*self._audit_tables, *settled])
-        values = (
-            self._statements.sql_values
-            | chunk.sql_values
-            | brakes.settlement_values(settled_count)
-            | self._run.audit.values
-        )
+        values = self._statements.sql_values | chunk.sql_values | brakes.settlement_values() | self._run.audit.values
         if chunk.only is not None or chunk.limit != self._rows.chunk:
             row = database.execute_sql(first + text, values).fetchone()
         else:
@@ -383,9 +382,8 @@ def _change_page(
     """Change the rows of these keys, except bad records; return the number of changed rows."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
-        with run.brakes.giving_back():
-            bad.process_keys(partial(_change_and_count, run, changes, target, len(keys)), keys)
-        run.brakes.give_back()
+        with run.brakes.giving_back_rest():
+            bad.process_keys(partial(_change_and_count, run, changes, target), keys)
     finally:
         run.add_to_result("failed", bad.failed - failed)
     done: int = getattr(run.outcome, changes.counted) - before
@@ -393,13 +391,10 @@ def _change_page(
     return done
 
 
-def _change_and_count(
-    run: Run[Any], changes: Changes[Any], target: TargetRelation, whole: int, ids: Sequence[int]
-) -> None:
+def _change_and_count(run: Run[Any], changes: Changes[Any], target: TargetRelation, ids: Sequence[int]) -> None:
     """Change rows and audit them in one statement; then log and count each."""
-    settled_count = None if len(ids) == whole else len(ids)
-    rows = execute_change(run, changes, target, ids, settled_count)
-    run.brakes.note_settled(Amount(len(rows)), of_reserved=settled_count)
+    rows = execute_change(run, changes, target, ids)
+    run.brakes.note_settled(Amount(len(rows)), of_reserved=len(rows))
     run.add_to_result(changes.counted, len(rows))
     for row in rows:
         for field, count in changes.each(row).items():
@@ -407,7 +402,7 @@ def _change_and_count(
 
 
 def execute_change(
-    run: Run[Any], changes: Changes[Any], target: TargetRelation, ids: Sequence[int], settled_count: int | None = None
+    run: Run[Any], changes: Changes[Any], target: TargetRelation, ids: Sequence[int]
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are still due; return a row for each.
 
@@ -416,9 +411,9 @@ def execute_change(
     """
     due, named = write_condition(changes.model, changes.due_condition)
     audited = run.audit.build_clause(changes.record, "changed", id="id", **changes.audit)
-    settled = run.brakes.build_settled_table("changed", part=settled_count is not None)
+    settled = run.brakes.build_settled_table("changed")
     recorded = append_tables([*_insert_notices(changes), *audited, *settled])
-    values = {"ids": list(ids), "now": run.now} | named | run.brakes.settlement_values(settled_count) | run.audit.values
+    values = {"ids": list(ids), "now": run.now} | named | run.brakes.settlement_values() | run.audit.values
     values |= {"noticed_batch": run.declared.batch.name, "noticed_record": changes.record}
     text = write_prefix() + changes.statement.format(due=due, recorded=recorded)
     with write_transaction():

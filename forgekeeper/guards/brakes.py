@@ -7,14 +7,17 @@ is down.
 Limits belong to the batch.  The deletions of a child count against the batch's newest run, whichever run sent the
 child.  A child ends if the newest run or the run that sent it is cancelled.
 
-No crash exceeds a limit.  An attempt reserves a chunk and commits the reservation before it deletes anything.  The
-transaction that deletes counts the deleted records and gives the rest back.  If PostgreSQL refuses a statement, the
-attempt gives the reservation back.  If the attempt is killed or hears no answer, its reservation, a chunk at most,
-stays used up until the limit's run or day is over (`docs/adr/0028`).
+No crash exceeds a limit.  An attempt commits a reservation before it deletes anything.  The transaction that deletes
+takes the deleted records from the reservation and counts them (`docs/adr/0028`).  Far from a limit an attempt reserves
+several chunks of rows at once; near a limit it reserves one chunk, so that others find the rest (`docs/adr/0055`).  At
+its end, or if PostgreSQL refuses a statement, the attempt gives the rest back.  If the attempt is killed or hears no
+answer, the rest stays used up until the limit's run or day is over: a chunk, or far from a limit at most
+`MAX_CHUNKS_PER_RESERVATION` chunks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,17 +33,25 @@ from forgekeeper.ledger.limits import NO_AMOUNT, NO_USAGE, Amount, DeletionLimit
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.database import database, is_connected, sqlstate
 from forgekeeper.platform.database.common_tables import CommonTable
-from forgekeeper.platform.database.sessions import write_transaction
+from forgekeeper.platform.database.sessions import execute_prepared, write_transaction
 from forgekeeper.platform.settings import PREFIX, Settings
 
 BRAKE_INTERVAL_SECONDS = 1.0
 """Seconds between two reads of the brakes.  A stop has to take effect within five seconds."""
 MAX_PACE_WAIT_SECONDS = 1.0
 """Longest pause in seconds before a run that waits for its pace checks the brakes again."""
-# *gone* has the number of deleted rows and their size.
+MAX_CHUNKS_PER_RESERVATION = 64
+"""Maximum chunks of rows that an attempt reserves at once.
+
+A killed attempt leaves at most these used up.  A reservation takes as long as the deletion of 100 to 200 statuses, so
+for 64 chunks it costs a few percent.
+"""
+RESERVATIONS_IN_REST = 20
+"""Divisor of the rest of the limits: a reservation for several chunks is no larger than the quotient."""
+# *gone* has the number of deleted rows and their size.  Rows that were reserved without their sizes have no bytes left.
 SETTLE_TOTALS = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
-        reserved = reserved - {reserved}, reserved_bytes = reserved_bytes - {reserved_bytes}
+        reserved = reserved - gone.rows, reserved_bytes = reserved_bytes - least(gone.size, %(limit_bytes)s)
     from ({gone}) as gone (rows, size)
     where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
 """
@@ -81,6 +92,8 @@ class Brakes:
         self._limits = DeletionLimits(*settings.deletion_limits(self._batch))
         self._asked = -BRAKE_INTERVAL_SECONDS
         self._reserved = NO_AMOUNT
+        self._reserved_at = -math.inf
+        self._chunks = 1
         self._of_row: dict[str, Any] = {}
         self._noted = NO_AMOUNT
         self._carried = 0
@@ -98,7 +111,8 @@ class Brakes:
         """
         if self.stop_reason is None and (now or time.monotonic() - self._asked >= BRAKE_INTERVAL_SECONDS):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
-            self.stop_reason, run, self.has_release, bound = database.execute_sql(SELECT_BRAKES, values).fetchone()
+            found = execute_prepared("brakes", SELECT_BRAKES, values).fetchone()
+            self.stop_reason, run, self.has_release, bound = found
             self._asked = time.monotonic()
             self._bound = bound and self._declared.batch.deletes_records
             if run != self._run:
@@ -117,15 +131,21 @@ class Brakes:
         return self._reserved.bytes if self._limits.has_byte_limits else None
 
     def count_allowed(self, wanted: int) -> int:
-        """Return how many of the *wanted* records limits allow now, without a reservation.
+        """Return how many of the *wanted* records the brakes allow now; 0 if the attempt has to end.
 
-        Returns 0 if the attempt has to end.
+        Reserves nothing.  Gives back a reservation that is a second old, too small, or of an earlier run.
         """
-        # Read the brakes before the first chunk, whatever their age: the checks before it take time.
-        self.find_stop_reason(now=not self._begun)
+        # Read the brakes before the first chunk, whatever their age: the checks before it take time.  A child asks
+        # before each chunk of a reservation, too: a release may have begun since.
+        self.find_stop_reason(now=not self._begun or (self._child and self._reserved != NO_AMOUNT))
         self._begun = True
-        if self.stop_reason is not None or not self.is_limited:
-            return 0 if self.stop_reason else wanted
+        if self.stop_reason is not None:
+            return 0
+        if self._reserved.records >= wanted and self._is_reservation_new() and self._of_row["limit_run"] == self._run:
+            return wanted
+        self.give_back()
+        if not self.is_limited:
+            return wanted
         left = self._limits.remaining_records(RunTotal.read_usage(self._batch, self._run))
         if not left.amount:
             self.stop_reason = left.reason
@@ -152,12 +172,29 @@ class Brakes:
         """How many records are left of the reservation, None if nothing limits them."""
         return self._reserved.records if self._reserved != NO_AMOUNT else None
 
-    def reserve(self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1) -> Amount:
+    def reserve_chunk(self, records: int) -> int:
+        """Return how many *records* of a chunk are reserved; reserve several chunks if the reservation is used up.
+
+        The number of chunks doubles while each reservation is used up within a second.
+        """
+        if self._reserved.records < records:
+            self._chunks = min(2 * self._chunks, MAX_CHUNKS_PER_RESERVATION) if self._is_reservation_new() else 1
+            self.reserve(records, chunks=self._chunks)
+        return min(records, self._reserved.records)
+
+    def _is_reservation_new(self) -> bool:
+        """Return whether the last reservation is less than a second old."""
+        return time.monotonic() - self._reserved_at < BRAKE_INTERVAL_SECONDS
+
+    def reserve(
+        self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1, chunks: int = 1
+    ) -> Amount:
         """Reserve up to *records* and *size* bytes; return the granted amount.
 
-        Returns `NO_AMOUNT` if fewer than *least_records* or *least* bytes are left.  The reservation is committed when
-        this returns.  It stays used up unless the transaction that deletes settles it.  Reservations that others may
-        give back are not waited for: the next run can use them.
+        Up to *chunks* times the records are reserved if limits leave far more.  Returns `NO_AMOUNT` if fewer than
+        *least_records* or *least* bytes are left.  The reservation is committed when this returns.  It stays used up
+        unless the transaction that deletes settles it.  Reservations that others may give back are not waited for: the
+        next run can use them.
         """
         assert not database.in_transaction(), "a rollback would undo the reservation"
         self._reserved = NO_AMOUNT
@@ -176,34 +213,26 @@ class Brakes:
                     left.reason if left.amount < least_records else left_bytes.reason
                 )
                 return NO_AMOUNT
+            records *= max(1, min(chunks, left.amount // (RESERVATIONS_IN_REST * max(records, 1))))
             granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
             RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
-        self._reserved = granted
+        self._reserved, self._reserved_at = granted, time.monotonic()
         self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
         return granted
 
-    def build_settled_table(
-        self, source: str, *, size: str = "0", part: bool = False, by_rows: bool = False
-    ) -> list[CommonTable]:
-        """Return the common table ``settled``, which counts the rows of *source* as deleted.
+    def build_settled_table(self, source: str, *, size: str = "0") -> list[CommonTable]:
+        """Return the common table ``settled``, which takes the rows of *source* from the reservation and counts them.
 
-        It gives the rest of the reservation back.  If only a *part* is settled, that part is the number of records in
-        `settlement_values`, or *by_rows* the number of deleted rows.  *size* is an expression over *source*.  Empty if
-        nothing is reserved.
+        *size* is an expression over *source*.  Empty if nothing is reserved.
         """
         if self._reserved == NO_AMOUNT:
             return []
         gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
-        reserved = "gone.rows" if part and by_rows else "%(limit_records)s"
-        settle = SETTLE_TOTALS.format(
-            gone=gone, reserved=reserved, reserved_bytes="gone.size" if part else "%(limit_bytes)s"
-        )
-        return [CommonTable("settled", settle)]
+        return [CommonTable("settled", SETTLE_TOTALS.format(gone=gone))]
 
-    def settlement_values(self, of_reserved: int | None = None) -> dict[str, Any]:
-        """Return the values for a statement with `settled`; it settles *of_reserved* of the records, or all."""
-        records = self._reserved.records if of_reserved is None else min(of_reserved, self._reserved.records)
-        return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
+    def settlement_values(self) -> dict[str, Any]:
+        """Return the values for a statement with `settled`."""
+        return self._of_row | {"limit_bytes": self._reserved.bytes}
 
     def settle(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Count the deleted amount *did*, and give the rest of the reservation back.
@@ -212,11 +241,9 @@ class Brakes:
         stay used up.  Call `note_settled` after the commit.
         """
         if self._reserved != NO_AMOUNT:
-            values = self.settlement_values(of_reserved) | {"records": did.records, "bytes": did.bytes}
-            gone = "select %(records)s::bigint, %(bytes)s::bigint"
-            given_back = "%(limit_bytes)s" if of_reserved is None else "gone.size"
-            settle = SETTLE_TOTALS.format(gone=gone, reserved="%(limit_records)s", reserved_bytes=given_back)
-            database.execute_sql(settle, values)
+            records, size = self._reserved if of_reserved is None else (of_reserved, did.bytes)
+            settled = Amount(-min(records, self._reserved.records), -min(size, self._reserved.bytes))
+            RunTotal.add(self._batch, self._of_row["limit_run"], did, settled, day=self._of_row["limit_day"])
 
     def note_settled(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Note the amount *did* after the commit of `settled` or `settle`."""
@@ -254,6 +281,18 @@ class Brakes:
                 with suppress(pw.PeeweeException):
                     self.give_back(max(0, self._reserved.records - count_used()))
             raise
+
+    @contextmanager
+    def giving_back_rest(self, *between: type[Exception]) -> Iterator[None]:
+        """Give the rest of the reservation back after the block, also if it raises *between* two deletions."""
+        with self.giving_back():
+            try:
+                yield
+            except between:
+                with suppress(pw.PeeweeException):
+                    self.give_back()
+                raise
+        self.give_back()
 
     def settle_earlier(self, run: int | None, deleted: int, *, of_reserved: int) -> int:
         """Count records that an earlier attempt at a *run* deleted, of *of_reserved* reserved records.

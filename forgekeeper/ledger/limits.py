@@ -11,6 +11,7 @@ import peewee as pw
 
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.database import Base, database, default_sql
+from forgekeeper.platform.database.sessions import execute_prepared
 
 StopReason = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day", "release_used_up"]
 UNLIMITED = 2**62
@@ -149,7 +150,7 @@ class RunTotal(Base):
     @classmethod
     def read_usage(cls, batch: str, run: int) -> LimitUsage:
         """Return how much of the limits of a run and a day is used up."""
-        return LimitUsage(*database.execute_sql(SELECT_USAGE, {"batch": batch, "run": run}).fetchone())
+        return LimitUsage(*execute_prepared("usage", SELECT_USAGE, {"batch": batch, "run": run}).fetchone())
 
     @classmethod
     def sum_by_day(cls, today: date, days: int) -> dict[str, list[int]]:

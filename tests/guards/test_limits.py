@@ -4,11 +4,14 @@ import threading
 from random import Random
 
 import pytest
+from peewee import OperationalError
 
 from forgekeeper.api.batches import BATCHES, CHILDREN
+from forgekeeper.guards import brakes as guards_brakes
 from forgekeeper.guards import breaker
 from forgekeeper.guards.brakes import Brakes
 from forgekeeper.ledger import manual_runs
+from forgekeeper.ledger.heartbeats import LostRun
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.limits import Amount, RunTotal
 from forgekeeper.platform.database import database as db
@@ -36,6 +39,12 @@ def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
         brakes.note_settled(Amount(done, done * size))
         setattr(outcome, field, getattr(outcome, field) + done)
     return granted
+
+
+@pytest.fixture
+def frozen_brakes(monkeypatch):
+    """Let no reservation and no look at the brakes become a second old, however busy the machine is."""
+    monkeypatch.setattr(guards_brakes, "BRAKE_INTERVAL_SECONDS", 600.0)
 
 
 def together(count, work):
@@ -97,6 +106,113 @@ def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
     assert brakes.stop_reason == reason
 
 
+# Reservations for several chunks
+
+
+def delete_chunks(brakes, chunk=100, chunks=1_000_000):
+    """Delete full chunks of rows, as the loop over rows does, and return the number of deleted rows."""
+    deleted = 0
+    for _ in range(chunks):
+        if not (allowed := brakes.count_allowed(chunk)) or not (granted := brakes.reserve_chunk(allowed)):
+            break
+        statement = "with {} as ({}) select".format(*brakes.build_settled_table(f"generate_series(1, {granted})")[0])
+        db.execute_sql(statement, brakes.settlement_values())
+        brakes.note_settled(Amount(granted), of_reserved=granted)
+        deleted += granted
+    return deleted
+
+
+def count_reserved():
+    return sum(row.reserved for row in RunTotal.select())
+
+
+def test_reservations_grow_to_64_chunks_and_a_twentieth_of_the_rest(database, frozen_brakes):
+    brakes, rest = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000), []
+    for _ in range(8):
+        granted = brakes.count_allowed(100) and brakes.reserve_chunk(100)
+        rest.append(brakes.records_left)
+        delete_chunks(brakes, chunks=rest[-1] // granted)
+
+    assert rest == [100, 200, 400, 800, 1_600, 3_200, 6_400, 6_400]
+
+
+def test_near_a_limit_a_chunk_is_reserved_at_a_time(database, frozen_brakes):
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000)
+    most = []
+    while delete_chunks(brakes, chunks=1):
+        left = 10_000 - sum(row.records for row in RunTotal.select())
+        most.append((left, count_reserved()))
+
+    assert all(reserved <= max(100, (left + reserved + 100) / 20) for left, reserved in most)
+    assert max(reserved for _, reserved in most) == 300
+    assert all(reserved == 0 for left, reserved in most if left < 3_900)
+    assert sum(row.records for row in RunTotal.select()) == 10_000
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_attempts_that_are_killed_leave_a_twentieth_of_the_rest_or_a_chunk_used_up(database, frozen_brakes, seed):
+    dice, limit, deleted, lost = Random(seed), 50_000, 0, 0
+    while True:
+        brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=limit)
+        rest = limit - deleted - lost
+        deleted += (some := delete_chunks(brakes, chunks=dice.randint(1, 200)))
+        if not some:
+            break
+        used_up = count_reserved() - lost
+        assert used_up <= max(100, rest / 20)
+        lost += used_up
+
+    assert (limit - deleted, count_reserved()) == (lost, lost)
+
+
+def test_two_processes_that_reserve_several_chunks_delete_all_of_a_limit_and_no_more(database):
+    Batch.register([STATUSES.name])
+    deleted = []
+
+    def delete_in_turns(_number):
+        with db.connection_context():
+            wait_for_locks()
+            brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=33_333)
+            with brakes.giving_back_rest():
+                deleted.append(delete_chunks(brakes))
+
+    together(2, delete_in_turns)
+
+    assert (sum(deleted), count_reserved()) == (33_333, 0)
+
+
+def test_a_reservation_that_is_a_second_old_is_given_back_before_the_next_chunk(database, monkeypatch):
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    delete_chunks(brakes, chunks=2)
+    assert count_reserved() == 100
+
+    monkeypatch.setattr(guards_brakes, "BRAKE_INTERVAL_SECONDS", 0.0)
+
+    assert (brakes.count_allowed(100), count_reserved(), brakes.records_left) == (100, 0, None)
+
+
+def delete_and_fail(brakes, error):
+    with brakes.giving_back_rest(LostRun):
+        delete_chunks(brakes, chunks=2)
+        raise error
+
+
+def test_the_rest_is_given_back_if_the_run_is_lost_between_two_chunks(database):
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    with pytest.raises(LostRun):
+        delete_and_fail(brakes, LostRun())
+
+    assert [(row.records, row.reserved) for row in RunTotal.select()] == [(200, 0)]
+
+
+def test_the_rest_stays_used_up_if_the_answer_to_a_chunk_is_unknown(database):
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    with pytest.raises(OperationalError):
+        delete_and_fail(brakes, OperationalError("the reply was lost"))
+
+    assert [(row.records, row.reserved) for row in RunTotal.select()] == [(200, 100)]
+
+
 # Children, of whichever run
 
 
@@ -129,6 +245,17 @@ def test_children_that_earlier_runs_have_left_have_one_budget_with_those_of_the_
     runs = [began() for _ in range(3)]
 
     assert sum(destroyed_by(child_of(run, max_per_run=700)) for run in (*runs, None)) == 700
+
+
+def test_a_child_reserves_anew_before_its_next_chunk_when_another_run_has_begun(database, frozen_brakes):
+    first = began()
+    brakes, _outcome = child_of(first, max_per_run=1_000_000)
+    delete_chunks(brakes, chunks=2)
+    second = began()
+    delete_chunks(brakes, chunks=1)
+
+    totals = {row.run: row.records for row in RunTotal.select()}
+    assert totals == {first: 200, second: 100}
 
 
 def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):

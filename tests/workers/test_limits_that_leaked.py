@@ -10,9 +10,9 @@ import pytest
 from demo.sample_data import add_statuses as statuses
 from demo.sample_data import create_repository, list_refs
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.guards import breaker
-from forgekeeper.ledger.holds import Hold
-from forgekeeper.ledger.limits import RunTotal
+from forgekeeper.guards import brakes, breaker
+from forgekeeper.ledger.holds import Batch, Hold
+from forgekeeper.ledger.limits import LOCK_BATCH_ROW, RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import release_connection
@@ -140,6 +140,25 @@ def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):
     attempt(lambda: run_as_worker(STATUSES, settings), times=4)
 
     assert (UserStatus.select().count(), used(STATUSES), len(lost)) == (2_200, 300, 2)
+
+
+def test_far_from_its_limits_a_run_reserves_several_chunks_at_once_and_keeps_nothing(monkeypatch):
+    statuses(7_500)
+    Batch.register([STATUSES.name])
+    settings, real, locked = settings_with(max_per_run_user_status_cleanup=10**9), db.obj.execute_sql, []
+
+    def count_locks(sql, params=None):
+        locked.extend([sql] if sql == LOCK_BATCH_ROW else [])
+        return real(sql, params)
+
+    monkeypatch.setattr(db.obj, "execute_sql", count_locks)
+    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 600.0)  # or a slow machine begins with a chunk again
+    row = run_as_worker(STATUSES, settings)
+
+    (total,) = RunTotal.select()
+    assert (row.result["deleted"], total.records, total.reserved) == (3_000, 3_000, 0)
+    # 1, 2, 4, 8 and 16 chunks for 30.
+    assert len(locked) == 5
 
 
 # What was reserved and certainly did not go

@@ -191,7 +191,7 @@ class ChildMessages(Middleware):
         try:
             if UNREADABLE_ACTOR in message.options:
                 # Dramatiq passes neither its queue nor its id: this process has fetched it, so look there.
-                mine = [(name, one) for name in broker.queues for one in list_fetched(client, broker.broker_id, name)]
+                mine = list_fetched(client, broker.broker_id, broker.queues)
                 bad = (
                     one for one in mine if client.hget(bodies_key(one[0]), one[1]) == message.options[UNREADABLE_ACTOR]
                 )

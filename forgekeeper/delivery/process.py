@@ -243,8 +243,7 @@ class ProcessMiddleware(Middleware):
         held = {one.message.options["redis_message_id"] for one in known}
         found = {
             (queue, number)
-            for queue in self._list_queues()
-            for number in queues.list_fetched(client, self._broker.broker_id, queue)
+            for queue, number in queues.list_fetched(client, self._broker.broker_id, self._list_queues())
             if number not in held
         }
         for queue, number in found & self._stranded:

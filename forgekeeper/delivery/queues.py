@@ -8,6 +8,7 @@ read.  Nothing here asks the broker: it would count the asking process as a work
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -38,10 +39,13 @@ def dead_letters_key(queue: str) -> str:
     return f"{NAMESPACE}:{queue}.XQ"
 
 
-def list_fetched(client: redis.Redis, worker: str, queue: str) -> list[str]:
-    """List Dramatiq's ids of the messages that the worker has fetched and not acknowledged."""
-    ids: Any = client.smembers(f"{NAMESPACE}:__acks__.{worker}.{queue}")
-    return [one.decode(errors="replace") for one in ids]
+def list_fetched(client: redis.Redis, worker: str, queues: Collection[str]) -> list[tuple[str, str]]:
+    """List the messages that the worker has fetched and not acknowledged: queue, Dramatiq's id."""
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.smembers(f"{NAMESPACE}:__acks__.{worker}.{queue}")
+        found = pipe.execute()
+    return [(queue, one.decode(errors="replace")) for queue, ids in zip(queues, found, strict=True) for one in ids]
 
 
 def required_key_types(queues: tuple[str, ...]) -> dict[str, str]:

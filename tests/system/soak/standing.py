@@ -102,7 +102,7 @@ def stranded(client):
     found = []
     for queue in list_queues():
         waiting, stored = client.lrange(ready_key(queue), 0, -1), client.hkeys(bodies_key(queue))
-        given = {number.encode() for worker in known for number in list_fetched(client, worker, queue)}
+        given = {number.encode() for worker in known for _, number in list_fetched(client, worker, [queue])}
         twice = [number for number, count in Counter(waiting).items() if count > 1]
         lost = set(stored) - set(waiting) - given
         found += [f"{queue} {number.decode(errors='replace')}" for number in (*twice, *lost)]

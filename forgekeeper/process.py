@@ -14,7 +14,7 @@ import sys
 import time
 from datetime import timedelta
 from functools import partial
-from select import select
+from multiprocessing.connection import wait
 
 import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
@@ -28,7 +28,8 @@ from metrics.threads import DaemonThread
 
 READY_TIMEOUT_MILLISECONDS = "5000"
 """Milliseconds that the master waits for a process to be ready; meanwhile it does not notice that process's death."""
-CHILD_POLL_SECONDS = 0.5
+CHILD_POLL_SECONDS = 2.0
+"""Seconds between two looks for started processes; the end of a known process or a signal is noticed at once."""
 KILL_WAIT_SECONDS = 0.7
 """Seconds for the kernel to end a killed process; a later one is held by the kernel, perhaps for a disk."""
 EXIT_GRACE_SECONDS = 10.0
@@ -79,9 +80,10 @@ def kill_late_processes(allowed: timedelta) -> None:
 def _kill_late_children(signals: int, allowed: float) -> None:
     most = 0
     while True:
-        alive = len(multiprocessing.active_children())
-        most = max(most, alive)
-        if alive < most or select([signals], [], [], CHILD_POLL_SECONDS)[0]:
+        alive = multiprocessing.active_children()
+        most = max(most, len(alive))
+        ended = [process.sentinel for process in alive]
+        if len(alive) < most or signals in wait([signals, *ended], CHILD_POLL_SECONDS):
             break
     time.sleep(allowed)
     if late := multiprocessing.active_children():

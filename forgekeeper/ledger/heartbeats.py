@@ -210,12 +210,13 @@ class Heartbeat(CriticalThread):
             self._try_with_connection(Process.delete().where(Process.id == self._entry.id).execute)
 
     def _send_heartbeats(self) -> None:
-        self._try_with_connection(self._keep_runs_alive)
+        if self._watched:
+            self._try_with_connection(self._keep_runs_alive)
         self._try_with_connection(self._keep_alive)
 
     def _keep_runs_alive(self) -> None:
         rows = list(self._watched.values())
-        alive = JobRun.keep_alive([row.started for row in rows], [row.so_far() for row in rows]) if rows else ()
+        alive = JobRun.keep_alive([row.started for row in rows], [row.so_far() for row in rows])
         for row in rows:
             row.note_heartbeat(ours=row.started.id in alive)
 

@@ -15,6 +15,7 @@ import redis
 
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
+from benchmarks.processes import until
 from benchmarks.serving import Shared, bare, ours
 from demo.servers import Servers
 from forgekeeper.api.batches import BATCHES
@@ -23,6 +24,8 @@ from forgekeeper.platform.database import database
 SECONDS = 60.0
 LEAST = 5.0
 SETTLING = 5.0
+PROCESSES = 3
+"""A scheduler, a worker's master and its process."""
 TICK = os.sysconf("SC_CLK_TCK")
 TRANSACTIONS = "select sum(xact_commit + xact_rollback)::bigint from pg_stat_database where datname = 'idle'"
 
@@ -78,9 +81,10 @@ def _emptied(servers: Servers) -> Iterator[redis.Redis]:
 
 def _cost(servers: Servers, client: redis.Redis, started: list[int], seconds: float) -> Cost:
     """Let the processes settle and then idle for *seconds*; return the cost per minute."""
+    until(lambda: len(set(_trees(started))) == PROCESSES, within=60)
     sleep(SETTLING)
-    while seconds < SECONDS and 60 - time() % 60 < seconds + 1:
-        # A measurement shorter than a minute must not include a tick, or every other one would.
+    while seconds < SECONDS - 2 * SETTLING and not SETTLING < time() % 60 < SECONDS - seconds:
+        # A measurement shorter than a minute must not include a tick or its run, or every other one would.
         sleep(0.5)
     pids = set(_trees(started))
     before = _counts(servers, client, pids)

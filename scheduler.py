@@ -1,13 +1,13 @@
 """The timetable, and the process that keeps it.
 
-Any number of schedulers run side by side, without a leader.  APScheduler only wakes the loop of a batch;
-`forgekeeper.ledger.reconcile` decides which ticks are due.
+Any number of schedulers run side by side, without a leader.  APScheduler and a look at all batches every few seconds
+only wake the loop of a batch; `forgekeeper.ledger.reconcile` decides which ticks are due.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from dramatiq.common import current_millis
 
 from forgekeeper.api.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.delivery.messages import enqueue_run
+from forgekeeper.ledger.batches_to_reconcile import find_batches_to_reconcile
 from forgekeeper.ledger.heartbeats import Heartbeat
 from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS, reconcile_batch
 from forgekeeper.platform.connections import process_identity
@@ -46,11 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchLoop(CriticalThread):
-    """Reconciles one batch when it is woken, and every few seconds.
-
-    The monotonic clock measures the pause between two turns: if the wall clock is set back by an hour, APScheduler is
-    silent for an hour, but a tick is only seconds late.
-    """
+    """Reconciles one batch at its start and whenever it is woken."""
 
     def __init__(
         self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, stop_requests: SimpleQueue[None]
@@ -62,6 +59,8 @@ class BatchLoop(CriticalThread):
         self._broken = broken
         self._stop_requests = stop_requests
         self._unanswered: float | None = None
+        self.has_failed = False
+        """Whether the last turn failed; the next look wakes the loop then, whatever it finds."""
 
     @property
     def unanswered_seconds(self) -> float:
@@ -74,6 +73,10 @@ class BatchLoop(CriticalThread):
         schedule = self._settings.schedule_of(self.name)
         if schedule is not None:
             self._due_hint = schedule.latest_until(datetime.fromtimestamp(current_millis() / 1000, UTC))
+        self.start_turn()
+
+    def start_turn(self) -> None:
+        """Start a turn now, or after the current turn."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -83,10 +86,10 @@ class BatchLoop(CriticalThread):
 
     def run_until_stopped(self) -> None:
         """Reconcile until stopped."""
-        pause = self._settings.poll_interval.total_seconds()
+        pause = min(RETRY_PAUSE_SECONDS, self._settings.poll_interval.total_seconds())
         try:
             while not self.stopped.is_set():
-                self._woken.wait(pause if self.take_turn(self.reconcile_once) else min(RETRY_PAUSE_SECONDS, pause))
+                self._woken.wait(None if self.take_turn(self.reconcile_once) else pause)
                 self._woken.clear()
         finally:
             release_connection()
@@ -101,17 +104,61 @@ class BatchLoop(CriticalThread):
         """Reconcile once; if a server is down or a row unreadable, only this turn fails."""
         if self._unanswered is None:
             self._unanswered = monotonic()
+        self.has_failed = True
         try:
             database.connect(reuse_if_open=True)
             due_hint, self._due_hint = self._due_hint, None
             reconcile_batch(self.name, self._settings, enqueue_run, by=process_identity(), due_hint=due_hint)
-            self._unanswered = None
+            self._unanswered, self.has_failed = None, False
         except BaseException as error:
             SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
             release_connection()
             if not isinstance(error, (pw.PeeweeException, redis.RedisError, *UNREADABLE_ROW_ERRORS)):
                 raise
             log.warning("reconcile failed", batch=self.name, error=describe_error(error))
+
+
+class BatchWatch(CriticalThread):
+    """Looks at all batches every few seconds and wakes the loops of those that need a turn.
+
+    If the look fails, all loops take a turn.  The monotonic clock measures the pause between two looks: if the wall
+    clock is set back by an hour, APScheduler is silent for an hour, but a tick is only seconds late.
+    """
+
+    def __init__(self, loops: Sequence[BatchLoop], settings: Settings) -> None:
+        super().__init__("watch")
+        self._loops = loops
+        self._settings = settings
+
+    @property
+    def unanswered_seconds(self) -> float:
+        """The seconds since the current look began, 0 between two looks."""
+        began = self.turn_began
+        return 0.0 if began is None else monotonic() - began
+
+    def run_until_stopped(self) -> None:
+        """Look until stopped."""
+        try:
+            while not self.stopped.wait(self._settings.poll_interval.total_seconds()):
+                self.take_turn(self.wake_loops)
+        finally:
+            release_connection()
+
+    def wake_loops(self) -> None:
+        """Wake the loops of batches that need a turn, and loops whose last turn failed."""
+        needed = {loop.name for loop in self._loops}
+        try:
+            database.connect(reuse_if_open=True)
+            needed = find_batches_to_reconcile(needed, self._settings)
+        except BaseException as error:
+            release_connection()
+            if not isinstance(error, (pw.PeeweeException, *UNREADABLE_ROW_ERRORS)):
+                raise
+            log.warning("look at batches failed, each takes a turn", error=describe_error(error))
+        finally:
+            for loop in self._loops:
+                if loop.name in needed or loop.has_failed:
+                    loop.start_turn()
 
 
 class Stopper(CriticalThread):
@@ -153,7 +200,9 @@ def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_r
         if schedule is not None:
             clock.add_job(loop.wake, schedule, id=loop.name)
         loop.start()
-    _keep_heartbeat(clock, loops)
+    watch = BatchWatch(loops, settings)
+    watch.start()
+    _keep_heartbeat(clock, [*loops, watch])
     stopper = Stopper(stop_requests, clock)
     stopper.start()
 
@@ -169,6 +218,7 @@ def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_r
     log.info("scheduler started", scheduler=process_identity(), batches=sorted(BATCHES))
     clock.add_listener(report_start, EVENT_SCHEDULER_STARTED)
     clock.start()
+    watch.stopped.set()
     _stop_loops(loops, heartbeat, within=min(SHUTDOWN_TURN_LIMIT, settings.shutdown_timeout).total_seconds())
     log.info("scheduler stopped", scheduler=process_identity())
     return 1 if broken.is_set() or ended_itself() else 0
@@ -186,11 +236,11 @@ def _stop_loops(loops: list[BatchLoop], heartbeat: Heartbeat, *, within: float) 
         log.warning("turns interrupted, the next scheduler continues", batches=cut)
 
 
-def _keep_heartbeat(clock: BlockingScheduler, loops: list[BatchLoop]) -> None:
+def _keep_heartbeat(clock: BlockingScheduler, loops: Sequence[BatchLoop | BatchWatch]) -> None:
     """Let the clock set the gauges of its heartbeat and of each batch's next tick.
 
-    If a loop gets no answer, the timetable is not kept although the clock runs: then the heartbeat is as old as the
-    loop's first unanswered turn.
+    If a loop or the look gets no answer, the timetable is not kept although the clock runs: then the heartbeat is as
+    old as the first unanswered turn.
     """
 
     def set_gauges() -> None:

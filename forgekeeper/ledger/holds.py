@@ -36,6 +36,30 @@ SELECT_HOLD_STATE = f"""
     order by kind <> 'stop', kind = 'pause' limit 1
 """
 """SQL: the reason, a stop before a brake before a pause."""
+# It compares with the values that `project_holds` of migration 0012 writes.
+BATCH_SHOWS_HOLDS = """(
+    select (
+        batches.paused_until, batches.paused_since, batches.paused_reason, batches.paused_by,
+        batches.stopped_since, batches.stopped_reason, batches.stopped_by,
+        batches.held_since, batches.held_reason, batches.held_sentence
+    ) is not distinct from (
+        case when pause.id is not null then coalesce(pause.until, '9999-12-31 00:00Z') end,
+        pause.since, pause.reason, pause.by, stop.since, stop.reason, stop.by, brake.since, brake.kind, brake.reason
+    )
+    from (values (1)) as one
+    left join lateral (
+        select * from holds where batch = batches.name and kind = 'pause' order by until desc, id limit 1
+    ) as pause on true
+    left join lateral (
+        select * from holds
+        where batch = batches.name and kind = 'stop' and (until is null or until > clock_timestamp())
+        order by id limit 1
+    ) as stop on true
+    left join lateral (
+        select * from holds where batch = batches.name and kind in ('breaker', 'new') order by kind, id limit 1
+    ) as brake on true
+)"""
+"""SQL: whether the columns of a row of `batches` show its holds."""
 KINDS_THAT_END_RUNS = "'{stop,breaker,new}'"
 """Kinds that end a run that has started; a pause does not."""
 ALL_HOLD_KINDS = "'{pause,stop,breaker,new}'"

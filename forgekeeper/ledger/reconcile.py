@@ -35,6 +35,8 @@ MISFIRE_GRACE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
 MAX_OLDER_TICKS = 100
 """Maximum older ticks that get a row each after an outage; the ledger need not list a week of minutes."""
+LONGEST_RETRY = MAX_RETRY_DELAY + CLOCK_TOLERANCE
+"""A run that waits longer for its retry was written while the clock was ahead."""
 TICK_RESOLUTION = timedelta(microseconds=1)
 SET_ASIDE_REPORTED_FOR = timedelta(hours=1)
 """How long a tick that was set aside is reported."""
@@ -42,31 +44,37 @@ SET_ASIDE_REPORTED_FOR = timedelta(hours=1)
 # real tick can run, and keeps the tick in its result.  Its end is set to now, and its duration stays.  PostgreSQL uses
 # no index for a volatile function: a horizon from outside selects the rows, and the database's clock decides about
 # them, because a process that was delayed meanwhile does not know that clock.
-SET_TICKS_ASIDE = """
+CLOSED_RUN_IS_AHEAD = """(
+    state not in ('claimed', 'enqueued', 'started') and (tick > {horizon} or finished_at > {horizon})
+    and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
+)"""
+SET_TICKS_ASIDE = f"""
     update job_runs set
         result = case when tick > clock_timestamp() + %(tolerance)s
-            then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
+            then coalesce(result, '{{}}') || jsonb_build_object('set_aside', tick) else result end,
         tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
         claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
         started_at = case when started_at > clock_timestamp()
             then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
         alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
-    where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
-      and (tick > %(horizon)s or finished_at > %(horizon)s)
-      and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
+    where batch = %(batch)s and {CLOSED_RUN_IS_AHEAD.format(horizon="%(horizon)s")}
     returning (result ->> 'set_aside')::timestamptz
 """
 # The open row is at work and keeps its tick while it is open.  It waits no longer than a right clock allows.
-CORRECT_OPEN_RUN = """
+OPEN_RUN_IS_AHEAD = """(
+    state in ('claimed', 'enqueued', 'started') and (
+        greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
+        or retry_at > clock_timestamp() + %(longest_retry)s
+    )
+)"""
+CORRECT_OPEN_RUN = f"""
     update job_runs set
         claimed_at = least(claimed_at, clock_timestamp()),
         enqueued_at = case when enqueued_at is not null then least(enqueued_at, clock_timestamp()) end,
         started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
         retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
             when retry_at is not null then clock_timestamp() end
-    where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
-      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
-        or retry_at > clock_timestamp() + %(longest_retry)s)
+    where batch = %(batch)s and {OPEN_RUN_IS_AHEAD}
 """
 COUNT_TICKS_AHEAD = """
     select count(tick) from (
@@ -115,7 +123,12 @@ def reconcile_batch(
         catch_up, window = settings.missed_tick_policy(batch), settings.max_tick_age(batch)
         decisions = decide_ticks(now(), known, schedule, catch_up=catch_up, window=window, due_hint=due_hint)
         _carry_out(batch, decisions, by=by)
-    send_open_run(batch, deliver, again_after=min(RESEND_AFTER, 2 * settings.dead_after))
+    send_open_run(batch, deliver, again_after=resend_delay(settings))
+
+
+def resend_delay(settings: Settings) -> timedelta:
+    """Return the time after which a sent run that has not started is sent again."""
+    return min(RESEND_AFTER, 2 * settings.dead_after)
 
 
 def send_open_run(batch: str, deliver: Deliver, *, again_after: timedelta = RESEND_AFTER) -> None:
@@ -176,7 +189,7 @@ def correct_times(batch: str) -> list[datetime]:
     Batch.update(registered_at=moment).where(Batch.name == batch, Batch.registered_at > moment).execute()
     Hold.update(since=moment).where(Hold.batch == batch, Hold.since > moment).execute()
     Hold.copy_to_batches(batch)
-    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": MAX_RETRY_DELAY + CLOCK_TOLERANCE}
+    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": LONGEST_RETRY}
     rows = database.execute_sql(SET_TICKS_ASIDE, values | {"horizon": now() + CLOCK_TOLERANCE}).fetchall()
     database.execute_sql(CORRECT_OPEN_RUN, values)
     return [tick for (tick,) in rows if tick is not None]

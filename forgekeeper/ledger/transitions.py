@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from forgekeeper.ledger.holds import BATCH_HAS_HOLD
 
+RUN_IS_LOST = "(state = 'started' and alive_at < clock_timestamp() - %(dead_after)s)"
+RUN_IS_UNSENT = f"""(
+    state in ('claimed', 'enqueued')
+    and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
+    and (retry_at is null or retry_at <= clock_timestamp()) and not {BATCH_HAS_HOLD.format("job_runs.batch")}
+)"""
 INSERT_CLAIM = f"""
     insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
     select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
@@ -21,22 +27,19 @@ INSERT_TICKS = """
     from unnest(%(ticks)s::timestamptz[]) as tick
     on conflict (batch, tick) do nothing
 """
-REOPEN_LOST_RUNS = """
+REOPEN_LOST_RUNS = f"""
     update job_runs set
         state = case when losses + 1 >= %(max_losses)s then 'failed' else 'enqueued' end,
         reason = case when losses + 1 >= %(max_losses)s then 'poison' else 'worker_lost' end,
         finished_at = case when losses + 1 >= %(max_losses)s then clock_timestamp() end,
         error = 'the worker was lost: ' || coalesce(started_by, 'unknown'),
         losses = losses + 1, failures = failures + 1, retry_at = null, enqueued_at = null
-    where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
+    where batch = %(batch)s and {RUN_IS_LOST}
     returning id, state, started_by, losses
 """
 MARK_RUN_SENT = f"""
     update job_runs set state = 'enqueued', enqueued_at = clock_timestamp()
-    where batch = %(batch)s and state in ('claimed', 'enqueued')
-      and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
-      and (retry_at is null or retry_at <= clock_timestamp())
-      and not {BATCH_HAS_HOLD.format("%(batch)s")}
+    where batch = %(batch)s and {RUN_IS_UNSENT}
     returning id, batch, token, tick
 """
 # The result of the last attempt joins the results of earlier attempts, and its error joins theirs.

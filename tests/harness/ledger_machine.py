@@ -12,8 +12,10 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from forgekeeper.api.batches import BATCHES
 from forgekeeper.delivery.messages import enqueue_run
 from forgekeeper.ledger import reconcile
+from forgekeeper.ledger.batches_to_reconcile import find_batches_to_reconcile
 from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Batch, Hold
 from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, OPEN_STATES, JobRun
 from forgekeeper.platform import database as db
@@ -27,6 +29,7 @@ FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
 DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 SECONDS = (0.3, 1, 2.5, 6, 14, 16, 31, 61, 700, 15_000)
 ROUNDS = 12
+QUEUE = f"forgekeeper:{BATCHES[NAME].queue}"
 
 # A copy must not have the name of its table: the machine's connections search this schema first.
 BACK_UP = """
@@ -106,6 +109,13 @@ class Machine(Workers):
         # Check now: a worker that takes the run would hide the scheduler's change.
         self.the_ledger_is_sound()
         self.check_reconciled()
+
+    @rule()
+    def a_scheduler_looks(self):
+        named = NAME in find_batches_to_reconcile([NAME], self.configured)
+        before, waiting = self.read(), client.llen(QUEUE)
+        self.reconcile(None)
+        assert named or (self.read(), client.llen(QUEUE)) == (before, waiting), "a batch was overlooked"
 
     def reconcile(self, drift):
         due_hint = None if drift is None else self.configured.schedule_of(NAME).latest_until(self.now + drift)

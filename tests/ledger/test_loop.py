@@ -1,4 +1,4 @@
-"""The loop of a batch in a scheduler: it turns, whatever a turn comes to, and the heartbeat says if it does not."""
+"""The loops of a scheduler, and the look that wakes them: the heartbeat says if one of them gets no answer."""
 
 import subprocess
 import sys
@@ -13,12 +13,15 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from pydantic import SecretStr
 
 import scheduler
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.holds import Batch
+from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.database import database
-from scheduler import BatchLoop, _keep_heartbeat
+from scheduler import BatchLoop, BatchWatch, _keep_heartbeat
 from tests.harness.thorough import whole_only
-from tests.harness.ticks import BATCH, HOUR, LIMIT, NOON, clock_is, ledger, rows
+from tests.harness.ticks import BATCH, DAWN, HOUR, LIMIT, NOON, clock_is, ledger, rows
 from tests.harness.waiting import wait_until
 from tests.system.proxy import postgres_through
 
@@ -140,11 +143,72 @@ def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(urls,
         proxy.black_hole()
         loop.reconcile_once()
         assert loop.unanswered_seconds >= 1
+        assert loop.has_failed
         assert age() >= 1
         proxy.passing()
         loop.reconcile_once()
         assert loop.unanswered_seconds == 0
         database.close()
+
+
+@pytest.fixture
+def woken(patient, monkeypatch):
+    """Let a look wake loops that only note it; return which it wakes."""
+
+    def look(*, failed=()):
+        found = []
+        monkeypatch.setattr(BatchLoop, "start_turn", lambda loop: found.append(loop.name))
+        loops = [
+            BatchLoop(batch, patient, broken=threading.Event(), stop_requests=SimpleQueue())
+            for batch in BATCHES.values()
+        ]
+        for loop in loops:
+            loop.has_failed = loop.name in failed
+        BatchWatch(loops, patient).wake_loops()
+        database.connect(reuse_if_open=True)
+        return set(found)
+
+    Batch.register(BATCHES)
+    for name in BATCHES:
+        JobRun.record_ticks(name, [NOON + HOUR], "missed", by="me")
+    clock_is(NOON + HOUR)
+    return look
+
+
+def test_a_look_wakes_the_loops_of_the_batches_that_need_a_turn_and_no_other(woken):
+    Batch.update(registered_at=DAWN).execute()
+    quiet = woken()
+    JobRun.claim_manual(BATCH.name, by="me")
+
+    assert (quiet, woken()) == (set(), {BATCH.name})
+
+
+def test_a_loop_whose_turn_has_failed_is_woken_whatever_the_look_finds(woken):
+    Batch.update(registered_at=DAWN).execute()
+
+    assert woken(failed={"prune"}) == {"prune"}
+
+
+def test_if_the_look_fails_every_loop_takes_a_turn(woken):
+    database.execute_sql("alter table job_runs rename to elsewhere")
+    try:
+        assert woken() == {*BATCHES}
+    finally:
+        database.execute_sql("alter table elsewhere rename to job_runs")
+
+
+def test_a_run_that_is_lost_between_ticks_is_sent_again_though_no_tick_is_due(loops, ledger):
+    settings = ledger.model_copy(update={"poll_interval": timedelta(seconds=0.05)})
+    loop = loops(BATCH, settings.model_copy(update={"cron_user_status_cleanup": None}))
+    watch = BatchWatch([loop], settings.model_copy(update={"cron_user_status_cleanup": None}))
+    loop.start()
+    watch.start()
+    try:
+        JobRun.claim_manual(BATCH.name, by="me")
+        assert wait_until(lambda: rows("enqueued") == {None}, LIMIT)
+    finally:
+        watch.stopped.set()
+        watch.join()
 
 
 @whole_only

@@ -113,7 +113,9 @@ class BatchLoop(CriticalThread):
         except BaseException as error:
             SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
             release_connection()
-            if not isinstance(error, (pw.PeeweeException, redis.RedisError, *UNREADABLE_ROW_ERRORS)):
+            if isinstance(error, UNREADABLE_ROW_ERRORS):
+                self._unanswered = None
+            elif not isinstance(error, (pw.PeeweeException, redis.RedisError)):
                 raise
             log.warning("reconcile failed", batch=self.name, error=describe_error(error))
 

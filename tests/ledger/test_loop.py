@@ -211,6 +211,19 @@ def test_a_run_that_is_lost_between_ticks_is_sent_again_though_no_tick_is_due(lo
         watch.join()
 
 
+def test_a_row_that_cannot_be_read_fails_its_batch_and_ages_no_heartbeat(loops, patient, monkeypatch):
+    loop = loops(BATCH, patient)
+
+    def unreadable(*_arguments, **_facts):
+        raise OverflowError
+
+    monkeypatch.setattr(scheduler, "reconcile_batch", unreadable)
+    loop.reconcile_once()
+
+    assert (loop.has_failed, loop.unanswered_seconds) == (True, 0)
+    database.connect(reuse_if_open=True)
+
+
 @whole_only
 def test_a_scheduler_whose_stopper_has_died_ends():
     command, root = [sys.executable, "-c", BROKEN_STOPPER], Path(__file__).parents[2]

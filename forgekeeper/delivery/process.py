@@ -214,13 +214,24 @@ class ProcessMiddleware(Middleware):
         if not shutdown.requested.is_set():
             self._check_threads(self._worker)
         try:
-            # Any command of Dramatiq's is a heartbeat in Redis, and consumers that do not fetch send none.
-            self._broker.do_qsize(next(iter(self._worker.consumers)))
+            ahead = self._send_heartbeat()
             self._requeue_stranded(self._worker)
-            self._expire_dead_workers()
+            self._expire_dead_workers(ahead)
         except redis.RedisError as error:
             self._ahead_since = {}
             log.warning("heartbeat in Redis failed", error=describe_error(error))
+
+    def _send_heartbeat(self) -> list[tuple[bytes, float]]:
+        """Send the heartbeat that any command of Dramatiq's sends; return the heartbeats ahead of our clock.
+
+        Consumers that do not fetch send none.
+        """
+        instant = current_millis()
+        with client.pipeline(transaction=False) as pipe:
+            pipe.zadd(queues.HEARTBEATS_KEY, {self._broker.broker_id: instant})
+            pipe.zrangebyscore(queues.HEARTBEATS_KEY, instant + self._broker.heartbeat_timeout, "inf", withscores=True)
+            _, ahead = pipe.execute()
+        return [(name, score) for name, score in ahead]
 
     def _check_threads(self, worker: Worker) -> None:
         # Check the list of threads: a thread made before the fork always reports that it has stopped.
@@ -251,13 +262,12 @@ class ProcessMiddleware(Middleware):
             self._broker.do_requeue(queue, number)
         self._stranded = found - self._stranded
 
-    def _expire_dead_workers(self) -> None:
-        """Expire processes that died while their clock was ahead.
+    def _expire_dead_workers(self, ahead: list[tuple[bytes, float]]) -> None:
+        """Expire processes that died while their clock was *ahead*.
 
         Their last heartbeat would count until then.
         """
         instant, timeout = time.monotonic(), self._broker.heartbeat_timeout
-        ahead: Any = client.zrangebyscore(queues.HEARTBEATS_KEY, current_millis() + timeout, "inf", withscores=True)
         self._ahead_since = {one: self._ahead_since.get(one, instant) for one in ahead}
         for (name, _), since in self._ahead_since.items():
             if instant > since + timeout / 1000:

@@ -19,6 +19,7 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 from playhouse.postgres_ext import DateTimeTZField
+from psycopg2.extras import Json
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -36,6 +37,11 @@ SELECT_OLDER_PROCESSES = """
     select format('%%s %%s:%%s (version %%s)', kind, host, pid, version) from processes
     where silent_from > clock_timestamp() and coalesce(to_jsonb(processes) ->> 'migration', '') < %s
     order by kind, host, pid
+"""
+# As text: peewee takes longer to write this statement than PostgreSQL to execute it, and every process sends it often.
+UPDATE_HEARTBEAT = """
+    update processes set alive_at = clock_timestamp(), silent_from = clock_timestamp() + %(dead_after)s{facts}
+    where id = %(id)s
 """
 
 log = structlog.get_logger(__name__)
@@ -138,10 +144,13 @@ class Process(Base):
         Deletes an older row with the same name, as process ids are reused.  If that process still lives, as with two
         containers that share a host's name, its next heartbeat inserts its row again, and both rows stay.
         """
+        if entry is not None:
+            values = {name: Json(value) if isinstance(value, (dict, list)) else value for name, value in facts.items()}
+            statement = UPDATE_HEARTBEAT.format(facts="".join(f", {name} = %({name})s" for name in facts))
+            if database.execute_sql(statement, values | {"dead_after": dead_after, "id": entry.id}).rowcount:
+                return entry
         instant = pw.fn.clock_timestamp()
         facts = {"alive_at": instant, "silent_from": instant + dead_after} | facts
-        if entry is not None and cls.update(facts).where(cls.id == entry.id).execute():
-            return entry
         # A later insertion follows a pruning while this process was frozen, or a restore of a backup without the row.
         started = instant if entry is None else entry.started_at
         same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]

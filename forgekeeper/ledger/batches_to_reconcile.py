@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from forgekeeper.ledger.holds import BATCH_SHOWS_HOLDS
 from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE
-from forgekeeper.ledger.reconcile import CLOSED_RUN_IS_AHEAD, LONGEST_RETRY, OPEN_RUN_IS_AHEAD, resend_delay
+from forgekeeper.ledger.reconcile import CLOSED_RUN_IS_AHEAD, LONGEST_RETRY, OPEN_RUN_IS_AHEAD, read_resend_delay
 from forgekeeper.ledger.transitions import RUN_IS_LOST, RUN_IS_UNSENT
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
@@ -53,7 +53,7 @@ def find_batches_to_reconcile(names: Collection[str], settings: Settings) -> set
         "tolerance": CLOCK_TOLERANCE,
         "longest_retry": LONGEST_RETRY,
         "dead_after": settings.dead_after,
-        "again_after": resend_delay(settings),
+        "again_after": read_resend_delay(settings),
     }
     statement = LOOK_AT_BATCHES.format(reasons=" or ".join(f"({one})" for one in REASONS_TO_RECONCILE.values()))
     found = set()

@@ -123,10 +123,10 @@ def reconcile_batch(
         catch_up, window = settings.missed_tick_policy(batch), settings.max_tick_age(batch)
         decisions = decide_ticks(now(), known, schedule, catch_up=catch_up, window=window, due_hint=due_hint)
         _carry_out(batch, decisions, by=by)
-    send_open_run(batch, deliver, again_after=resend_delay(settings))
+    send_open_run(batch, deliver, again_after=read_resend_delay(settings))
 
 
-def resend_delay(settings: Settings) -> timedelta:
+def read_resend_delay(settings: Settings) -> timedelta:
     """Return the time after which a sent run that has not started is sent again."""
     return min(RESEND_AFTER, 2 * settings.dead_after)
 

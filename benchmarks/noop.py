@@ -23,8 +23,8 @@ from forgekeeper.delivery.boot import load_settings
 from forgekeeper.engine import attempt as attempts
 from forgekeeper.engine.attempt import Attempt
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
-from metrics.counting import WORKER_METRICS
 from metrics.endpoint import create_metrics_folder, open_listening_socket
+from metrics.instruments import WORKER_METRICS
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}

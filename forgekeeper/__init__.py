@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from forgekeeper.api.answers import Skip as Skip
     from forgekeeper.api.answers import Subject as Subject
     from forgekeeper.api.answers import Total as Total
-    from forgekeeper.api.batches import Record as Record
     from forgekeeper.api.batches import Threshold as Threshold
     from forgekeeper.api.buckets import Buckets as Buckets
     from forgekeeper.api.housekeeping import Housekeeping as Housekeeping
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from forgekeeper.api.objects import Queue as Queue
     from forgekeeper.api.objects import Register as Register
     from forgekeeper.api.objects import Retry as Retry
+    from forgekeeper.api.records import Record as Record
     from forgekeeper.api.refs import ChildPerRepository as ChildPerRepository
     from forgekeeper.api.refs import Refs as Refs
     from forgekeeper.api.refs import StatusQueue as StatusQueue

@@ -22,8 +22,8 @@ from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.worker_shutdown import TIMED_OUT_STATUS, reserved_seconds
 from metrics import logs
-from metrics.counting import WORKER_METRICS
 from metrics.endpoint import EndpointWatch
+from metrics.instruments import WORKER_METRICS
 from metrics.threads import DaemonThread
 
 READY_TIMEOUT_MILLISECONDS = "5000"

@@ -14,6 +14,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.api.buckets import Buckets
+from forgekeeper.api.chunk_sizes import ROWS_PER_CHUNK
 from forgekeeper.api.mistakes import Mistake as Mistake  # noqa: PLC0414, imported from here by others
 from forgekeeper.api.row_objects import RowObject
 from forgekeeper.platform.database import Base, database, exclusions, queries
@@ -198,7 +199,7 @@ class Rows(Answer, Generic[Row]):
     _: KW_ONLY
     since: pw.Field[Any]
     older_than: timedelta | None = None
-    chunk: int = 100
+    chunk: int = ROWS_PER_CHUNK
     objective: timedelta | None = DEFAULT_OBJECTIVE
     record: str = ""
     counted: str = "deleted"

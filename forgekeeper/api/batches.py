@@ -20,6 +20,7 @@ from forgekeeper.api.answers import Backlog, DueFunction, Mistake, Rows, Subject
 from forgekeeper.api.buckets import Buckets
 from forgekeeper.api.inspection import InspectionHooks
 from forgekeeper.api.objects import Objects
+from forgekeeper.api.records import Fields, Record
 from forgekeeper.api.refs import Refs
 from forgekeeper.platform.database import Base, database, default_sql
 from forgekeeper.platform.database.queries import AffectedShareReader, share_as_read_only
@@ -36,8 +37,6 @@ OutcomeType = TypeVar("OutcomeType", bound="DataclassInstance")
 OldRowsFunction = TypeVar("OldRowsFunction", bound="Callable[[datetime], Rows[Any]]")
 FindRepositories = Callable[[], list[str]]
 FindKnownObjects = Callable[[str], Sequence[str]]
-Fields = tuple[str, ...]
-"""Fields of an outcome, added up."""
 
 
 class NotSent(Exception):
@@ -58,34 +57,6 @@ class Threshold(NamedTuple):
     above: float = 0
     found: Fields = ()
     done: Fields = ()
-
-
-@dataclass(frozen=True)
-class Record:
-    """A kind of record that a batch works on, and the fields of its outcome that count it.
-
-    *errors* maps each kind of error to the fields that count it, or to no fields if each bad record is counted when it
-    fails.  *objective* is the longest time that a due record may wait.  With *backlog*, due records are counted without
-    an objective, too.  With *refused*, the records are in quarantine.  *bytes* are the fields that add up their sizes.
-    *excluded_by* names the means to exclude them: their ``project``, the ``pattern`` of their names.
-
-    >>> record = Record("pipeline", processed=("deleted",), objective=timedelta(hours=1))
-    """
-
-    name: str
-    examined: Fields = ()
-    processed: Fields = ()
-    errors: Mapping[str, Fields] = field(default_factory=dict)
-    objective: timedelta | None = None
-    backlog: bool = False
-    refused: bool = False
-    bytes: Fields = ()
-    excluded_by: tuple[str, ...] = ()
-
-    @property
-    def may_be_quarantined(self) -> bool:
-        """Whether such records may be in quarantine, as bad or refused records."""
-        return self.refused or bool({"database", "state_transition"} & self.errors.keys())
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 
 from forgekeeper.api.answers import Answer, Mistake
+from forgekeeper.api.chunk_sizes import OLD_RECORDS_PER_CHUNK
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Housekeeping(Answer):
     run_totals: timedelta
     notices: timedelta
     audit_ahead: timedelta
-    chunk: int = 1_000
+    chunk: int = OLD_RECORDS_PER_CHUNK
 
     def __post_init__(self) -> None:
         """Refuse times and chunks that allow no removal."""

@@ -22,6 +22,7 @@ from forgekeeper.api.answers import (
     default_record_name,
     require_table,
 )
+from forgekeeper.api.chunk_sizes import OBJECTS_PER_CHUNK
 from forgekeeper.platform.database import Base
 
 Row = TypeVar("Row", bound=Base)
@@ -186,7 +187,7 @@ class Objects(Answer, Generic[Source]):
     path: pw.Node = field(default_factory=lambda: NO_OBJECT_PATH)
     project: pw.Field[Any] | None = None
     unless: NamedBy | None = None
-    chunk: int = 1_000
+    chunk: int = OBJECTS_PER_CHUNK
     objective: timedelta = DEFAULT_OBJECTIVE
     called: str = ""
     record: str = ""

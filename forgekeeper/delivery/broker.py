@@ -19,7 +19,7 @@ from forgekeeper.engine.attempt import Attempt
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.settings import reading
 from metrics.catalogue import build_metrics
-from metrics.counting import WORKER_METRICS
+from metrics.instruments import WORKER_METRICS
 
 dramatiq.set_encoder(MessageEncoder())
 process = ProcessMiddleware(send_children)

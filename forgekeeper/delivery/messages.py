@@ -41,12 +41,11 @@ from forgekeeper.engine.record_counts import suppress_count_errors
 from forgekeeper.ledger import manual_runs, quarantine
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.retry import MAX_LOSSES
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.database import database
 from metrics.catalogue import NO_BATCH
-from metrics.counting import count_dead_letter
+from metrics.instruments import count_dead_letter
 from metrics.logs import clean_text
 
 TOKEN_OPTION = "forgekeeper_token"  # noqa: S105, it is no secret
@@ -148,9 +147,7 @@ class ChildMessages(Middleware):
         run = sender_run if isinstance(sender_run, int) else None
         try:
             starts: Any = client.hincrby(STARTED_CHILDREN_KEY, key, 1)
-            if starts > MAX_LOSSES:
-                error = f"{MAX_LOSSES} processes died while they worked on it"
-                quarantine.record_failure(child.batch.name, child.name, key, error, reason="worker_lost", run=run)
+            if quarantine.quarantine_poison(child.batch.name, child.name, key, starts=starts, run=run):
                 log.error("child quarantined", child=child.name, message_id=key, reason="worker_lost")
                 with suppress_count_errors():
                     count_dead_letter(child.name)

@@ -38,7 +38,7 @@ from forgekeeper.platform.connections import ServerTimeouts, client, configure_c
 from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.worker_shutdown import ShutdownWatchdog
 from metrics import logs
-from metrics.counting import WORKER_METRICS, count_log_line
+from metrics.instruments import WORKER_METRICS, count_log_line
 from metrics.logs import clean_text, describe_error
 from metrics.threads import PeriodicThread, end_process
 

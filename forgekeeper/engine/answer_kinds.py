@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forgekeeper.api.answers import Answer, DueFunction, Mistake, Note, Rows, Skip, ask_for_answers
-from forgekeeper.api.batches import Declaration, Record
+from forgekeeper.api.batches import Declaration
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.objects import Objects
+from forgekeeper.api.records import Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine import declared_buckets, declared_housekeeping, declared_objects, declared_refs, declared_rows
 

@@ -30,7 +30,7 @@ from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.heartbeats import Heartbeat, LostRun, WatchedRun
 from forgekeeper.ledger.holds import Batch, BatchHeld
 from forgekeeper.ledger.job_runs import JobRun, StartedRun
-from forgekeeper.ledger.retry import MAX_RETRIES, compute_backoff
+from forgekeeper.ledger.retry_delays import MAX_RETRIES, compute_backoff
 from forgekeeper.platform.connections import process_identity
 from forgekeeper.platform.database import database, is_connected, release_connection
 from forgekeeper.platform.database.sessions import read_only_session

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forgekeeper.api.answers import Answer, DueFunction
-from forgekeeper.api.batches import Declaration, Record
+from forgekeeper.api.batches import Declaration
 from forgekeeper.api.housekeeping import Housekeeping
+from forgekeeper.api.records import Record
 from forgekeeper.engine.housekeeping import HOUSEKEEPING_RECORDS, HousekeepingOutcome, preview_old_records
 from forgekeeper.ledger.job_runs import JobRun
 

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forgekeeper.api.answers import Answer, DueFunction, Mistake, Subject
-from forgekeeper.api.batches import ChildSpec, Declaration, Record
+from forgekeeper.api.batches import ChildSpec, Declaration
 from forgekeeper.api.objects import Objects, Register
+from forgekeeper.api.records import Record
 from forgekeeper.engine.object_queue_inspection import (
     count_pending_objects,
     define_object_quarantine,

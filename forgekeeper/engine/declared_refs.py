@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forgekeeper.api.answers import Answer, DueFunction, Mistake, Subject, default_record_name
-from forgekeeper.api.batches import ChildSpec, Declaration, Record
+from forgekeeper.api.batches import ChildSpec, Declaration
+from forgekeeper.api.records import Record
 from forgekeeper.api.refs import ChildPerRepository, Refs
 from forgekeeper.engine.deletion_loop import MAX_DELETES_REASON
 from forgekeeper.engine.ref_preview import preview_refs

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forgekeeper.api.answers import Answer, Changes, DueFunction, Rows, Subject, ask_for_rows, default_record_name
-from forgekeeper.api.batches import BatchSpec, Declaration, Record
+from forgekeeper.api.batches import BatchSpec, Declaration
 from forgekeeper.api.inspection import PreviewContext, PreviewPart
+from forgekeeper.api.records import Record
 from forgekeeper.engine.deleted_rows import count_recoverable
 from forgekeeper.engine.due_rows import measure_affected_rows, measure_backlog, show_waiting_rows
 from forgekeeper.engine.restoring import RestorableRows, describe_subject

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedD
 import peewee as pw
 
 from forgekeeper.api.answers import Answer, DueFunction
-from forgekeeper.api.batches import BatchSpec, ChildSpec, Declaration, Record, Threshold, register_declaration
+from forgekeeper.api.batches import BatchSpec, ChildSpec, Declaration, Threshold, register_declaration
 from forgekeeper.api.buckets import LOOP_LIMIT_REASON, Buckets
 from forgekeeper.api.mistakes import Mistake
 from forgekeeper.api.objects import Objects
+from forgekeeper.api.records import Record
 from forgekeeper.engine import declared_buckets
 from forgekeeper.engine.answer_kinds import AnswerKind, ask_batch_shape, ask_child_shape, choose_kind
 from forgekeeper.engine.child_per_value import (

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper.api.answers import Rows
-from forgekeeper.api.batches import Record, all_declared
+from forgekeeper.api.batches import all_declared
 from forgekeeper.api.housekeeping import Housekeeping
 from forgekeeper.api.inspection import PreviewContext, PreviewPart
+from forgekeeper.api.records import Record
 from forgekeeper.audit import partitions
 from forgekeeper.engine import rows
 from forgekeeper.engine.run import Run

@@ -17,12 +17,13 @@ from dramatiq.common import current_millis
 from dramatiq.middleware import TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.api.batches import BatchSpec, Declaration, Fields, find_declaration
+from forgekeeper.api.batches import BatchSpec, Declaration, find_declaration
+from forgekeeper.api.records import Fields
 from forgekeeper.ledger.job_runs import JobRun, StartedRun
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.coordination.leases import LeaseLost
 from forgekeeper.platform.database import now
-from metrics.counting import BREACHES_METRIC, WORKER_METRICS, count_dead_letter
+from metrics.instruments import BREACHES_METRIC, WORKER_METRICS, count_dead_letter
 from metrics.logs import describe_error
 
 LATE_AFTER = timedelta(minutes=1)

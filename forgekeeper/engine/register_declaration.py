@@ -7,8 +7,9 @@ from dataclasses import field, fields
 from typing import Any
 
 from forgekeeper.api.answers import Answer, Mistake, Note, Skip
-from forgekeeper.api.batches import BATCHES, Declaration, Record
+from forgekeeper.api.batches import BATCHES, Declaration
 from forgekeeper.api.objects import REGISTER_RESULT, Objects
+from forgekeeper.api.records import Record
 from forgekeeper.platform.database import Base
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.sources.settled import SettledUpload

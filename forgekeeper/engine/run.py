@@ -22,7 +22,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
 from forgekeeper.guards.brakes import Brakes, Deadline
 from forgekeeper.ledger import quarantine
-from forgekeeper.ledger.retry import MAX_BAD_RECORDS_OF_KIND, MAX_FAILED_RECORDS_IN_RUN
+from forgekeeper.ledger.retry_delays import MAX_BAD_RECORDS_OF_KIND, MAX_FAILED_RECORDS_IN_RUN
 from forgekeeper.platform.coordination.leases import Lease
 from forgekeeper.platform.database import is_connected, now, sqlstate
 from forgekeeper.platform.database.queries import filter_keys

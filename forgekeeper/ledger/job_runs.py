@@ -22,7 +22,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.ledger import transitions
 from forgekeeper.ledger.holds import Batch, Hold, Kind
-from forgekeeper.ledger.retry import MAX_LOSSES, MAX_RETRIES
+from forgekeeper.ledger.retry_delays import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.platform.database import Base, BigIdentityField, Document, database, default_sql
 
 UNSTARTED_STATES = ("claimed", "enqueued")

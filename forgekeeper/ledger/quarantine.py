@@ -14,7 +14,7 @@ from typing import Literal
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.ledger.retry import MAX_LOSSES, MAX_QUARANTINE_WAIT, MAX_RETRIES, QUARANTINE_UNTIL
+from forgekeeper.ledger.retry_delays import MAX_LOSSES, MAX_QUARANTINE_WAIT, MAX_RETRIES, QUARANTINE_UNTIL
 from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
 from forgekeeper.platform.database.sessions import LAST_INSTANT, execute_prepared, write_transaction
 
@@ -111,6 +111,18 @@ def record_failure(
             UPSERT_FAILURE, values | {"failures": FAILURES_BY_REASON.get(reason, 1), "run": run}
         ).fetchone()
     return bool(row[0])
+
+
+def quarantine_poison(batch: str, child: str, key: str, *, starts: int, run: int | None) -> bool:
+    """Put a child into quarantine if it has killed `MAX_LOSSES` processes; return whether it has.
+
+    *starts* are its starts without an end, including the start that is about to happen.
+    """
+    if starts <= MAX_LOSSES:
+        return False
+    error = f"{MAX_LOSSES} processes died while they worked on it"
+    record_failure(batch, child, key, error, reason="worker_lost", run=run)
+    return True
 
 
 def forget_failures(batch: str, record: str, keys: Iterable[str]) -> None:

@@ -18,12 +18,12 @@ import structlog
 
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import CLOCK_TOLERANCE, JobRun
-from forgekeeper.ledger.retry import MAX_RETRY_DELAY
+from forgekeeper.ledger.retry_delays import MAX_RETRY_DELAY
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.failpoints import failpoint
 from forgekeeper.platform.settings import Settings
 from forgekeeper.platform.settings.cron import Cron
-from metrics.counting import Instruments
+from metrics.instruments import Instruments
 
 RESEND_AFTER = timedelta(seconds=30)
 """Time after which a sent run that has not started is sent again; shorter if processes expire sooner."""

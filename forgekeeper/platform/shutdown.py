@@ -1,4 +1,8 @@
-"""The request to shut down, from a supervisor, the master process, the kernel or a person."""
+"""The request to shut down, from a supervisor, the master process, the kernel or a person.
+
+Scheduler, exporter and console handle SIGTERM and Ctrl-C by the queue of `open_request_queue`; a worker process drains
+(`forgekeeper.platform.worker_shutdown`).
+"""
 
 from __future__ import annotations
 

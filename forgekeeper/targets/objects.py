@@ -250,7 +250,7 @@ class ObjectStore:
             failures = int(not isinstance(error, FileNotFoundError))
             raise
         finally:
-            from metrics.counting import WORKER_METRICS  # only workers need it, and its import takes time
+            from metrics.instruments import WORKER_METRICS  # only workers need it, and its import takes time
 
             with suppress(OSError, ValueError):  # of the files in which we count
                 seconds = time.monotonic() - began

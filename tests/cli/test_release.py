@@ -7,7 +7,8 @@ import peewee as pw
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.api.batches import BATCHES, Record
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.api.records import Record
 from forgekeeper.audit.acts import Act
 from forgekeeper.guards import breaker
 from forgekeeper.ledger.holds import Batch, Hold

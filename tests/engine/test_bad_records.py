@@ -12,7 +12,7 @@ from forgekeeper.engine import run
 from forgekeeper.engine.run import TooManyBadRecords
 from forgekeeper.ledger import quarantine, retry
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.retry import MAX_RETRIES
+from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.database import database, now
 from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets import sentinel, stores

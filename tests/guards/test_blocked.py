@@ -14,7 +14,7 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
 from forgekeeper.platform.installation import INSTALLATION_KEY
 from metrics.catalogue import BLOCKED_REASONS
-from metrics.counting import WORKER_METRICS
+from metrics.instruments import WORKER_METRICS
 from tests.harness import clocks
 from tests.harness.performing import attempt_at, runner_of
 

@@ -6,7 +6,7 @@ from forgekeeper.ledger.heartbeats import LostRun
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.failpoints import FailpointReached, arm_failpoints, parse_failpoints
-from metrics.counting import WORKER_METRICS
+from metrics.instruments import WORKER_METRICS
 from models import UserStatus
 from tests.harness.every import every
 from tests.harness.many_rows import statuses

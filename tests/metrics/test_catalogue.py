@@ -7,8 +7,9 @@ import pytest
 
 from forgekeeper import child
 from forgekeeper.api.answers import Backlog
-from forgekeeper.api.batches import FLAGS, Record, Threshold, all_declared, list_queues
+from forgekeeper.api.batches import FLAGS, Threshold, all_declared, list_queues
 from forgekeeper.api.inspection import RefusedRecords
+from forgekeeper.api.records import Record
 from forgekeeper.cli.status import gather_facts
 from forgekeeper.exporter import all_collectors
 from forgekeeper.platform.database import now

@@ -14,7 +14,7 @@ from forgekeeper.delivery.broker import broker
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.ledger.retry import MAX_RETRIES
+from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.leases import hold_lease
 from forgekeeper.platform.database import now, queries

@@ -15,7 +15,7 @@ from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
 from forgekeeper.ledger.quarantine import Quarantined
-from forgekeeper.ledger.retry import MAX_RETRIES
+from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import PREFIX
 from models import GitRefDeletion

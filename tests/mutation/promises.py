@@ -3,7 +3,7 @@
 `promises.toml` has a table for each change, with the name of the test as on the page:
 
     [["ledger/test_ledger.py::test_the_failure_after_the_last_retry_is_final"]]
-    file = "forgekeeper/ledger/retry.py"
+    file = "forgekeeper/ledger/retry_delays.py"
     line = "MAX_RETRIES = 25"
     spoilt = "MAX_RETRIES = 26"
 

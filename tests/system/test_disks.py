@@ -14,7 +14,7 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import now
 from forgekeeper.targets import sentinel
-from metrics.counting import METRICS_FILE_BYTES
+from metrics.full_disk import METRICS_FILE_BYTES
 from models import UserStatus
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
@@ -131,7 +131,7 @@ COUNT_ALL = """
 import workers
 from forgekeeper.api.batches import all_declared
 from metrics.catalogue import build_metrics
-from metrics.counting import Instruments
+from metrics.instruments import Instruments
 
 Instruments("worker").declare_metrics(build_metrics(all_declared())).create_all_series()
 """

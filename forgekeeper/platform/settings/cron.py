@@ -1,4 +1,7 @@
-"""Cron expressions as in crontab(5), in UTC: five fields, six with seconds, or ``off``."""
+"""Schedules of batches: cron expressions as in crontab(5), in UTC, with five fields, six with seconds, or ``off``.
+
+They parse the schedule that a batch declares (`cron=`), and its override by the setting ``FORGEKEEPER_CRON_<BATCH>``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters: the catalogue's metrics as objects of prometheus_client.
+"""Instruments: the catalogue's metrics as objects of prometheus_client.
 
 If the variable ``PROMETHEUS_MULTIPROC_DIR`` was set before Python started, values are kept in files, and one endpoint
 shows all processes together; otherwise values are in memory.
@@ -6,55 +6,22 @@ shows all processes together; otherwise values are in memory.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import prometheus_client as prometheus
 import structlog
 from prometheus_client import CollectorRegistry, values
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
 from metrics.catalogue import LOG_LEVELS, NO_BATCH, Metric, ProcessKind, build_metrics, select_metrics
+from metrics.full_disk import AllocatedFile, files_without_space
 
-METRICS_FILE_BYTES = 1 << 18
-"""Bytes of a file: more than all series of a process need, as growth would not allocate."""
 BREACHES_METRIC = "forgekeeper_threshold_breaches_total"
 DEAD_LETTERS_METRIC = "forgekeeper_run_dead_letters_total"
 
-files_without_space: list[str] = []
-"""Names of files without space on the disk."""
-
 log = structlog.get_logger(__name__)
-
-
-class AllocatedFile(MmapedDict):
-    """Patch of `prometheus_client.values.MmapedDict`: a file with allocated disk space.
-
-    Files of prometheus_client 0.26.0 are sparse: if the disk is full, the kernel kills a process that writes to a
-    mapped page. This class allocates space for all series when it creates the file. If that fails, the process counts
-    in memory and goes on; only the endpoint lacks its values. Remove the patch when
-    `test_the_clients_files_have_no_room_of_their_own` in `tests/metrics/test_endpoint.py` fails.
-    """
-
-    def __init__(self, filename: str) -> None:
-        try:
-            with Path(filename).open("ab") as file:
-                try:
-                    os.posix_fallocate(file.fileno(), 0, METRICS_FILE_BYTES)
-                except OSError:
-                    file.truncate(0)
-                    raise
-            super().__init__(filename)  # type: ignore[no-untyped-call]
-        except OSError:
-            files_without_space.append(Path(filename).name)
-            memory = os.memfd_create("metrics")
-            os.truncate(memory, METRICS_FILE_BYTES)
-            super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]
-            os.close(memory)
 
 
 # The creation time of each counter would be an additional series, which no rule uses.

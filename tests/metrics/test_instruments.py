@@ -17,7 +17,7 @@ from forgekeeper.platform import shutdown
 from forgekeeper.platform.coordination.leases import LeaseLost
 from forgekeeper.platform.database import now
 from forgekeeper.targets import git_refs, git_repository, objects
-from metrics.counting import WORKER_METRICS
+from metrics.instruments import WORKER_METRICS
 from tests.harness import ref_deletions
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every

@@ -166,7 +166,7 @@ class Rows(Answer, Generic[Row]):
     these rows stay.  With *classes* a chunk has rows of one class; children that work in `Buckets` share the classes.
 
     A transaction deletes *chunk* rows; rows that other sessions have locked stay for a later run.  *objective* is the
-    longest time that a due row may wait; None is for records of forgekeeper's own, which limits and brakes do not
+    longest time that a due row may wait; None is for records of forgekeeper's own, which limits and guards do not
     count.  *share* narrows the rows down to a child's part.  The engine calls *until* after each chunk; if it returns a
     reason, the run ends.
 

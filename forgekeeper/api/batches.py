@@ -192,7 +192,7 @@ class BatchSpec(Declaration):
 
     @property
     def deletes_records(self) -> bool:
-        """Whether the batch or a child of it deletes the forge's records, so that brakes apply."""
+        """Whether the batch or a child of it deletes the forge's records, so that guards apply."""
         return any(one.counted_fields for one in (self, *self.children))
 
     def can_exclude(self, kind: str) -> bool:

@@ -11,7 +11,7 @@ from forgekeeper.api.chunk_sizes import OLD_RECORDS_PER_CHUNK
 
 @dataclass(frozen=True)
 class Housekeeping(Answer):
-    """Retention of forgekeeper's own records; older records are removed in chunks, beside limits and brakes.
+    """Retention of forgekeeper's own records; older records are removed in chunks, without limits and guards.
 
     *runs*, *exclusions*, *notices* and *settled_uploads* count from the end of a run, the end of an exclusion, the
     change of a record, the end of an upload.  *processes* counts from the expiry of a silent process,

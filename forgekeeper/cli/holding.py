@@ -30,7 +30,7 @@ from forgekeeper.cli.terminal import (
     wrong_use,
 )
 from forgekeeper.guards import breaker
-from forgekeeper.ledger.holds import BRAKE_KINDS, KINDS_BY_PEOPLE, Hold, Kind, describe_obstacles
+from forgekeeper.ledger.holds import GUARD_HOLD_KINDS, KINDS_BY_PEOPLE, Hold, Kind, describe_obstacles
 from forgekeeper.ledger.holds import Batch as BatchRow
 from forgekeeper.platform.database import database, now
 from metrics.logs import clean_input
@@ -316,7 +316,7 @@ def release_batches(names: list[str] | None, *, expect: int | None, reason: str)
     for batch in BATCHES.values():
         if not (batch.deletes_records if names is None else batch.name in names):
             continue
-        held = Hold.list_active(*BRAKE_KINDS, batch=batch.name)
+        held = Hold.list_active(*GUARD_HOLD_KINDS, batch=batch.name)
         number = breaker.count_due(batch, now()) if held and expect is None else expect
         if not held:
             done.unheld.append(batch.name)
@@ -392,7 +392,7 @@ def _describe_resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterato
     for hold in left:
         if hold.kind in KINDS_BY_PEOPLE:
             yield f"{name} is held by {_describe_hold(hold)}; `forgekeeper resume {name} --by {quote(hold.by)}` ends it"
-    if any(hold.kind in BRAKE_KINDS for hold in left):
+    if any(hold.kind in GUARD_HOLD_KINDS for hold in left):
         yield f"{name} is held: `forgekeeper release {name} --reason ...` releases it"
     elif not left:
         yield f"{name} runs again from its next tick" if ended else f"{name} was not paused"

@@ -32,7 +32,7 @@ from forgekeeper.delivery.queues import count_messages, due_since
 from forgekeeper.guards import preconditions
 from forgekeeper.ledger import holds, quarantine
 from forgekeeper.ledger.heartbeats import Process
-from forgekeeper.ledger.holds import BRAKE_KINDS, Hold
+from forgekeeper.ledger.holds import GUARD_HOLD_KINDS, Hold
 from forgekeeper.ledger.holds import Batch as BatchRow
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.quarantine import Quarantined
@@ -190,7 +190,7 @@ def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, reader: Tole
         blocked = {"since": None, "reason": "schema", "sentence": lacks}
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
-    brake = next((one for one in holds if one.kind in BRAKE_KINDS), None)
+    guarded = next((one for one in holds if one.kind in GUARD_HOLD_KINDS), None)
     cron = process_list.parse_known_schedule(schedule)
     return {
         "schedule": schedule,
@@ -203,7 +203,7 @@ def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, reader: Tole
         "backlog_oldest": due and due.oldest,
         "paused": pause and _pick_fields(pause, "until", "reason", "by"),
         "stopped": stop and _pick_fields(stop, "since", "reason", "by"),
-        "held": brake and {"since": brake.since, "reason": brake.kind, "sentence": brake.reason},
+        "held": guarded and {"since": guarded.since, "reason": guarded.kind, "sentence": guarded.reason},
         "holds": [_pick_fields(hold, *HOLD_FIELDS) for hold in holds],
         "blocked": blocked,
     }

@@ -24,7 +24,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
 from forgekeeper.engine.run import Run
 from forgekeeper.guards import breaker, preconditions
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.heartbeats import Heartbeat, LostRun, WatchedRun
@@ -129,7 +129,7 @@ class Attempt:
         audit = Audit(batch, on=settings.is_audited(batch), run=number, tick=tick, child=child)
         fan_out = partial(runner.fan_out, started.id) if started else None
         self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out)
-        self._brakes = self.run.brakes
+        self._guard = self.run.guard
         self._outcome_counter = record_counts.OutcomeCounter(declared, self.run.outcome)
         self.run.deadline = self._start_deadline()
 
@@ -158,12 +158,12 @@ class Attempt:
     def work_if_allowed(self, *args: object, **kwargs: object) -> None:
         """Do the declared work, unless the attempt is blocked, held or skipped."""
         try:
-            self.run.skipped = self._brakes.find_stop_reason(now=True)
+            self.run.skipped = self._guard.find_stop_reason(now=True)
             if self.run.skipped is None:
-                # The checks take time, in which a brake may be set.
+                # The checks take time, in which the batch may be stopped.
                 checked = self._runner.check_preconditions(self.declared)
                 self._ask_breaker()
-                self.run.skipped = self._brakes.find_stop_reason(now=checked)
+                self.run.skipped = self._guard.find_stop_reason(now=checked)
             if self.run.skipped is None:
                 # The checks above do not use up the budget.
                 self.run.deadline = self._start_deadline()
@@ -179,21 +179,21 @@ class Attempt:
         if self.row is None or not isinstance(self.declared, BatchSpec):
             return
         batch, number = self.declared, self.row.started.id
-        if self._brakes.has_release:
+        if self._guard.has_release:
             breaker.begin_release(batch.name, number)
-        released = self._brakes.has_release and breaker.is_released(batch.name, number)
+        released = self._guard.has_release and breaker.is_released(batch.name, number)
         self.is_ordinary = breaker.check_run(batch, self._settings, number, self.run.now, released=released)
         # Not earlier: until the breaker answers, the release limits children of earlier runs.
-        if self._brakes.has_release and not released:
+        if self._guard.has_release and not released:
             breaker.end_release(batch.name)
-            self._brakes.find_stop_reason(now=True)
+            self._guard.find_stop_reason(now=True)
 
     def close(self, error: BaseException | None) -> None:
         """Close the attempt with an *error* of any kind, or with the outcome; needs a connection."""
         self.error = error
         try:
             # If the server is away, only the audit knows the number of deletions.
-            _write_or_log("totals not written", self._brakes.count_unreserved)
+            _write_or_log("totals not written", self._guard.count_unreserved)
             if self.row is None:
                 self._end_child()
             else:
@@ -208,7 +208,7 @@ class Attempt:
     @property
     def wants_successor(self) -> bool:
         """Whether a child ended without an error and has left work for the next child."""
-        return self.run.has_more_work and self.error is None and self.blocked is None and self._brake_reason is None
+        return self.run.has_more_work and self.error is None and self.blocked is None and self._stop_reason is None
 
     def result_fields(self) -> dict[str, Any]:
         """Return the outcome's fields as they are now.
@@ -216,11 +216,9 @@ class Attempt:
         If the attempt was braked, skipped, blocked or held, the reasons are added.
         """
         fields = asdict(self.run.outcome)
-        if self._brake_reason is not None:
+        if self._stop_reason is not None:
             return (
-                fields
-                | ({"stopped": self._brake_reason} if "stopped" in fields else {})
-                | {"braked": self._brake_reason}
+                fields | ({"stopped": self._stop_reason} if "stopped" in fields else {}) | {"braked": self._stop_reason}
             )
         fields |= {"skipped": self.run.skipped} if self.run.skipped else {}
         sentences = {"blocked": self.blocked, "held": self.held}
@@ -234,14 +232,14 @@ class Attempt:
             self.declared.budget,
             safe_point=check,
             on_progress=self._outcome_counter.count_growth,
-            brake=self._brakes.find_stop_reason,
+            find_stop_reason=self._guard.find_stop_reason,
             pace=pace,
         )
 
     @property
-    def _brake_reason(self) -> str | None:
+    def _stop_reason(self) -> str | None:
         """Why the attempt ended before its work was done, if it did anything at all."""
-        return None if self.run.skipped else self._brakes.stop_reason
+        return None if self.run.skipped else self._guard.stop_reason
 
     def _end_run(self, started: StartedRun) -> str | None:
         """Close the row and log the end; return its state, None if another process has the row."""
@@ -300,7 +298,7 @@ class Attempt:
         else:
             log.info("child finished", more=self.run.has_more_work, **facts)
             # A child that was braked has not shown that its work can succeed.
-            if self._brakes.stop_reason is None:
+            if self._guard.stop_reason is None:
                 _write_or_log("quarantine not written", partial(quarantine.forget_failures, batch, name, [key]))
 
     def _count_end(self) -> None:

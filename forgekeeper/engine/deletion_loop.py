@@ -85,9 +85,9 @@ def _close_earlier_intents(
                 ended.append(earlier.close_as(states))
                 if settled is not None:
                     deleted += settled
-                    counted += run.brakes.settle_earlier(earlier.intent.run, settled, of_reserved=len(states))
+                    counted += run.guard.settle_earlier(earlier.intent.run, settled, of_reserved=len(states))
             run.audit.record_outcomes(source.record, ended)
-        run.brakes.note_earlier(counted)
+        run.guard.note_earlier(counted)
         run.add_to_result(source.deleted_field, deleted)
 
 
@@ -129,7 +129,7 @@ class _DeletionPass(Generic[ItemT]):
         """Delete chunk after chunk; return why it ended."""
         run, source = self._run, self._source
         while source.max_items is None or self._settled < source.max_items:
-            limit = run.brakes.count_allowed(source.chunk_size)
+            limit = run.guard.count_allowed(source.chunk_size)
             claimed, more = self._claim_items(limit) if limit else ([], True)
             if not more:
                 return None
@@ -184,7 +184,7 @@ class _DeletionPass(Generic[ItemT]):
             by_scope[self._source.find_scope(one) or ""].append(one)
         for scope, items in sorted(by_scope.items()):
             stopped = self._delete_in_scope(scope or None, items)
-            self._run.brakes.leave_used()
+            self._run.guard.leave_used()
             if stopped is not None:
                 return stopped
         return None
@@ -215,7 +215,7 @@ class _DeletionPass(Generic[ItemT]):
         with engine_step(), self._releasing_unused_limits(intended):
             found = self._target.delete(scope, marked_items.to_delete, self._make_fence(marked_items))
         if not found.has_begun:
-            self._run.brakes.give_back()
+            self._run.guard.give_back()
         if found.error is None:
             self._run.reach_failpoint("deleted")
         self._settle_items(marked_items, found.states)
@@ -228,7 +228,7 @@ class _DeletionPass(Generic[ItemT]):
     def _releasing_unused_limits(self, intended: IntentLog[ItemT]) -> AbstractContextManager[None]:
         """Give back the limits of items that were not announced, if the block fails."""
         # Without an audit nobody knows which items were announced.
-        return self._run.brakes.giving_back(lambda: len(intended.open_keys())) if self._run.audit.on else nullcontext()
+        return self._run.guard.giving_back(lambda: len(intended.open_keys())) if self._run.audit.on else nullcontext()
 
     def _make_fence(self, marked_items: _MarkedItems[ItemT]) -> Fence[ItemT]:
         def commit_intent(items: Mapping[ItemT, AuditItem]) -> None:
@@ -277,7 +277,7 @@ class _DeletionPass(Generic[ItemT]):
     ) -> _MarkedItems[ItemT]:
         """Reserve limits, and record the intent for the items that are ours; give back the limits of the others."""
         free = [one for one in items if one not in kept]
-        surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
+        surplus = free[self._run.guard.reserve(len(free)).records :] if free else []
         self._put_back(surplus)
         if surplus and self._bad:
             self._is_last_chunk = False
@@ -296,7 +296,7 @@ class _DeletionPass(Generic[ItemT]):
                     marked_items.to_delete.append(one)
                 else:
                     marked_items.kept[one] = entry
-        self._run.brakes.give_back(len(free) - len(surplus) - len(marked_items.to_delete))
+        self._run.guard.give_back(len(free) - len(surplus) - len(marked_items.to_delete))
         return marked_items
 
     def _settle_items(self, marked_items: _MarkedItems[ItemT], states: Mapping[ItemT, ItemState]) -> None:
@@ -306,7 +306,7 @@ class _DeletionPass(Generic[ItemT]):
         settled = [one for one, state in all_states.items() if state.state not in WAITING_STATES]
         sure = [one for one in settled if all_states[one].state in CERTAIN_STATES]
         others = [one for one in settled if all_states[one].state not in CERTAIN_STATES]
-        self._run.brakes.give_back(len(all_states) - len(settled))
+        self._run.guard.give_back(len(all_states) - len(settled))
         self._close_items(marked_items, all_states, sure)
         self._run.reach_failpoint("settled")
         self._close_items(marked_items, all_states, others)
@@ -336,16 +336,16 @@ class _DeletionPass(Generic[ItemT]):
             close_chunk(items)
 
     def _close_chunk(self, intended: IntentLog[ItemT], states: dict[ItemT, ItemState], going: set[ItemT]) -> None:
-        brakes = self._run.brakes
+        guard = self._run.guard
         ours = {one: state.state for one, state in states.items() if one in going}
         deleted = Amount(sum(state in DELETED_STATES for state in ours.values()))
         certain = sum(state in CERTAIN_STATES for state in ours.values())
         with intended.recording_states(ours):
             counts = self._source.settle(states)
             if certain:
-                brakes.settle(deleted, of_reserved=certain)
+                guard.settle(deleted, of_reserved=certain)
         if certain:
-            brakes.note_settled(deleted, of_reserved=certain)
+            guard.note_settled(deleted, of_reserved=certain)
         with engine_step():
             counts = Counter(counts) + Counter(self._source.settle_outside_database(states))
         for field, count in counts.items():

@@ -75,7 +75,7 @@ def preview_batch(
         notes += describe_restrictions(batch, settings)
         notes += batch.list_obstacles()
         due = breaker.count_due(batch, instant)
-        notes += _describe_brakes(batch, settings, instant)
+        notes += _describe_guard_holds(batch, settings, instant)
         look = PreviewContext(
             batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, on_progress=on_part
         )
@@ -87,11 +87,11 @@ def preview_batch(
         ]
         if not any(one.previews for one in declared):
             notes.append(f"{batch.name} declares no preview, so the effect of a run is unknown")
-        held = bool(holds.Hold.list_active(*holds.BRAKE_KINDS, batch=batch.name))
+        held = bool(holds.Hold.list_active(*holds.GUARD_HOLD_KINDS, batch=batch.name))
         return BatchPreview(batch.name, instant, parts, notes, due, held)
 
 
-def _describe_brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
+def _describe_guard_holds(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
     """Yield how many records are released, or else whether the breaker would hold a run."""
     released = breaker.is_released(batch.name)
     if released and (left := RunTotal.read_usage(batch.name, breaker.NEXT_RUN).released) is not None:

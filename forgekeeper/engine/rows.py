@@ -59,9 +59,9 @@ def delete_due(run: Run[Any], rows: Rows[Any]) -> str | None:
     """
     sweep = RowDeletionPass(run, rows)
     of_all = rows.select_of_all_shares()
-    rest = run.brakes.giving_back_rest(LostRun, TooManyBadRecords)
+    rest = run.guard.giving_back_rest(LostRun, TooManyBadRecords)
     with run.bad_records(rows.record, of_all) as bad, rest:
-        while limit := run.brakes.count_allowed(rows.chunk):
+        while limit := run.guard.count_allowed(rows.chunk):
             before = sweep.affected_rows
             if not sweep.delete_chunk(bad, limit):
                 sweep.log_summary()
@@ -130,7 +130,7 @@ class RowDeletionPass:
             following = partial(self._find_next_positions, limit=granted, without=bad.keys)
             reached = bad.process_chunk(partial(self._delete_next, bad, granted), following)
             if self._needs_sizes:
-                self._run.brakes.give_back()
+                self._run.guard.give_back()
             if reached is not None:
                 self._position = reached
                 return True
@@ -142,8 +142,8 @@ class RowDeletionPass:
     @property
     def _needs_sizes(self) -> bool:
         """Whether limits count more than one record for each row, or bytes."""
-        brakes = self._run.brakes
-        return brakes.bytes_left is not None or (brakes.is_limited and self._statements.has_followers)
+        guard = self._run.guard
+        return guard.bytes_left is not None or (guard.is_limited and self._statements.has_followers)
 
     def log_summary(self) -> None:
         """Log facts that the result lacks: removed rows, and totals whose rows stay for now."""
@@ -160,7 +160,7 @@ class RowDeletionPass:
         if the run has deleted nothing, so that a batch that cannot delete is noticed; else logs a warning.
         """
         kept = self._claimed - self.deleted
-        if not kept or self._locked_totals or not self._run.brakes.count_allowed(1):
+        if not kept or self._locked_totals or not self._run.guard.count_allowed(1):
             return
         before = self._claimed, self.deleted
         self._position = START_POSITION
@@ -179,23 +179,23 @@ class RowDeletionPass:
 
     def _reserve_limits(self, bad: BadRecords, limit: int) -> int:
         """Reserve limits for the next chunk, or several chunks if many rows are due; return the chunk's rows."""
-        brakes = self._run.brakes
-        if not brakes.is_limited:
+        guard = self._run.guard
+        if not guard.is_limited:
             return limit
-        if (self._is_chunk_full or brakes.records_left) and not self._needs_sizes:
-            return brakes.reserve_chunk(limit)
+        if (self._is_chunk_full or guard.records_left) and not self._needs_sizes:
+            return guard.reserve_chunk(limit)
         while rows := self._next_sizes(bad, limit):
             refused = {
-                one.key: refusal for one in rows if (refusal := brakes.find_refusal(Amount(one.records, one.bytes)))
+                one.key: refusal for one in rows if (refusal := guard.find_refusal(Amount(one.records, one.bytes)))
             }
             if not refused:
                 records, size, first = sum(one.records for one in rows), sum(one.bytes for one in rows), rows[0]
-                granted = brakes.reserve(records, size, least=first.bytes, least_records=first.records)
+                granted = guard.reserve(records, size, least=first.bytes, least_records=first.records)
                 # If no rows follow, each row is one record.
                 return min(granted.records, len(rows))
             for key, refusal in refused.items():
                 if not bad.set_aside(key, refusal.sentence):
-                    brakes.stop_reason = refusal.reason
+                    guard.stop_reason = refusal.reason
                     return 0
         return 0
 
@@ -216,8 +216,8 @@ class RowDeletionPass:
             only=only,
             without=list(bad.keys),
             held_up=list(self._locked_totals),
-            bytes_left=self._run.brakes.bytes_left,
-            rows_left=self._run.brakes.records_left,
+            bytes_left=self._run.guard.bytes_left,
+            rows_left=self._run.guard.records_left,
             # If a total was locked, more rows of it may be in the next chunk.
             totals_first=bool(self._locked_totals),
         )
@@ -252,8 +252,8 @@ class RowDeletionPass:
         deleted, followers = (Amount(*result[:2]), result.followers) if result else (NO_AMOUNT, None)
         followed = sum(count for _, count in followers or ())
         in_all = Amount(deleted.records + followed, deleted.bytes)
-        self._run.brakes.note_uncounted(followed)
-        self._run.brakes.note_settled(in_all, of_reserved=in_all.records)
+        self._run.guard.note_uncounted(followed)
+        self._run.guard.note_settled(in_all, of_reserved=in_all.records)
         if result is None:
             return
         self._claimed += result.claimed
@@ -304,10 +304,10 @@ class RowDeletionPass:
 
     def _execute_delete(self, chunk: RowChunk, *, first: str) -> ChunkResult | None:
         """Execute the statement, prepared unless no later chunk has the same text."""
-        brakes, source = self._run.brakes, "touched" if self._statements.has_followers else "deleted"
-        settled = brakes.build_settled_table(source, size="0" if self._rows.size is None else "_size")
+        guard, source = self._run.guard, "touched" if self._statements.has_followers else "deleted"
+        settled = guard.build_settled_table(source, size="0" if self._rows.size is None else "_size")
         text = self._statements.write_delete(chunk, [*self._audit_tables, *settled])
-        values = self._statements.sql_values | chunk.sql_values | brakes.settlement_values() | self._run.audit.values
+        values = self._statements.sql_values | chunk.sql_values | guard.settlement_values() | self._run.audit.values
         if chunk.only is not None or chunk.limit != self._rows.chunk:
             row = database.execute_sql(first + text, values).fetchone()
         else:
@@ -361,11 +361,11 @@ def change_due(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why the run ended early, or None if all rows are changed."""
     position, target = START_POSITION, TargetRelation.find(changes.model, "update")
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
-        while limit := run.brakes.count_allowed(changes.chunk):
+        while limit := run.guard.count_allowed(changes.chunk):
             found = list_positions(changes.select(), changes.since, position, limit=limit, without=bad.keys)
             if not found:
                 return None
-            found = found[: run.brakes.reserve(len(found)).records]
+            found = found[: run.guard.reserve(len(found)).records]
             if not found:
                 break
             position = found[-1]
@@ -382,7 +382,7 @@ def _change_page(
     """Change the rows of these keys, except bad records; return the number of changed rows."""
     before, failed = getattr(run.outcome, changes.counted), bad.failed
     try:
-        with run.brakes.giving_back_rest():
+        with run.guard.giving_back_rest():
             bad.process_keys(partial(_change_and_count, run, changes, target), keys)
     finally:
         run.add_to_result("failed", bad.failed - failed)
@@ -394,7 +394,7 @@ def _change_page(
 def _change_and_count(run: Run[Any], changes: Changes[Any], target: TargetRelation, ids: Sequence[int]) -> None:
     """Change rows and audit them in one statement; then log and count each."""
     rows = execute_change(run, changes, target, ids)
-    run.brakes.note_settled(Amount(len(rows)), of_reserved=len(rows))
+    run.guard.note_settled(Amount(len(rows)), of_reserved=len(rows))
     run.add_to_result(changes.counted, len(rows))
     for row in rows:
         for field, count in changes.each(row).items():
@@ -411,9 +411,9 @@ def execute_change(
     """
     due, named = write_condition(changes.model, changes.due_condition)
     audited = run.audit.build_clause(changes.record, "changed", id="id", **changes.audit)
-    settled = run.brakes.build_settled_table("changed")
+    settled = run.guard.build_settled_table("changed")
     recorded = append_tables([*_insert_notices(changes), *audited, *settled])
-    values = {"ids": list(ids), "now": run.now} | named | run.brakes.settlement_values() | run.audit.values
+    values = {"ids": list(ids), "now": run.now} | named | run.guard.settlement_values() | run.audit.values
     values |= {"noticed_batch": run.declared.batch.name, "noticed_record": changes.record}
     text = write_prefix() + changes.statement.format(due=due, recorded=recorded)
     with write_transaction():

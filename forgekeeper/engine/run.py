@@ -20,7 +20,8 @@ from forgekeeper.api.answers import EnqueueCounts, KeyedArguments, Mistake
 from forgekeeper.api.batches import ChildSpec, Declaration, OutcomeType
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
-from forgekeeper.guards.brakes import Brakes, Deadline
+from forgekeeper.guards.deadline import Deadline
+from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.retry_delays import MAX_BAD_RECORDS_OF_KIND, MAX_FAILED_RECORDS_IN_RUN
 from forgekeeper.platform.coordination.leases import Lease
@@ -62,7 +63,7 @@ class Run(Generic[OutcomeType]):
 
     Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
     *deadline* ends with the budget of its declaration.  *number* is the id of its row, or of the run that sent the
-    child.  *audit* records its deletions, *brakes* limit them, and *lease* is a child's exclusive claim.  A child sets
+    child.  *audit* records its deletions, *guard* limits them, and *lease* is a child's exclusive claim.  A child sets
     *has_more_work* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
     """
 
@@ -87,7 +88,7 @@ class Run(Generic[OutcomeType]):
         self.has_more_work = False
         self.skipped: str | None = None
         self.lease: Lease | None = None
-        self.brakes = Brakes(declared, settings, self.outcome, number)
+        self.guard = RunGuard(declared, settings, self.outcome, number)
         self._fan_out = fan_out
 
     @cached_property

@@ -26,7 +26,7 @@ import peewee as pw
 import redis
 
 from forgekeeper.api.batches import BatchSpec, FeatureFlag
-from forgekeeper.ledger.holds import BRAKE_KINDS, Batch, BatchHeld, Hold
+from forgekeeper.ledger.holds import GUARD_HOLD_KINDS, Batch, BatchHeld, Hold
 from forgekeeper.ledger.limits import USED_OF_RELEASE, DeletionLimits, RunTotal
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.survey import answer_within
@@ -183,7 +183,7 @@ def release_batch(batch: str, *, reason: str, by: str, expect: int) -> list[Hold
     holds the batch, nothing is released: nobody has reviewed a hold that is added a moment later.
     """
     with database.atomic():
-        lifted = Hold.lift(batch, BRAKE_KINDS)
+        lifted = Hold.lift(batch, GUARD_HOLD_KINDS)
         if lifted and expect == 0:
             end_release(batch)
         elif lifted:

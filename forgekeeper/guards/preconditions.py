@@ -61,7 +61,7 @@ UNIVERSAL_ENCODINGS = {"UTF8", "SQL_ASCII"}
 """Encodings that can store every text.  SQL_ASCII stores any bytes."""
 CLOCK_NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 
-BRAKE_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
+GUARD_TABLES: tuple[type[Base], ...] = (Hold, Batch, JobRun, RunTotal, Exclusion)
 """Tables with rows, found by text, that keep a run from deleting: stops, limits, exclusions."""
 
 # Each table, and the tables below it if it is a view.  A view reads them as its owner, unless it has
@@ -314,7 +314,7 @@ def find_relation_faults(batch: BatchSpec, *, rights: bool = True) -> Iterator[s
         return
     tables = relations.read_columns([one.sql for one in expected])
     yield from _describe_misfits(batch, tables)
-    yield from find_misreadings((*batch.tables, *batch.reads, *BRAKE_TABLES), tables)
+    yield from find_misreadings((*batch.tables, *batch.reads, *GUARD_TABLES), tables)
     if views := [one for one in expected if relations.is_view(tables.get(one.sql, {}))]:
         yield from find_refused_changes(views, tables)
     yield from foreign_key_effects.find_undeclared_tables(batch, tables)

@@ -24,7 +24,7 @@ from metrics.logs import clean_input
 Kind = Literal["pause", "stop", "breaker", "new"]
 KINDS_BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
 """Kinds that `resume` ends."""
-BRAKE_KINDS: tuple[Kind, ...] = ("breaker", "new")
+GUARD_HOLD_KINDS: tuple[Kind, ...] = ("breaker", "new")
 """Kinds that `release` ends."""
 HoldState = Literal["stopped", "held", "paused"]
 HOLD_IS_ACTIVE = "(until is null or until > clock_timestamp())"
@@ -35,7 +35,7 @@ SELECT_HOLD_STATE = f"""
     from holds where batch = {{}} and {HOLD_IS_ACTIVE} and kind = any({{}})
     order by kind <> 'stop', kind = 'pause' limit 1
 """
-"""SQL: the reason, a stop before a brake before a pause."""
+"""SQL: the reason; a stop comes before a hold of a guard, and that before a pause."""
 # It compares with the values that `project_holds` of migration 0012 writes.
 BATCH_SHOWS_HOLDS = """(
     select (
@@ -44,7 +44,7 @@ BATCH_SHOWS_HOLDS = """(
         batches.held_since, batches.held_reason, batches.held_sentence
     ) is not distinct from (
         case when pause.id is not null then coalesce(pause.until, '9999-12-31 00:00Z') end,
-        pause.since, pause.reason, pause.by, stop.since, stop.reason, stop.by, brake.since, brake.kind, brake.reason
+        pause.since, pause.reason, pause.by, stop.since, stop.reason, stop.by, held.since, held.kind, held.reason
     )
     from (values (1)) as one
     left join lateral (
@@ -57,7 +57,7 @@ BATCH_SHOWS_HOLDS = """(
     ) as stop on true
     left join lateral (
         select * from holds where batch = batches.name and kind in ('breaker', 'new') order by kind, id limit 1
-    ) as brake on true
+    ) as held on true
 )"""
 """SQL: whether the columns of a row of `batches` show its holds."""
 KINDS_THAT_END_RUNS = "'{stop,breaker,new}'"
@@ -123,7 +123,7 @@ class Hold(Base):
     """A hold of a batch: its *kind*, *reason*, author (*by*), and end (*until*).
 
     Without *until* it has no end.  A `pause` keeps runs from starting, and a started run continues.  A `stop` by a
-    person, or a brake (`breaker`, `new`), also ends a started run and each child before the next chunk.
+    person, or a guard (`breaker`, `new`), also ends a started run and each child before the next chunk.
     """
 
     grants = "person: delete; scheduler: select, update (since); worker: select, insert; exporter: select"
@@ -299,7 +299,7 @@ def describe_obstacles(batch: str) -> list[str]:
 
 def _describe_hold(hold: Hold) -> str:
     batch, since, because = hold.batch, _format_instant(hold.since), f" ({hold.reason})" if hold.reason else ""
-    if hold.kind in BRAKE_KINDS:
+    if hold.kind in GUARD_HOLD_KINDS:
         sentence = str(hold.reason).rstrip(". ")
         remedy = (
             "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` ends the hold"

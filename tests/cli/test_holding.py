@@ -183,7 +183,7 @@ def test_a_stop_works_while_migrations_are_pending(main, settings, new_database,
 # resume
 
 
-def test_resume_says_that_there_was_no_pause_or_that_a_brake_holds_the_batch(main, database):
+def test_resume_says_that_there_was_no_pause_or_that_a_guard_holds_the_batch(main, database):
     Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % would go")
 
     result = main("resume", NAME, OTHER)

@@ -89,7 +89,7 @@ def test_of_a_batch_that_is_blocked_it_is_not_said_that_it_runs_again(main, data
     assert result.stdout == f"{NAME} {said}\n"
 
 
-def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
+def test_of_a_batch_that_no_guard_holds_nothing_is_released(main, database):
     Hold.add(NAME, "pause", by="ops", reason="holiday")
 
     result = main("release", NAME, "--reason", "just in case")

@@ -1,4 +1,4 @@
-"""A synchronous standby that is gone: what brakes works at once, and what waits says what it waits for."""
+"""A synchronous standby is gone: stops and holds work at once, and a command that waits says for what."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def waiting(cursor):
 
 @whole_only
 @pytest.mark.parametrize("command", ["pause", "stop"])
-def test_what_brakes_is_in_force_at_once_and_says_that_no_standby_has_it(main, without_standby, query, command):
+def test_a_stop_or_hold_is_in_force_at_once_and_says_that_no_standby_has_it(main, without_standby, query, command):
     settings, _go_on = without_standby
     result = main(command, NAME, "--reason", "wrong rows go", **settings)
 

@@ -96,7 +96,7 @@ def lease():
     client.set(f"{locks.LEASE_KEY_PREFIX}{LEASE}", "0123 1790000000 forge-2:77", ex=60)
 
 
-def a_brake():
+def a_guard_hold():
     Hold.add(BATCH, "breaker", reason="it would delete all", by="forge-1:7")
 
 
@@ -156,7 +156,7 @@ CASES = [
         ("release", BATCH),
         f"{BATCH} runs again from its next tick; at most 7 records may be deleted",
         lambda: holds() == [],
-        a_brake,
+        a_guard_hold,
     ),
     Case(
         "run",

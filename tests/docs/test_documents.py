@@ -18,7 +18,7 @@ import pytest
 import models
 from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.engine import record_counts
-from forgekeeper.ledger import reconcile, retry
+from forgekeeper.ledger import reconcile, retry_delays
 from forgekeeper.platform.coordination.leases import hold_lease
 from models import STALE_AFTER, UNFINISHED_STATES, ImportStatus, TrackerStatus
 from tests.harness.artifacts import buckets
@@ -55,7 +55,7 @@ DOCUMENT_48 = [
     ("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: reconcile.MISFIRE_GRACE),
     ("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     ("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
-    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("retries", RETRIES, 25, lambda: retry_delays.MAX_RETRIES),
     ("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
     ("alert: left by a run", "10000件超過", 10_000, lambda: threshold("user_status_cleanup", "backlog")),
 ]
@@ -65,7 +65,7 @@ DOCUMENT_58 = [
     ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(hold_lease, "max_duration")),
     ("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
     ("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
-    ("retries", "リトライ対象エラー すべての例外", 25, lambda: retry.MAX_RETRIES),
+    ("retries", "リトライ対象エラー すべての例外", 25, lambda: retry_delays.MAX_RETRIES),
     (
         "alert: batches with dead letters",
         "Sidekiq失敗キュー",
@@ -76,7 +76,7 @@ DOCUMENT_58 = [
 DOCUMENT_100 = [
     ("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
     ("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
-    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("retries", RETRIES, 25, lambda: retry_delays.MAX_RETRIES),
     ("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
     ("alert: failures counted", "連続失敗", 2, lambda: threshold("stale_direct_uploads", "consecutive_failures")),
     ("alert: left by a run", "大量蓄積", 10_000, lambda: threshold("stale_direct_uploads", "backlog")),
@@ -90,7 +90,7 @@ DOCUMENT_65 = [
     ("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
     ("tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
     ("tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
-    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("retries", RETRIES, 25, lambda: retry_delays.MAX_RETRIES),
 ]
 DOCUMENT_11 = [
     ("cron", "通常は数分間隔", "*/5 * * * *", lambda: cron("expired_job_artifacts")),
@@ -113,7 +113,7 @@ DOCUMENT_11 = [
         "bulk_delete_job_artifacts_high_concurrency",
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
-    ("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
+    ("retries", RETRIES, 25, lambda: retry_delays.MAX_RETRIES),
     ("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
     ("alert: failures counted", "連続3回失敗", 3, lambda: threshold("expired_job_artifacts", "consecutive_failures")),
 ]

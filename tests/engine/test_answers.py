@@ -12,7 +12,7 @@ from forgekeeper.api.answers import Mistake
 from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.delivery.broker import broker, load_batches
-from forgekeeper.guards.brakes import Brakes
+from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.database import database as db
@@ -147,16 +147,16 @@ def test_a_limit_of_bytes_is_never_exceeded(limit, rows):
 def test_a_row_that_is_locked_once_its_bytes_are_reserved_ends_no_run(monkeypatch, other):
     # The rows behind it are larger than what was reserved for it.
     Weed.update(size=1).where(Weed.id == ROWS).execute()  # it grew first
-    reserve, held = Brakes.reserve, []
+    reserve, held = RunGuard.reserve, []
 
-    def reserve_and_lose(brakes, *amounts, **least):
-        granted = reserve(brakes, *amounts, **least)
+    def reserve_and_lose(guard, *amounts, **least):
+        granted = reserve(guard, *amounts, **least)
         if not held:
             held.append(ROWS)
             other.execute("select from weed where id = %s for update", held)
         return granted
 
-    monkeypatch.setattr(Brakes, "reserve", reserve_and_lose)
+    monkeypatch.setattr(RunGuard, "reserve", reserve_and_lose)
     spec = declared(
         lambda now: Rows(
             Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, size=Weed.size, counted_bytes="bytes", chunk=1
@@ -249,7 +249,7 @@ def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):
     spec, clear_garden = gardens
     given = settings_with(breaker_share=1, max_per_run_pull_weeds=250)
     run = run_as_worker(spec, given).id
-    killed = Brakes(clear_garden, given, clear_garden.outcome(), run)
+    killed = RunGuard(clear_garden, given, clear_garden.outcome(), run)
     killed.find_stop_reason(now=True)
     assert killed.reserve(100).records == 100  # and no word of it since
 

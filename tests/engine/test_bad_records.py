@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper.engine import run
 from forgekeeper.engine.run import TooManyBadRecords
-from forgekeeper.ledger import quarantine, retry
+from forgekeeper.ledger import quarantine, retry_delays
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.database import database, now
@@ -148,7 +148,7 @@ def test_where_everything_fails_the_run_fails_and_says_so():
     with bad("user_statuses", "user_id", which="> 0"), pytest.raises(TooManyBadRecords, match="spoilt"):
         clean_statuses()
 
-    assert len(passed_over()) == retry.MAX_FAILED_RECORDS_IN_RUN + 1
+    assert len(passed_over()) == retry_delays.MAX_FAILED_RECORDS_IN_RUN + 1
 
 
 def test_no_more_than_so_many_are_remembered(monkeypatch):

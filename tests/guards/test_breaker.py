@@ -250,7 +250,7 @@ def test_no_run_starts_before_a_release_is_whole(database, settings):
     assert run_as_worker(STATUSES, settings).result["deleted"] == 30
 
 
-# Mistakes of people, under the settings of an operator who has set none of the brakes
+# Mistakes of people, under the settings of an operator who has set no limit
 
 ARTIFACT_ROWS = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, created_at, expire_at, locked)

@@ -7,9 +7,8 @@ import pytest
 from peewee import OperationalError
 
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.guards import brakes as guards_brakes
-from forgekeeper.guards import breaker
-from forgekeeper.guards.brakes import Brakes
+from forgekeeper.guards import breaker, run_guard
+from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger import manual_runs
 from forgekeeper.ledger.heartbeats import LostRun
 from forgekeeper.ledger.holds import Batch, Hold
@@ -24,27 +23,27 @@ CHILDREN_AT_ONCE = 10
 ALL = "expired_job_artifacts"
 
 
-def brakes_of(declared, outcome, run=1, **limits):
+def guard_of(declared, outcome, run=1, **limits):
     given = settings_with(**{f"{name}_{declared.batch.name}": value for name, value in limits.items()})
-    return Brakes(declared, given, outcome, run)
+    return RunGuard(declared, given, outcome, run)
 
 
-def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
+def chunk_of(guard, outcome, wanted, *, went=None, field="deleted", size=0):
     """Reserve so many records, delete as many of them, or as *went* says, and settle it; return what was granted."""
-    granted = brakes.reserve(wanted, wanted * size, least=size).records if brakes.count_allowed(wanted) else 0
+    granted = guard.reserve(wanted, wanted * size, least=size).records if guard.count_allowed(wanted) else 0
     if granted:
         done = granted if went is None else went(granted)
         with db.atomic():
-            brakes.settle(Amount(done, done * size))
-        brakes.note_settled(Amount(done, done * size))
+            guard.settle(Amount(done, done * size))
+        guard.note_settled(Amount(done, done * size))
         setattr(outcome, field, getattr(outcome, field) + done)
     return granted
 
 
 @pytest.fixture
-def frozen_brakes(monkeypatch):
-    """Let no reservation and no look at the brakes become a second old, however busy the machine is."""
-    monkeypatch.setattr(guards_brakes, "BRAKE_INTERVAL_SECONDS", 600.0)
+def frozen_guard(monkeypatch):
+    """Let no reservation and no reading of the guard become a second old, however busy the machine is."""
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 600.0)
 
 
 def together(count, work):
@@ -66,18 +65,18 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
         own, outcome = Random(f"{seed} {number}"), STATUSES.outcome()
         with db.connection_context():
             wait_for_locks()
-            brakes = brakes_of(STATUSES, outcome, max_per_run=limit)
+            guard = guard_of(STATUSES, outcome, max_per_run=limit)
             # Some of a chunk is locked, or has gone.
             while granted := chunk_of(
-                brakes,
+                guard,
                 outcome,
                 chunk := own.randint(1, 1_000),
                 went=lambda granted: own.randint(0, granted) if own.random() < 0.2 else granted,
             ):
                 assert granted <= chunk
                 if own.random() < 0.1:
-                    brakes.find_stop_reason(now=True)
-            brakes.count_unreserved()
+                    guard.find_stop_reason(now=True)
+            guard.count_unreserved()
             deleted.append(outcome.deleted)
 
     together(CHILDREN_AT_ONCE, child)
@@ -99,25 +98,25 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
 )
 def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
     outcome = CHILD.outcome()
-    brakes = brakes_of(CHILD, outcome, **limits)
-    while chunk_of(brakes, outcome, 1 if "max_bytes_per_run" in limits else 10, field="destroyed", size=10):
+    guard = guard_of(CHILD, outcome, **limits)
+    while chunk_of(guard, outcome, 1 if "max_bytes_per_run" in limits else 10, field="destroyed", size=10):
         pass
 
-    assert brakes.stop_reason == reason
+    assert guard.stop_reason == reason
 
 
 # Reservations for several chunks
 
 
-def delete_chunks(brakes, chunk=100, chunks=1_000_000):
+def delete_chunks(guard, chunk=100, chunks=1_000_000):
     """Delete full chunks of rows, as the loop over rows does, and return the number of deleted rows."""
     deleted = 0
     for _ in range(chunks):
-        if not (allowed := brakes.count_allowed(chunk)) or not (granted := brakes.reserve_chunk(allowed)):
+        if not (allowed := guard.count_allowed(chunk)) or not (granted := guard.reserve_chunk(allowed)):
             break
-        statement = "with {} as ({}) select".format(*brakes.build_settled_table(f"generate_series(1, {granted})")[0])
-        db.execute_sql(statement, brakes.settlement_values())
-        brakes.note_settled(Amount(granted), of_reserved=granted)
+        statement = "with {} as ({}) select".format(*guard.build_settled_table(f"generate_series(1, {granted})")[0])
+        db.execute_sql(statement, guard.settlement_values())
+        guard.note_settled(Amount(granted), of_reserved=granted)
         deleted += granted
     return deleted
 
@@ -126,20 +125,20 @@ def count_reserved():
     return sum(row.reserved for row in RunTotal.select())
 
 
-def test_reservations_grow_to_64_chunks_and_a_twentieth_of_the_rest(database, frozen_brakes):
-    brakes, rest = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000), []
+def test_reservations_grow_to_64_chunks_and_a_twentieth_of_the_rest(database, frozen_guard):
+    guard, rest = guard_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000), []
     for _ in range(8):
-        granted = brakes.count_allowed(100) and brakes.reserve_chunk(100)
-        rest.append(brakes.records_left)
-        delete_chunks(brakes, chunks=rest[-1] // granted)
+        granted = guard.count_allowed(100) and guard.reserve_chunk(100)
+        rest.append(guard.records_left)
+        delete_chunks(guard, chunks=rest[-1] // granted)
 
     assert rest == [100, 200, 400, 800, 1_600, 3_200, 6_400, 6_400]
 
 
-def test_near_a_limit_a_chunk_is_reserved_at_a_time(database, frozen_brakes):
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000)
+def test_near_a_limit_a_chunk_is_reserved_at_a_time(database, frozen_guard):
+    guard = guard_of(STATUSES, STATUSES.outcome(), max_per_day=10_000)
     most = []
-    while delete_chunks(brakes, chunks=1):
+    while delete_chunks(guard, chunks=1):
         left = 10_000 - sum(row.records for row in RunTotal.select())
         most.append((left, count_reserved()))
 
@@ -150,12 +149,12 @@ def test_near_a_limit_a_chunk_is_reserved_at_a_time(database, frozen_brakes):
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))
-def test_attempts_that_are_killed_leave_a_twentieth_of_the_rest_or_a_chunk_used_up(database, frozen_brakes, seed):
+def test_attempts_that_are_killed_leave_a_twentieth_of_the_rest_or_a_chunk_used_up(database, frozen_guard, seed):
     dice, limit, deleted, lost = Random(seed), 50_000, 0, 0
     while True:
-        brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=limit)
+        guard = guard_of(STATUSES, STATUSES.outcome(), max_per_day=limit)
         rest = limit - deleted - lost
-        deleted += (some := delete_chunks(brakes, chunks=dice.randint(1, 200)))
+        deleted += (some := delete_chunks(guard, chunks=dice.randint(1, 200)))
         if not some:
             break
         used_up = count_reserved() - lost
@@ -172,9 +171,9 @@ def test_two_processes_that_reserve_several_chunks_delete_all_of_a_limit_and_no_
     def delete_in_turns(_number):
         with db.connection_context():
             wait_for_locks()
-            brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=33_333)
-            with brakes.giving_back_rest():
-                deleted.append(delete_chunks(brakes))
+            guard = guard_of(STATUSES, STATUSES.outcome(), max_per_run=33_333)
+            with guard.giving_back_rest():
+                deleted.append(delete_chunks(guard))
 
     together(2, delete_in_turns)
 
@@ -182,33 +181,33 @@ def test_two_processes_that_reserve_several_chunks_delete_all_of_a_limit_and_no_
 
 
 def test_a_reservation_that_is_a_second_old_is_given_back_before_the_next_chunk(database, monkeypatch):
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
-    delete_chunks(brakes, chunks=2)
+    guard = guard_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    delete_chunks(guard, chunks=2)
     assert count_reserved() == 100
 
-    monkeypatch.setattr(guards_brakes, "BRAKE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 0.0)
 
-    assert (brakes.count_allowed(100), count_reserved(), brakes.records_left) == (100, 0, None)
+    assert (guard.count_allowed(100), count_reserved(), guard.records_left) == (100, 0, None)
 
 
-def delete_and_fail(brakes, error):
-    with brakes.giving_back_rest(LostRun):
-        delete_chunks(brakes, chunks=2)
+def delete_and_fail(guard, error):
+    with guard.giving_back_rest(LostRun):
+        delete_chunks(guard, chunks=2)
         raise error
 
 
 def test_the_rest_is_given_back_if_the_run_is_lost_between_two_chunks(database):
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    guard = guard_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
     with pytest.raises(LostRun):
-        delete_and_fail(brakes, LostRun())
+        delete_and_fail(guard, LostRun())
 
     assert [(row.records, row.reserved) for row in RunTotal.select()] == [(200, 0)]
 
 
 def test_the_rest_stays_used_up_if_the_answer_to_a_chunk_is_unknown(database):
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
+    guard = guard_of(STATUSES, STATUSES.outcome(), max_per_run=1_000_000)
     with pytest.raises(OperationalError):
-        delete_and_fail(brakes, OperationalError("the reply was lost"))
+        delete_and_fail(guard, OperationalError("the reply was lost"))
 
     assert [(row.records, row.reserved) for row in RunTotal.select()] == [(200, 100)]
 
@@ -228,15 +227,15 @@ def began():
 
 def child_of(run, **limits):
     outcome = CHILD.outcome()
-    brakes = brakes_of(CHILD, outcome, run=run, **limits)
-    brakes.find_stop_reason(now=True)
-    return brakes, outcome
+    guard = guard_of(CHILD, outcome, run=run, **limits)
+    guard.find_stop_reason(now=True)
+    return guard, outcome
 
 
 def destroyed_by(child, chunks=10_000):
-    brakes, outcome = child
+    guard, outcome = child
     for _ in range(chunks):
-        if not chunk_of(brakes, outcome, 100, field="destroyed"):
+        if not chunk_of(guard, outcome, 100, field="destroyed"):
             break
     return outcome.destroyed
 
@@ -247,12 +246,12 @@ def test_children_that_earlier_runs_have_left_have_one_budget_with_those_of_the_
     assert sum(destroyed_by(child_of(run, max_per_run=700)) for run in (*runs, None)) == 700
 
 
-def test_a_child_reserves_anew_before_its_next_chunk_when_another_run_has_begun(database, frozen_brakes):
+def test_a_child_reserves_anew_before_its_next_chunk_when_another_run_has_begun(database, frozen_guard):
     first = began()
-    brakes, _outcome = child_of(first, max_per_run=1_000_000)
-    delete_chunks(brakes, chunks=2)
+    guard, _outcome = child_of(first, max_per_run=1_000_000)
+    delete_chunks(guard, chunks=2)
     second = began()
-    delete_chunks(brakes, chunks=1)
+    delete_chunks(guard, chunks=1)
 
     totals = {row.run: row.records for row in RunTotal.select()}
     assert totals == {first: 200, second: 100}
@@ -260,13 +259,13 @@ def test_a_child_reserves_anew_before_its_next_chunk_when_another_run_has_begun(
 
 def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
     first, outcome = began(), CHILD.outcome()
-    brakes = brakes_of(CHILD, outcome, run=first, max_per_run=10_000)
-    brakes.find_stop_reason(now=True)
-    destroyed_by((brakes, outcome), chunks=3)
+    guard = guard_of(CHILD, outcome, run=first, max_per_run=10_000)
+    guard.find_stop_reason(now=True)
+    destroyed_by((guard, outcome), chunks=3)
     second = began()
-    brakes.find_stop_reason(now=True)
-    destroyed_by((brakes, outcome), chunks=2)
-    brakes.count_unreserved()
+    guard.find_stop_reason(now=True)
+    destroyed_by((guard, outcome), chunks=2)
+    guard.count_unreserved()
 
     totals = {row.run: (row.records, row.reserved) for row in RunTotal.select()}
     assert totals == {first: (300, 0), second: (200, 0)}
@@ -281,9 +280,9 @@ def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_releas
     run = began()
     released(expect=100)
 
-    brakes, _outcome = child_of(run)
+    guard, _outcome = child_of(run)
 
-    assert brakes.stop_reason == "held"
+    assert guard.stop_reason == "held"
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
@@ -297,10 +296,10 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
         own = Random(f"{seed} {number}")
         with db.connection_context():
             wait_for_locks()
-            brakes, outcome = child_of(own.choice([*earlier, None]))
-            while chunk_of(brakes, outcome, own.randint(1, 500), field="destroyed"):
+            guard, outcome = child_of(own.choice([*earlier, None]))
+            while chunk_of(guard, outcome, own.randint(1, 500), field="destroyed"):
                 if own.random() < 0.02:
-                    brakes.reserve(100)
+                    guard.reserve(100)
                     break  # killed: what it had reserved stays used up
             deleted.append(outcome.destroyed)
 
@@ -314,17 +313,17 @@ def test_a_child_from_a_queue_ends_if_the_run_that_has_sent_it_was_cancelled(dat
     manual_runs.cancel_run(cancelled, reason="wrong", by="me")
     began()
 
-    brakes, _outcome = child_of(cancelled)
+    guard, _outcome = child_of(cancelled)
 
-    assert brakes.stop_reason == "cancelled"
+    assert guard.stop_reason == "cancelled"
 
 
 def test_to_cancel_the_newest_run_ends_the_children_that_earlier_ones_have_left(database):
     earlier, newest = began(), began()
     manual_runs.cancel_run(newest, reason="wrong", by="me")
-    brakes, _outcome = child_of(earlier)
-    assert brakes.stop_reason == "cancelled"
+    guard, _outcome = child_of(earlier)
+    assert guard.stop_reason == "cancelled"
 
     began()
-    brakes, _outcome = child_of(earlier)
-    assert brakes.stop_reason is None
+    guard, _outcome = child_of(earlier)
+    assert guard.stop_reason is None

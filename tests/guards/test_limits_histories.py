@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.guards import brakes
-from forgekeeper.guards.brakes import Brakes
+from forgekeeper.guards import run_guard
+from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger.limits import Amount, RunTotal
 from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database.common_tables import append_tables
@@ -79,8 +79,8 @@ class World:
         """Let everything that is of today be of yesterday."""
         move_days(1)
         for child in self.children:
-            child.brakes._of_row["limit_day"] = child.brakes._of_row.get("limit_day", None) and (
-                child.brakes._of_row["limit_day"] - DAY
+            child.guard._of_row["limit_day"] = child.guard._of_row.get("limit_day", None) and (
+                child.guard._of_row["limit_day"] - DAY
             )
         self.today += 1
 
@@ -123,30 +123,30 @@ class Child:
 
     def die(self):
         """Begin again, as a new attempt that knows nothing of the one before."""
-        self.brakes = Brakes(STATUSES, self.world.settings, STATUSES.outcome(), self.world.run)
+        self.guard = RunGuard(STATUSES, self.world.settings, STATUSES.outcome(), self.world.run)
         self.granted, self.is_ahead = 0, False
         self.of_run, self.of_day = self.world.run, self.world.today
 
     def step(self, fault):
         if self.granted == 0:
-            self.brakes.stop_reason = None
+            self.guard.stop_reason = None
             self.reserve_next_chunk(self.world.dice.randint(1, CHUNK))
         elif self.is_ahead or self.world.dice.random() < 0.5:
             self.delete_rows(fault)
             self.end_chunk(fault)
         else:
             self.delete_outside(fault)
-            self.brakes.leave_used()
+            self.guard.leave_used()
             self.granted = 0
 
     def reserve_next_chunk(self, chunk):
         """Reserve one chunk, or several chunks for rows, as a run that has reserved less than a second ago."""
         self.is_ahead = self.world.dice.random() < 0.5
         if self.is_ahead:
-            self.brakes._reserved_at, self.brakes._chunks = time.monotonic(), self.world.dice.choice([1, 2, 4])
-            self.granted = self.brakes.reserve_chunk(chunk) if self.brakes.count_allowed(chunk) else 0
+            self.guard._reserved_at, self.guard._chunks = time.monotonic(), self.world.dice.choice([1, 2, 4])
+            self.granted = self.guard.reserve_chunk(chunk) if self.guard.count_allowed(chunk) else 0
         else:
-            self.granted = self.brakes.reserve(chunk).records
+            self.granted = self.guard.reserve(chunk).records
         self.of_run, self.of_day = self.world.run, self.world.today
 
     def end_chunk(self, fault):
@@ -154,25 +154,25 @@ class Child:
         if fault in ("nothing was sent", "reply lost"):
             self.die()
         elif fault == "none" and self.is_ahead and self.world.dice.random() < 0.8:
-            self.granted = min(self.granted, self.brakes.records_left or 0)
+            self.granted = min(self.granted, self.guard.records_left or 0)
         else:
-            self.brakes.give_back()
+            self.guard.give_back()
             self.granted = 0
 
     def delete_rows(self, fault):
         """Delete rows by one statement: it is done whole or not at all, and its reply may be lost."""
         if fault == "nothing was sent":
             return
-        text = DELETE.format(settled=append_tables(self.brakes.build_settled_table("deleted")))
+        text = DELETE.format(settled=append_tables(self.guard.build_settled_table("deleted")))
         try:
             with db.atomic():
-                (count,) = db.execute_sql(text, {"limit": self.granted} | self.brakes.settlement_values()).fetchone()
+                (count,) = db.execute_sql(text, {"limit": self.granted} | self.guard.settlement_values()).fetchone()
                 broken(fault)
         except Broken:
             return
         self.world.note(self, count)
         if fault != "reply lost":
-            self.brakes.note_settled(Amount(count), of_reserved=count)
+            self.guard.note_settled(Amount(count), of_reserved=count)
 
     def delete_outside(self, fault):
         """Delete some of what was granted outside, and settle it; what went stays gone whatever becomes of that."""
@@ -182,9 +182,9 @@ class Child:
         if fault in ("nothing was sent", "rolled back"):
             return
         with db.atomic():
-            self.brakes.settle(Amount(count))
+            self.guard.settle(Amount(count))
         if fault != "reply lost":
-            self.brakes.note_settled(Amount(count))
+            self.guard.note_settled(Amount(count))
 
 
 FAULTS = ("none", "none", "none", "nothing was sent", "rolled back", "reply lost")
@@ -200,7 +200,7 @@ def doomed(database):
 @pytest.mark.usefixtures("doomed")
 @pytest.mark.parametrize("part", range(20))
 def test_no_history_deletes_more_than_a_limit_and_none_is_stuck(part, monkeypatch):
-    monkeypatch.setattr(brakes, "RESERVATIONS_IN_REST", 2)
+    monkeypatch.setattr(run_guard, "RESERVATIONS_IN_REST", 2)
     for seed in range(part * HISTORIES // 20, (part + 1) * HISTORIES // 20):
         dice = Random(seed)
         db.execute_sql(TABLES, (ROWS,))
@@ -230,7 +230,7 @@ def all_of_a_new_limit(world):
     """Delete in a run of a new day until a limit is reached or no row is left; return how many went."""
     child, before = world.children[0], world.gone["run", world.run]
     while True:
-        child.granted = child.brakes.reserve(CHUNK).records
+        child.granted = child.guard.reserve(CHUNK).records
         if not child.granted:
             break
         gone = world.gone["run", world.run]

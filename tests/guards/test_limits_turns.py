@@ -4,8 +4,8 @@ import threading
 from contextlib import contextmanager
 
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.guards import brakes
-from forgekeeper.guards.brakes import Brakes
+from forgekeeper.guards import run_guard
+from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.database import database as db
@@ -55,12 +55,12 @@ def test_a_run_deletes_no_more_than_others_have_left_of_the_limit_when_its_turn_
 
 
 def test_a_child_counts_to_the_release_that_has_begun_when_its_turn_comes(database, other, monkeypatch):
-    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 60.0)  # or a busy machine asks once more by itself
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 60.0)  # or a busy machine asks once more by itself
     batch, earlier, newest = CHILD.batch.name, 1, 2
     database.execute_sql(
         "insert into job_runs (id, batch, state, started_at) values (1, %s, 'succeeded', now())", (batch,)
     )
-    child = Brakes(CHILD, settings_with(max_per_run_expired_job_artifacts=1_000), CHILD.outcome(), earlier)
+    child = RunGuard(CHILD, settings_with(max_per_run_expired_job_artifacts=1_000), CHILD.outcome(), earlier)
     child.find_stop_reason(now=True)
 
     with keep_waiting(other, batch, lambda: child.reserve(100)):

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.guards import brakes, breaker, preconditions
+from forgekeeper.guards import breaker, preconditions, run_guard
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.database import database
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture(autouse=True)
 def _asked_before_each_chunk(monkeypatch):
-    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 0.0)
 
 
 def attempted(**settings):
@@ -71,7 +72,7 @@ def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor
 
 
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
-    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 1.0)
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 1.0)
     statuses(2 * CHUNK)
     took = []
 
@@ -97,11 +98,11 @@ def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(preconditions, "require_met"), (breaker, "check_run"), (brakes.Brakes, "count_allowed")],
+    [(preconditions, "require_met"), (breaker, "check_run"), (run_guard.RunGuard, "count_allowed")],
     ids=["1", "2", "3"],
 )
 def test_a_run_that_is_stopped_during_its_checks_or_before_its_first_chunk_deletes_nothing(monkeypatch, where, name):
-    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 1_000.0)
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 1_000.0)
     statuses(1)
     check = getattr(where, name)
 
@@ -126,13 +127,13 @@ def elapsed(act):
 
 
 def test_pace_waits_as_long_as_the_rows_may_take_but_not_beyond_the_budget():
-    assert 0.05 <= elapsed(lambda: brakes.Deadline(HOUR, pace=100).has_passed(5)) < SOON
-    assert elapsed(lambda: brakes.Deadline(timedelta(seconds=0.05), pace=100).has_passed(1_000)) < SOON
+    assert 0.05 <= elapsed(lambda: Deadline(HOUR, pace=100).has_passed(5)) < SOON
+    assert elapsed(lambda: Deadline(timedelta(seconds=0.05), pace=100).has_passed(1_000)) < SOON
 
 
 def test_a_request_to_stop_ends_the_wait_for_the_pace():
     stopper = threading.Thread(target=shutdown.requested.set)
-    deadline = brakes.Deadline(HOUR, pace=100, on_progress=stopper.start)
+    deadline = Deadline(HOUR, pace=100, on_progress=stopper.start)
     try:
         waited = elapsed(lambda: deadline.has_passed(1_000))
         stopper.join()

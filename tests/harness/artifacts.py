@@ -10,7 +10,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import statement
 from forgekeeper.engine.rows import RowDeletionPass, insert_objects
 from forgekeeper.engine.run import Run
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.queries import START_POSITION

@@ -8,7 +8,7 @@ import pytest
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine.rows import execute_change
 from forgekeeper.engine.run import Run
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database.targets import TargetRelation
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus

@@ -1,4 +1,4 @@
-"""The protocol of limits as a state machine, and a search through all its histories: `Brakes` without a database.
+"""The protocol of limits as a state machine, and a search through all its histories: `RunGuard` without a database.
 
 Two children reserve, delete and settle, a step at a time.  Between any two steps a child may be killed, a reply may be
 lost, a settlement may fail, a day or a run may end, a backup may be made and restored.  Totals are the state of the

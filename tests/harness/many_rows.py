@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.database import database
 from models import ProjectStatistics
 from tests.harness.artifacts import BUCKETS, run, turn_on

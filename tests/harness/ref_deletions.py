@@ -6,7 +6,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.delivery.broker import broker
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from models import GitRefDeletion, Project

@@ -9,7 +9,7 @@ from datetime import timedelta
 import psycopg2
 import pytest
 
-from forgekeeper.ledger.holds import BRAKE_KINDS, KINDS_BY_PEOPLE, Batch, Hold
+from forgekeeper.ledger.holds import GUARD_HOLD_KINDS, KINDS_BY_PEOPLE, Batch, Hold
 from forgekeeper.ledger.reconcile import reconcile_batch
 from forgekeeper.platform.database import database, now
 from tests.harness.settings import settings_with
@@ -113,7 +113,7 @@ def test_a_hold_that_has_ended_holds_nothing_back_and_goes_with_the_next():
     ("kinds", "why"),
     [(("pause", "new", "stop"), "stopped"), (("pause", "breaker"), "held"), (("pause",), "paused"), ((), None)],
 )
-def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
+def test_a_stop_comes_before_a_guard_s_hold_and_that_before_a_pause(kinds, why):
     for kind in kinds:
         Hold.add(NAME, kind, reason="test", by="test")
 
@@ -129,7 +129,7 @@ def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
 def test_what_holds_a_batch_back_holds_it_back_for_older_versions(kind, why):
     Hold.add(NAME, kind, reason="test", by="alice")
     there = older(OLDER_LOOK)
-    Hold.lift(NAME, (*KINDS_BY_PEOPLE, *BRAKE_KINDS))
+    Hold.lift(NAME, (*KINDS_BY_PEOPLE, *GUARD_HOLD_KINDS))
 
     assert (there, older(OLDER_LOOK)) == (why, None)
 
@@ -165,7 +165,7 @@ def test_what_an_older_version_writes_stands_beside_what_is_there(statement, kin
     ids=["resume", "release"],
 )
 def test_what_an_older_version_ends_ends_and_nothing_else_does(statement, left):
-    for kind in (*KINDS_BY_PEOPLE, *BRAKE_KINDS):
+    for kind in (*KINDS_BY_PEOPLE, *GUARD_HOLD_KINDS):
         Hold.add(NAME, kind, reason="test", by="alice")
 
     older(statement)

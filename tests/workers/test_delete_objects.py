@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.api.answers import ask_for_answers
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.platform.database import database, now
 from forgekeeper.platform.database.queries import KeyPage

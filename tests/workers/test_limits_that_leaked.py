@@ -10,7 +10,7 @@ import pytest
 from demo.sample_data import add_statuses as statuses
 from demo.sample_data import create_repository, list_refs
 from forgekeeper.api.batches import BATCHES, CHILDREN
-from forgekeeper.guards import brakes, breaker
+from forgekeeper.guards import breaker, run_guard
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.limits import LOCK_BATCH_ROW, RunTotal
 from forgekeeper.ledger.quarantine import Quarantined
@@ -152,7 +152,7 @@ def test_far_from_its_limits_a_run_reserves_several_chunks_at_once_and_keeps_not
         return real(sql, params)
 
     monkeypatch.setattr(db.obj, "execute_sql", count_locks)
-    monkeypatch.setattr(brakes, "BRAKE_INTERVAL_SECONDS", 600.0)  # or a slow machine begins with a chunk again
+    monkeypatch.setattr(run_guard, "GUARD_INTERVAL_SECONDS", 600.0)  # or a slow machine begins with a chunk again
     row = run_as_worker(STATUSES, settings)
 
     (total,) = RunTotal.select()

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper import Rows, batch
 from forgekeeper.api.batches import BATCHES
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun

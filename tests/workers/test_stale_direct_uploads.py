@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.database import now as database_now

@@ -9,7 +9,7 @@ import pytest
 
 from forgekeeper.api.batches import Declaration
 from forgekeeper.engine.run import Run
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, now
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
         deadline = Deadline(timedelta(minutes=4), clock=lambda: time.monotonic())  # noqa: PLW0108, it may be replaced
         run = Run(self.batch, settings, deadline=deadline, number=number, **options)
         self.batch.work(run)
-        run.brakes.count_unreserved()
+        run.guard.count_unreserved()
         return getattr(run.outcome, self.field)
 
     def left(self):

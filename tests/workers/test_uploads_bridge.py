@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.engine.register_source import MAX_UPLOAD_LOCKS
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import RedisClient, client, run_script
 from forgekeeper.platform.database import now as database_now
 from forgekeeper.sources.register import bridge

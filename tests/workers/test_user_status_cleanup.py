@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 
 from forgekeeper.engine import statement
-from forgekeeper.guards.brakes import Deadline
+from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.database import database, sessions
 from tests.harness.clocks import clock
 from tests.harness.many_rows import statuses as due_statuses

@@ -1,8 +1,8 @@
-"""Reasons for a run to end early: its budget, or a brake.
+"""The guard of a run: reasons to end it early, and the limits of its deletions.
 
-A brake is a stop, a hold, a cancelled run or a limit.  All brakes are stored in PostgreSQL.  A run reads them there at
-most once a second and before its next chunk, so brakes work for every run and child on every machine, also while Redis
-is down.
+A run ends early at a stop, a hold or a limit, or if it is cancelled.  All of these are stored in PostgreSQL.  A run
+reads them there at most once a second and before its next chunk, so they work for every run and child on every machine,
+also while Redis is down.
 
 Limits belong to the batch.  The deletions of a child count against the batch's newest run, whichever run sent the
 child.  A child ends if the newest run or the run that sent it is cancelled.
@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -30,16 +29,13 @@ from forgekeeper.api.batches import ChildSpec, Declaration
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.ledger.holds import KINDS_THAT_END_RUNS, SELECT_HOLD_STATE
 from forgekeeper.ledger.limits import NO_AMOUNT, NO_USAGE, Amount, DeletionLimits, RunTotal, StopReason
-from forgekeeper.platform import shutdown
 from forgekeeper.platform.database import database, is_connected, sqlstate
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import execute_prepared, write_transaction
 from forgekeeper.platform.settings import PREFIX, Settings
 
-BRAKE_INTERVAL_SECONDS = 1.0
-"""Seconds between two reads of the brakes.  A stop has to take effect within five seconds."""
-MAX_PACE_WAIT_SECONDS = 1.0
-"""Longest pause in seconds before a run that waits for its pace checks the brakes again."""
+GUARD_INTERVAL_SECONDS = 1.0
+"""Seconds between two reads of stops, holds and releases.  A stop has to take effect within five seconds."""
 MAX_CHUNKS_PER_RESERVATION = 64
 """Maximum chunks of rows that an attempt reserves at once.
 
@@ -56,7 +52,7 @@ SETTLE_TOTALS = """
     where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
 """
 # Until a run has begun after a release, children of earlier ones stay held.
-SELECT_BRAKES = f"""
+SELECT_STOP_REASON = f"""
     with force as (
         select case when %(child)s then (
             select id from job_runs where batch = %(batch)s and started_at is not null order by id desc limit 1
@@ -80,8 +76,8 @@ class LimitRefusal(NamedTuple):
     sentence: str
 
 
-class Brakes:
-    """The brakes of an attempt at a run or a child."""
+class RunGuard:
+    """The guard of an attempt at a run or a child: why it has to end, and what it may delete."""
 
     def __init__(self, declared: Declaration, settings: Settings, outcome: object, run: int | None) -> None:
         self._declared = declared
@@ -90,7 +86,7 @@ class Brakes:
         self._sender = self._run = run or 0
         self._child = isinstance(declared, ChildSpec)
         self._limits = DeletionLimits(*settings.deletion_limits(self._batch))
-        self._asked = -BRAKE_INTERVAL_SECONDS
+        self._asked = -GUARD_INTERVAL_SECONDS
         self._reserved = NO_AMOUNT
         self._reserved_at = -math.inf
         self._chunks = 1
@@ -109,9 +105,9 @@ class Brakes:
 
         Asks PostgreSQL once a second, or *now*.
         """
-        if self.stop_reason is None and (now or time.monotonic() - self._asked >= BRAKE_INTERVAL_SECONDS):
+        if self.stop_reason is None and (now or time.monotonic() - self._asked >= GUARD_INTERVAL_SECONDS):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
-            found = execute_prepared("brakes", SELECT_BRAKES, values).fetchone()
+            found = execute_prepared("stop_reason", SELECT_STOP_REASON, values).fetchone()
             self.stop_reason, run, self.has_release, bound = found
             self._asked = time.monotonic()
             self._bound = bound and self._declared.batch.deletes_records
@@ -131,11 +127,11 @@ class Brakes:
         return self._reserved.bytes if self._limits.has_byte_limits else None
 
     def count_allowed(self, wanted: int) -> int:
-        """Return how many of the *wanted* records the brakes allow now; 0 if the attempt has to end.
+        """Return how many of the *wanted* records may be deleted now; 0 if the attempt has to end.
 
         Reserves nothing.  Gives back a reservation that is a second old, too small, or of an earlier run.
         """
-        # Read the brakes before the first chunk, whatever their age: the checks before it take time.  A child asks
+        # Read before the first chunk, however new the last reading is: the checks before it take time.  A child asks
         # before each chunk of a reservation, too: a release may have begun since.
         self.find_stop_reason(now=not self._begun or (self._child and self._reserved != NO_AMOUNT))
         self._begun = True
@@ -184,7 +180,7 @@ class Brakes:
 
     def _is_reservation_new(self) -> bool:
         """Return whether the last reservation is less than a second old."""
-        return time.monotonic() - self._reserved_at < BRAKE_INTERVAL_SECONDS
+        return time.monotonic() - self._reserved_at < GUARD_INTERVAL_SECONDS
 
     def reserve(
         self, records: int, size: int = 0, *, least: int = 0, least_records: int = 1, chunks: int = 1
@@ -334,53 +330,3 @@ def _is_rolled_back(error: Exception) -> bool:
     if isinstance(error, pw.PeeweeException):
         return sqlstate(error) is not None and is_connected()
     return isinstance(error, Blocked)
-
-
-class Deadline:
-    """The time limit of a run: the end of its budget, or earlier if the run is asked to stop.
-
-    *safe_point* may raise to end the run at once.  A run that is asked to stop, or that has a *brake*, ends as if its
-    budget were used up: the next tick deletes the rest.  *done* counts the records that the run has reported;
-    *on_progress* is called at each report, before any waiting.
-    """
-
-    def __init__(
-        self,
-        budget: timedelta,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        safe_point: Callable[[], None] = lambda: None,
-        on_progress: Callable[[], None] = lambda: None,
-        brake: Callable[[], str | None] = lambda: None,
-        pace: float | None = None,
-    ) -> None:
-        self.done = 0
-        self._clock = clock
-        self._ends = clock() + budget.total_seconds()
-        self._safe_point = safe_point
-        self._on_progress = on_progress
-        self._brake = brake
-        self._pace = pace
-
-    def seconds_left(self) -> float:
-        """Return the seconds that are left of the budget."""
-        return max(0.0, self._ends - self._clock())
-
-    def has_passed(self, done: int = 0) -> bool:
-        """Count *done* records, wait for the pace, and return whether the run has to end."""
-        self.done += done
-        self._on_progress()
-        if self._pace and done:
-            self._wait_for_pace(done / self._pace)
-        self._safe_point()
-        return self.is_halted() or self._clock() >= self._ends
-
-    def is_halted(self) -> bool:
-        """Return whether a brake or a shutdown ends the run, whatever is left of its budget."""
-        return self._brake() is not None or shutdown.requested.is_set()
-
-    def _wait_for_pace(self, seconds: float) -> None:
-        """Wait until the time is over, the budget ends or a brake applies."""
-        left = min(seconds, self.seconds_left())
-        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, MAX_PACE_WAIT_SECONDS)):
-            left -= MAX_PACE_WAIT_SECONDS

@@ -121,7 +121,7 @@ def test_a_preview_has_the_numbers_of_a_dry_run_and_changes_nothing(seen):
     assert dry["due"] == 1234
     assert "<strong>1,234</strong> due in all" in text
     assert [one["id"] for one in dry["parts"][0]["sample"]] == [
-        number for number, _ in read_rows(text, "user_status, some of them")
+        number for number, _ in read_rows(text, "user_status, examples")
     ]
     assert db.execute_sql("select count(*) from user_statuses").fetchone() == (1234,)
     assert not JobRun.select().exists()

@@ -145,7 +145,7 @@ def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
         done = child()
 
     assert (done.outcome, done.has_more_work) == (ProjectOutcome(0, 0, "lease_held"), False)
-    assert {line["log_level"] for line in lines} == {"info"}
+    assert {line["log_level"] for line in lines} <= {"debug", "info"}
     assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
 
 

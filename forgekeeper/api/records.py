@@ -1,4 +1,7 @@
-"""The kinds of records that a batch declares, and the fields of its outcome that count them."""
+"""The kinds of records that a batch declares, and the fields of its outcome that count them.
+
+They follow from the answer of the batch, unless `@batch` names them (``records=``, ``more_records=``).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The request to shut down, from a supervisor, the master process, the kernel or a person.
 
-Scheduler, exporter and console handle SIGTERM and Ctrl-C by the queue of `open_request_queue`; a worker process drains
-(`forgekeeper.platform.worker_shutdown`).
+Scheduler and exporter handle SIGTERM and Ctrl-C by the queue of `open_request_queue`, in `forgekeeper.cli.serving`.  A
+worker process drains (`forgekeeper.platform.worker_shutdown`), and Uvicorn ends the console.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_what_the_dead_have_counted_stays_their_gauges_go_and_a_file_that_is_jus
 
 
 def test_the_clients_files_have_no_room_of_their_own(tmp_path):
-    """Where this fails, the patch in `metrics/full_disk.py` is superfluous."""
+    """If this fails, remove the patch in `metrics/full_disk.py`."""
     MmapedDict(str(tmp_path / "counter.db")).close()
 
     made = (tmp_path / "counter.db").stat()

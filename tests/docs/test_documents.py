@@ -19,7 +19,7 @@ import models
 from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.engine import record_counts
 from forgekeeper.ledger import reconcile, retry_delays
-from forgekeeper.platform.coordination.leases import hold_lease
+from forgekeeper.platform.coordination.leases import hold_leases
 from models import STALE_AFTER, UNFINISHED_STATES, ImportStatus, TrackerStatus
 from tests.harness.artifacts import buckets
 from tests.harness.catalogue import SERIES
@@ -62,7 +62,7 @@ DOCUMENT_48 = [
 DOCUMENT_58 = [
     ("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
     ("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
-    ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(hold_lease, "max_duration")),
+    ("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(hold_leases, "max_duration")),
     ("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
     ("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
     ("retries", "リトライ対象エラー すべての例外", 25, lambda: retry_delays.MAX_RETRIES),

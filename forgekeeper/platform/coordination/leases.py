@@ -12,10 +12,11 @@ meantime.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import uuid4
 
 import redis
@@ -50,8 +51,8 @@ class HeldLease(NamedTuple):
     left: timedelta
 
 
-class Lease(CriticalThread):
-    """A lease, and the thread that renews it; call `check` at every safe point."""
+class Lease:
+    """A lease; call `check` at every safe point."""
 
     def __init__(
         self,
@@ -62,32 +63,30 @@ class Lease(CriticalThread):
         ttl: timedelta,
         max_duration: timedelta,
         clock: Callable[[], float],
+        read_second: Callable[[], int],
     ) -> None:
-        super().__init__(f"lease {name}")
         self._client = client
-        self._lease_name = name
+        self._name = name
         self._key = LEASE_KEY_PREFIX + name
         self._holder, self._value = holder, ""
         self._ttl = ttl.total_seconds()
         self._milliseconds = round(self._ttl * 1_000)
         self._max_duration = max_duration.total_seconds()
-        self._clock = clock
+        self._clock, self._read_second = clock, read_second
         # Redis starts the ttl later, when the command arrives: so we never count longer than Redis.
         self._taken_at = self._confirmed_at = clock()
         self._is_lost = False
 
-    def acquire(self) -> None:
-        """Take the lease, or raise `LeaseTaken`; if the reply was lost, ask for the outcome."""
+    def acquire(self) -> bool:
+        """Take the lease if it is free, and return whether it was; if the reply was lost, ask for the outcome."""
         with engine_step():
             try:
-                taken = self._set_key()
+                return self._set_key()
             except (redis.ConnectionError, redis.TimeoutError):
-                taken = self._set_key() or self._client.get(self._key) == self._value.encode()
-        if not taken:
-            raise LeaseTaken(f"another process holds the lease {self._lease_name}")
+                return self._set_key() or self._client.get(self._key) == self._value.encode()
 
     def _set_key(self) -> bool:
-        self._value = self._value or f"{uuid4().hex} {self._client.time()[0]} {self._holder}"
+        self._value = self._value or f"{uuid4().hex} {self._read_second()} {self._holder}"
         return bool(self._client.set(self._key, self._value, nx=True, px=self._milliseconds))
 
     def release(self) -> None:
@@ -102,16 +101,27 @@ class Lease(CriticalThread):
 
         If Redis does not answer within the client's timeout, its last answer counts for *ttl*.
         """
-        if not self._why_lost():
-            self._renew()
+        if self.is_ours:
+            self.renew()
         if doubt := self._why_lost():
-            raise LeaseLost(f"the lease {self._lease_name} {doubt}")
+            raise LeaseLost(f"the lease {self._name} {doubt}")
 
-    def run_until_stopped(self) -> None:
-        """Renew the lease every third of its ttl until stopped or lost; `check` tells the holder."""
-        while not self.stopped.wait(self._ttl / 3) and not self._why_lost():
-            self.take_turn(self._renew)
-        self.stopped.set()
+    @property
+    def is_ours(self) -> bool:
+        """Whether the last answer of Redis still counts."""
+        return self._why_lost() is None
+
+    def renew(self) -> None:
+        """Renew the lease if Redis answers; `check` raises if it is lost."""
+        asked = self._clock()
+        try:
+            renewed = self._run_if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
+        except redis.RedisError:
+            return  # unconfirmed: `_why_lost` counts the time since the last confirmation
+        if renewed:
+            self._confirmed_at = asked
+        else:
+            self._is_lost = True
 
     def _why_lost(self) -> str | None:
         now = self._clock()
@@ -123,51 +133,87 @@ class Lease(CriticalThread):
             return f"was held for the maximum of {self._max_duration:g} s"
         return None
 
-    def _renew(self) -> None:
-        asked = self._clock()
-        try:
-            renewed = self._run_if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
-        except redis.RedisError:
-            return  # unconfirmed: `_why_lost` counts the time since the last confirmation
-        if renewed:
-            self._confirmed_at = asked
-        else:
-            self._is_lost = True
-
     def _run_if_ours(self, script: str, *values: int) -> bool:
         """Run a script of redis-py's locks if the lease is ours; return whether it is."""
         with engine_step():
             return bool(self._client.register_script(script)(keys=[self._key], args=[self._value, *values]))
 
 
+class _Renewal(CriticalThread):
+    """The thread that renews leases every third of their *ttl*, until stopped or until all are lost."""
+
+    def __init__(self, leases: Mapping[str, Lease], ttl: timedelta) -> None:
+        super().__init__(f"leases {', '.join(leases)}")
+        self._leases, self._pause_seconds = leases, ttl.total_seconds() / 3
+
+    def run_until_stopped(self) -> None:
+        """Renew the leases that are not lost; `Lease.check` tells their holder."""
+        while not self.stopped.wait(self._pause_seconds):
+            ours = [one for one in self._leases.values() if one.is_ours]
+            if not ours:
+                break
+            for one in ours:
+                self.take_turn(one.renew)
+        self.stopped.set()
+
+
+class LeaseOptions(TypedDict):
+    """Options of leases; `hold_leases` explains them."""
+
+    ttl: timedelta
+    holder: str
+    max_duration: NotRequired[timedelta]
+    is_forbidden: NotRequired[Callable[[], bool]]
+    clock: NotRequired[Callable[[], float]]
+
+
 @contextmanager
-def hold_lease(
+def hold_lease(client: redis.Redis, name: str, **options: Unpack[LeaseOptions]) -> Iterator[Lease]:
+    """Hold the lease *name* during the body, or raise `LeaseTaken` at once; see `hold_leases`."""
+    with hold_leases(client, [name], **options) as held:
+        if name not in held:
+            raise LeaseTaken(f"another process holds the lease {name}")
+        yield held[name]
+
+
+@contextmanager
+def hold_leases(
     client: redis.Redis,
-    name: str,
+    names: Sequence[str],
     *,
     ttl: timedelta,
-    max_duration: timedelta = timedelta(minutes=10),
     holder: str,
+    max_duration: timedelta = timedelta(minutes=10),
     is_forbidden: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Lease]:
-    """Hold the lease *name* during the body, or raise `LeaseTaken` at once; always release it.
+) -> Iterator[Mapping[str, Lease]]:
+    """Hold the free leases among *names* during the body, and always release them; yield them by name.
 
-    Raises `LeaseInTransaction`, before Redis is contacted, if *is_forbidden* returns True.  *holder* is for display
-    only.
+    Raises `LeaseInTransaction`, before Redis is contacted, if *is_forbidden* returns True, and `redis.RedisError` if
+    Redis does not answer.  *holder* is for display only.
     """
     if is_forbidden is not None and is_forbidden():
-        raise LeaseInTransaction(f"the lease {name} cannot be taken inside a database transaction")
-    held = Lease(client, name, holder, ttl=ttl, max_duration=max_duration, clock=clock)
-    held.acquire()
+        raise LeaseInTransaction(f"the lease {names[0]} cannot be taken inside a database transaction")
+    read_second = cache(lambda: int(client.time()[0]))
+    options: dict[str, Any] = {"ttl": ttl, "max_duration": max_duration, "clock": clock, "read_second": read_second}
+    held: dict[str, Lease] = {}
+    renewal: _Renewal | None = None
     try:
-        held.start()
+        for name in names:
+            lease = Lease(client, name, holder, **options)
+            if lease.acquire():
+                held[name] = lease
+        if held:
+            renewal = _Renewal(held, ttl)
+            renewal.start()
         yield held
     finally:
-        held.stopped.set()
-        held.release()
-        if held.is_alive():
-            held.join()
+        if renewal is not None:
+            renewal.stopped.set()
+        for lease in held.values():
+            lease.release()
+        if renewal is not None and renewal.is_alive():
+            renewal.join()
 
 
 def list_leases(client: redis.Redis) -> list[HeldLease]:

@@ -72,6 +72,11 @@ class BareRepository:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text((self.one if value is None else value) + "\n")
 
+    def leave_format_to_git(self):
+        """Add a section to the configuration, so that only git knows the format of the repository."""
+        with (self.path / "config").open("a") as config:
+            config.write("[extensions]\n")
+
     def packed(self, *names):
         """Replace the packed refs by these."""
         lines = [f"{self.one} {name}\n".encode() for name in names]

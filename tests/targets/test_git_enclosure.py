@@ -77,9 +77,10 @@ def test_a_place_of_refs_that_only_a_later_git_knows_is_refused(repository, valu
 
 
 def test_a_link_that_comes_between_look_and_deletion_is_refused(repository, other, tmp_path, monkeypatch):
+    repository.leave_format_to_git()
     heads = repository.path / "refs/heads"
     swap = f"rm -rf {heads}; ln -s {other.path}/refs/heads {heads}"
-    replace_git(tmp_path / "bin", monkeypatch, f'$GIT "$@"; case "$*" in *for-each-ref*) {swap};; esac')
+    replace_git(tmp_path / "bin", monkeypatch, f'$GIT "$@"; case "$*" in *rev-parse*) {swap};; esac')
 
     with pytest.raises(RepositoryFailed, match="refs/heads"):
         repository.delete("refs/heads/a")

@@ -281,9 +281,10 @@ def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
 
 
 def test_refs_are_not_gone_because_another_repository_took_the_place(repository, tmp_path, monkeypatch):
+    repository.leave_format_to_git()
     other = BareRepository(tmp_path / "other")
     deed = f"mv {repository.path} {tmp_path}/away && mv {other.path} {repository.path}"
-    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *for-each-ref*) {deed};; esac\nexec $GIT "$@"')
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *rev-parse*) {deed};; esac\nexec $GIT "$@"')
 
     with pytest.raises(RepositoryFailed, match="place"):
         repository.delete("refs/a")

@@ -22,6 +22,7 @@ SAYS_NOTHING = "exit 128"
 def test_a_ref_whose_outcome_git_did_not_say_stays_open_in_the_audit_and_used_up_of_the_limit(
     child, repository, tmp_path, monkeypatch
 ):
+    repository.leave_format_to_git()
     rows("refs/mr/1", "refs/mr/2")
     limit = {"max_per_day_git_ref_cleanup": 10}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from time import monotonic
 
 import dramatiq
@@ -16,6 +17,7 @@ from demo.servers import Servers
 from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
+from forgekeeper.engine.repository_children import MAX_PROJECTS_PER_MESSAGE
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.settings import Settings
 
@@ -33,27 +35,34 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
         Peer("Celery's apply_async", partial(_celery, servers, projects), 1.0),
     )
     return [
-        Benchmark("fan_out", "children/s", partial(_ours, servers, projects, again=False), peers),
+        Benchmark("fan_out", "children/s", partial(_ours, servers, projects), peers),
+        Benchmark(
+            "fan_out_small",
+            "children/s",
+            partial(_ours, servers, projects, per_message=MAX_PROJECTS_PER_MESSAGE),
+            peers[:1],
+        ),
         Benchmark("fan_out_again", "children/s", partial(_ours, servers, projects, again=True), peers[:1]),
     ]
 
 
-def _ours(servers: Servers, projects: int, *, again: bool) -> float:
+def _ours(servers: Servers, projects: int, *, again: bool = False, per_message: int = 1) -> float:
     with database_of(servers, "fan_out") as settings:
         client.flushdb()
         if again:
-            assert _send(settings, projects) == EnqueueCounts(projects, 0)
+            assert _send(settings, projects, per_message) == EnqueueCounts(projects, 0)
         began = monotonic()
-        sent = _send(settings, projects)
+        sent = _send(settings, projects, per_message)
         seconds = monotonic() - began
         assert sent == (EnqueueCounts(0, projects) if again else EnqueueCounts(projects, 0)), sent
         queue = CHILDREN["clean_project_refs"].queue
         stored = client.llen(queues.ready_key(queue)), client.hlen(queues.bodies_key(queue))
-        assert stored == (projects, projects), "not all children were put in"
+        assert stored == (messages := ceil(projects / per_message), messages), "not all messages were put in"
+        assert client.hlen(queues.QUEUED_CHILDREN_KEY) == projects, "not all children are known"
     return projects / seconds
 
 
-def _send(settings: Settings, projects: int) -> EnqueueCounts:
+def _send(settings: Settings, projects: int, per_message: int) -> EnqueueCounts:
     """Send the children of a run by pages, as the engine does."""
     from forgekeeper.delivery.broker import broker
     from forgekeeper.delivery.messages import send_children
@@ -61,7 +70,8 @@ def _send(settings: Settings, projects: int) -> EnqueueCounts:
     child = CHILDREN["clean_project_refs"]
     keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]
     pages = [keyed[at : at + PAGE] for at in range(0, len(keyed), PAGE)]
-    sent = [send_children(broker, RUN, child, page, limit_depth=settings.queue_limit) for page in pages]
+    options = {"limit_depth": settings.queue_limit, "per_message": per_message}
+    sent = [send_children(broker, RUN, child, page, **options) for page in pages]
     return EnqueueCounts(sum(one.enqueued for one in sent), sum(one.deduplicated for one in sent))
 
 

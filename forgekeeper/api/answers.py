@@ -464,7 +464,8 @@ class Children(Answer):
     children whose arguments are not unique.  Sending a child twice is harmless, and losing a child only costs time.
     Each bucket of `Buckets` gets a child.  *sent* names the field of the result that counts sent children, *all_of* a
     field that counts children on their way, too.  If the first argument of each child is a project's id (*by_project*),
-    excluded projects get no child.
+    excluded projects get no child.  A message has up to *per_message* children, which one thread executes in turn:
+    children with little work share a message, so that they share its reads.
 
     >>> @batch(cron="0 * * * *", budget=timedelta(minutes=1), records=(), outcome=Counted)
     ... def start_shards(now: datetime) -> Children:
@@ -482,6 +483,7 @@ class Children(Answer):
     sent: str = "children_enqueued"
     all_of: str | None = None
     by_project: bool = False
+    per_message: int = 1
 
     def iterate_calls(self) -> Iterator[KeyedArguments]:
         """Yield the key and the arguments of each child."""

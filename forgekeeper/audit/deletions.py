@@ -20,7 +20,7 @@ from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.platform.database import Base, Document, database, default_sql
 from forgekeeper.platform.database.common_tables import CommonTable
-from forgekeeper.platform.database.sessions import write_transaction
+from forgekeeper.platform.database.sessions import write_prefix, write_transaction
 
 MAX_RECORDS_PER_ROW = 250
 """Maximum records in a row: their ids stay inside the row and are searched there."""
@@ -33,15 +33,16 @@ NAME_HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 OTHER_COLUMN_PREFIX = "column_"
 """Prefix of the name of a column that the model lacks; the value is JSON in a text."""
 
-SELECT_OPEN_INTENTS = """
-    select id, ids, cardinality(hashes), detail, run from audit_deletions as intended
+# Spelled out, because PostgreSQL uses no index for "is not distinct from".
+FROM_OPEN_INTENTS = """
+    from audit_deletions as intended
     where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it} and at > %(since)s
       and not exists (
         select from audit_deletions as closing where closing.intent = intended.id and closing.at > %(since)s
       )
-    order by id
-    limit 100
 """
+SELECT_OPEN_INTENTS = f"select id, ids, cardinality(hashes), detail, run {FROM_OPEN_INTENTS} order by id limit 100"
+SELECT_SCOPES_WITH_OPEN_INTENTS = f"select distinct scope {FROM_OPEN_INTENTS.format(is_it='= any(%(scopes)s)')}"
 INSERT_ROWS = """
     insert into audit_deletions (batch, run, tick, child, record, phase, scope, intent, ids, hashes, detail)
     values {rows}
@@ -185,14 +186,22 @@ class Audit:
         self._insert_rows("done", record, _split_into_rows(ids, (), columns))
 
     def record_intent(
-        self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any
+        self,
+        record: str,
+        *,
+        ids: Sequence[int],
+        names: Sequence[str] = (),
+        scope: str | None = None,
+        first: str = "",
+        **columns: Any,
     ) -> list[int]:
         """Record the records that are about to be deleted; return the intents' ids.
 
         There is one intent for each `MAX_RECORDS_PER_ROW` records.  *columns* have a value for each record, or a common
-        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.
+        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.  The SQL
+        *first* is executed before, in the same request.
         """
-        return self._insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope)
+        return self._insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope, first=first)
 
     def record_outcomes(self, record: str, ended: Iterable[IntentOutcome]) -> None:
         """Record the outcomes of intents, in the transaction at hand."""
@@ -210,12 +219,18 @@ class Audit:
             return []
         # The age is a constant, so PostgreSQL does not lock partitions of earlier months, not even to plan.
         values = {"batch": self._facts["batch"], "record": record, "scope": scope, "since": now - MAX_INTENT_AGE}
-        # Spelled out, because PostgreSQL uses no index for "is not distinct from".
         statement = SELECT_OPEN_INTENTS.format(is_it="is null" if scope is None else "= %(scope)s")
         return [Intent(*row) for row in database.execute_sql(statement, values).fetchall()]
 
+    def find_scopes_with_open_intents(self, record: str, scopes: Sequence[str], *, now: datetime) -> set[str]:
+        """Return those of the *scopes* for which `find_open_intents` would return intents."""
+        if not self.on:
+            return set()
+        values = {"batch": self._facts["batch"], "record": record, "scopes": scopes, "since": now - MAX_INTENT_AGE}
+        return {scope for (scope,) in database.execute_sql(SELECT_SCOPES_WITH_OPEN_INTENTS, values).fetchall()}
+
     def _insert_rows(
-        self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None
+        self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None, first: str = ""
     ) -> list[int]:
         """Insert a row for each part; return their ids, in the order of the parts."""
         if not self.on or not (rows := list(parts)):
@@ -225,7 +240,7 @@ class Audit:
             for one in rows
         ]
         # Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
-        statement = INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
+        statement = first + INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
         inserted = database.execute_sql(statement, [value for row in values for value in row])
         return [number for (number,) in inserted.fetchall()]
 
@@ -292,6 +307,17 @@ class IntentLog(Generic[Key]):
                 begun = self._record_items(items)
             self._open_intents |= begun
 
+    def commit(self, items: Mapping[Key, AuditItem], *, with_statement: str = "") -> None:
+        """Record the items before their deletion, and execute *with_statement*, all in one transaction and request.
+
+        Call it outside a transaction.
+        """
+        first = f"{with_statement}; " if with_statement else ""
+        if self._audit.on and items:
+            self._open_intents |= self._record_items(items, first=write_prefix() + first)
+        elif first:
+            database.execute_sql(write_prefix() + first, {})
+
     @contextmanager
     def recording_states(self, states: Mapping[Key, str]) -> Iterator[None]:
         """Run the block and record the *states* of begun records, in one transaction."""
@@ -306,11 +332,11 @@ class IntentLog(Generic[Key]):
         """Return the keys of the records without a recorded outcome."""
         return list(dict.fromkeys(key for part in self._open_intents.values() for key in part))
 
-    def _record_items(self, items: Mapping[Key, AuditItem]) -> dict[int, dict[Key, AuditItem]]:
+    def _record_items(self, items: Mapping[Key, AuditItem], *, first: str = "") -> dict[int, dict[Key, AuditItem]]:
         said = items.values()
         names, columns = [item.name for item in said], _merge_details(said)
         numbers = self._audit.record_intent(
-            self._record, ids=_list_ids(said), names=names, scope=self._scope, **columns
+            self._record, ids=_list_ids(said), names=names, scope=self._scope, first=first, **columns
         )
         keys = list(items)
         parts = (keys[start : start + MAX_RECORDS_PER_ROW] for start in range(0, len(keys), MAX_RECORDS_PER_ROW))

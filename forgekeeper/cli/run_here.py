@@ -31,7 +31,9 @@ def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> di
     """Execute the attempt in this process; return its result or raise `Problem` if it failed."""
     children: list[tuple[ChildSpec, KeyedArguments]] = []
 
-    def collect_children(_run: int, child: ChildSpec, keyed_args: Sequence[KeyedArguments]) -> EnqueueCounts:
+    def collect_children(
+        _run: int, child: ChildSpec, keyed_args: Sequence[KeyedArguments], **_options: object
+    ) -> EnqueueCounts:
         children.extend((child, one) for one in keyed_args)
         return EnqueueCounts(len(keyed_args))
 

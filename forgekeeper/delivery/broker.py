@@ -16,6 +16,7 @@ from forgekeeper.delivery.messages import ChildMessages, MessageEncoder, RunMess
 from forgekeeper.delivery.process import ProcessMiddleware
 from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.engine.attempt import Attempt
+from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.settings import reading
 from metrics.catalogue import build_metrics
@@ -35,12 +36,16 @@ broker = RedisBroker(
 dramatiq.set_broker(broker)
 
 
+def _work_on_message(attempt: Attempt | MessageAttempt, *arguments: object) -> None:
+    attempt.work_if_allowed(*arguments)
+
+
 def load_batches() -> None:
     """Import the batches and bind their actors; idempotent; raises `SettingsError`."""
     boot.import_batches(reading.read_modules())
     for one in all_declared():
         if one.name not in broker.actors:
-            one.bind_actor(broker, Attempt.work_if_allowed)
+            one.bind_actor(broker, _work_on_message)
     for batch in BATCHES.values():
         batch.sender = send_batch
     WORKER_METRICS.declare_metrics(build_metrics(all_declared()))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import peewee as pw
 import redis
@@ -34,9 +34,11 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
 from forgekeeper.api.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
+from forgekeeper.delivery.child_calls import RUN_OPTION, build_child_message, list_calls
 from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
 from forgekeeper.delivery.queues import QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY, bodies_key, list_fetched, ready_key
 from forgekeeper.engine import record_counts
+from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.engine.record_counts import suppress_count_errors
 from forgekeeper.ledger import manual_runs, quarantine
 from forgekeeper.ledger.holds import Hold
@@ -50,8 +52,8 @@ from metrics.logs import clean_text
 
 TOKEN_OPTION = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option with the token of the run's row: a number alone may name another run after a restore."""
-RUN_OPTION = "forgekeeper_run"
-"""The option with the number of the run that sent the child's message."""
+DIVIDED_OPTION = "forgekeeper_divided"
+"""The option of a message whose children have messages of their own now."""
 UNREADABLE_ACTOR = "unreadable"
 """The actor of a body that is not a message, and the option with that body."""
 TEXT_FIELDS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
@@ -107,7 +109,9 @@ class RunMessages(Middleware):
             log.info("run skipped", batch=batch.name, run=int(number), reason=reason or "duplicate")
             raise SkipMessage
         record_counts.count_late_start(batch.name, started)
-        message.args = (self._process.begin_attempt(self._process.runner.create_attempt(batch, started)),)
+        attempt = self._process.runner.create_attempt(batch, started)
+        self._process.note_attempt(attempt.__enter__())
+        message.args = (attempt,)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
@@ -140,44 +144,60 @@ class ChildMessages(Middleware):
         self._process = process
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Begin the attempt; skip a child that has killed too many processes."""
-        child, key, sender_run = CHILDREN.get(message.actor_name), message.message_id, message.options.get(RUN_OPTION)
+        """Begin the attempt; skip a child that has killed too many processes.
+
+        If a process died while it worked on a message with several children, each gets a message of its own: only the
+        child that kills processes is put into quarantine.
+        """
+        child, sender_run = CHILDREN.get(message.actor_name), message.options.get(RUN_OPTION)
         if child is None:
             return
-        run = sender_run if isinstance(sender_run, int) else None
+        run, calls = sender_run if isinstance(sender_run, int) else None, list_calls(message)
         try:
-            starts: Any = client.hincrby(STARTED_CHILDREN_KEY, key, 1)
-            if quarantine.quarantine_poison(child.batch.name, child.name, key, starts=starts, run=run):
-                log.error("child quarantined", child=child.name, message_id=key, reason="worker_lost")
+            starts = count_starts([key for key, _ in calls])
+            if len(calls) > 1 and max(starts) > 1:
+                self._send_one_by_one(broker, message, child, run)
+                raise SkipMessage
+            if quarantine.quarantine_poison(child.batch.name, child.name, calls[0][0], starts=starts[0], run=run):
+                log.error("child quarantined", child=child.name, message_id=calls[0][0], reason="worker_lost")
                 with suppress_count_errors():
                     count_dead_letter(child.name)
                 raise SkipMessage
         except (redis.RedisError, pw.PeeweeException) as error:
-            raise MessageNotReady(f"child {key} cannot be started: {error}") from error
-        message.args = (
-            self._process.begin_attempt(self._process.runner.create_child_attempt(child, key, run=run)),
-            *message.args,
-        )
+            raise MessageNotReady(f"child {message.message_id} cannot be started: {error}") from error
+        attempt = MessageAttempt(self._process.runner, child, calls, run)
+        self._process.note_attempt(attempt)
+        message.args = (attempt, *message.args)
+
+    def _send_one_by_one(self, broker: Broker, message: MessageProxy, child: ChildSpec, run: int | None) -> None:
+        """Send a message of its own to each child that has no later message than this one."""
+        assert isinstance(broker, RedisBroker)
+        calls = list_calls(message)
+        sent: Any = client.hmget(QUEUED_CHILDREN_KEY, [key for key, _ in calls])
+        number = message.options["redis_message_id"].encode()
+        ours = [call for call, sent_as in zip(calls, sent, strict=True) if sent_as == number]
+        count_starts([key for key, _ in calls], by=-1)
+        enqueue_children(broker, child, [[one] for one in ours], run)
+        log.warning("children sent one by one", child=child.name, message_id=message.message_id, children=len(ours))
+        message.options[DIVIDED_OPTION] = True
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Close the attempt, forget the message, and send a successor if the child left work."""
-        child, key = CHILDREN.get(message.actor_name), message.message_id
+        """Close the attempt, forget the message, and send the successors of children that left work."""
+        child = CHILDREN.get(message.actor_name)
         if child is None:
             return
         attempt = self._process.close_attempt(message, exception)
-        client.hdel(QUEUED_CHILDREN_KEY, key)
-        if attempt is not None:
-            # The earlier starts of a child that did not begin still count.
-            client.hdel(STARTED_CHILDREN_KEY, key)
-            if attempt.wants_successor and not shutdown.requested.is_set():
-                self._process.fan_out(attempt.run.number, child, [(key, message.args[1:])])
+        # The earlier starts of a child that did not begin still count.
+        forget_children(message, starts=attempt is not None)
+        if isinstance(attempt, MessageAttempt) and attempt.successors and not shutdown.requested.is_set():
+            self._process.fan_out(attempt.run_number, child, attempt.successors)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Forget the message and its starts."""
-        for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if message.actor_name in CHILDREN else ():
-            client.hdel(entries, message.message_id)
+        """Forget the message and its starts, unless its children have messages of their own."""
+        if message.actor_name in CHILDREN and DIVIDED_OPTION not in message.options:
+            forget_children(message, starts=True)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Put an unreadable message into quarantine; Dramatiq keeps it for some days to look at."""
@@ -204,6 +224,23 @@ class ChildMessages(Middleware):
             count_dead_letter(message.actor_name)
 
 
+def count_starts(keys: Sequence[str], *, by: int = 1) -> list[int]:
+    """Count a start of each child; return their starts without an end."""
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.hincrby(STARTED_CHILDREN_KEY, key, by)
+        counts: list[int] = pipe.execute()
+    return counts
+
+
+def forget_children(message: MessageProxy, *, starts: bool) -> None:
+    """Let the children of the message be sent again; forget their *starts*, too."""
+    keys = [key for key, _ in list_calls(message)]
+    for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if starts else (QUEUED_CHILDREN_KEY,):
+        if keys:
+            client.hdel(entries, *keys)
+
+
 def send_children(
     broker: RedisBroker,
     run: int | None,
@@ -211,8 +248,9 @@ def send_children(
     keyed_args: Sequence[KeyedArguments],
     *,
     limit_depth: int | None,
+    per_message: int = 1,
 ) -> EnqueueCounts:
-    """Send *child* a message of the *run* for each pair of key and arguments.
+    """Send *child* a message of the *run* for each pair of key and arguments, or for each *per_message* pairs.
 
     All messages are sent in one transaction.  A key with a message on its way or a row in quarantine gets none.  If two
     processes send at once, both may send.  Nothing is sent if *limit_depth* messages wait in the queue.  Raises
@@ -228,17 +266,28 @@ def send_children(
     kept: Any = client.hmget(bodies_key(queue), list(sent.values())) if sent else []
     left_out = {key for key, body in zip(sent, kept, strict=True) if body is not None}
     left_out |= quarantine.find_waiting_keys(child.batch.name, child.name, wanted)
-    ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
-    if ids:
-        # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
-        encoded: Any = {}
-        for key, sent_as in ids.items():
-            options = {"redis_message_id": sent_as, RUN_OPTION: run}
-            message: Message[None] = Message(queue, child.name, wanted[key], {}, options, key)
-            encoded[sent_as] = message.encode()
-        with client.pipeline(transaction=True) as pipe:
-            pipe.hset(bodies_key(queue), mapping=encoded)
-            pipe.rpush(ready_key(queue), *encoded)
-            pipe.hset(QUEUED_CHILDREN_KEY, mapping=ids)
-            pipe.execute()
-    return EnqueueCounts(len(ids), len(keyed_args) - len(ids))
+    calls = [(key, arguments) for key, arguments in wanted.items() if key not in left_out]
+    parts = [calls[start : start + per_message] for start in range(0, len(calls), per_message)]
+    enqueue_children(broker, child, parts, run)
+    return EnqueueCounts(len(calls), len(keyed_args) - len(calls))
+
+
+def enqueue_children(
+    broker: RedisBroker, child: ChildSpec, parts: Sequence[Sequence[KeyedArguments]], run: int | None
+) -> None:
+    """Send a message for each of *parts*, all in one transaction."""
+    if not parts:
+        return
+    # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
+    bodies: Any = {}
+    sent_as: Any = {}
+    for calls in parts:
+        message = build_child_message(child, calls, run)
+        number = message.options["redis_message_id"]
+        bodies[number] = message.encode()
+        sent_as |= dict.fromkeys((key for key, _ in calls), number)
+    with broker.client.pipeline(transaction=True) as pipe:
+        pipe.hset(bodies_key(child.queue), mapping=bodies)
+        pipe.rpush(ready_key(child.queue), *bodies)
+        pipe.hset(QUEUED_CHILDREN_KEY, mapping=sent_as)
+        pipe.execute()

@@ -30,7 +30,9 @@ from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import Declaration
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.boot import load_settings
+from forgekeeper.delivery.child_calls import list_calls
 from forgekeeper.engine.attempt import Attempt, Runner
+from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.engine.record_counts import count_duration_and_failure, suppress_count_errors
 from forgekeeper.ledger.heartbeats import Heartbeat
 from forgekeeper.platform import shutdown, worker_shutdown
@@ -57,7 +59,7 @@ class InFlightMessage(NamedTuple):
 
     message: MessageProxy
     since: float
-    attempt: Attempt | None = None
+    attempt: Attempt | MessageAttempt | None = None
 
 
 class ProcessMiddleware(Middleware):
@@ -153,12 +155,11 @@ class ProcessMiddleware(Middleware):
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             raise MessageNotReady(f"no connection to the database: {error}") from error
 
-    def begin_attempt(self, attempt: Attempt) -> Attempt:
-        """Begin the attempt at the message of this thread."""
-        self._in_flight[get_ident()] = self._in_flight[get_ident()]._replace(attempt=attempt.__enter__())
-        return attempt
+    def note_attempt(self, attempt: Attempt | MessageAttempt) -> None:
+        """Note the attempt at the message of this thread."""
+        self._in_flight[get_ident()] = self._in_flight[get_ident()]._replace(attempt=attempt)
 
-    def close_attempt(self, message: MessageProxy, error: BaseException | None) -> Attempt | None:
+    def close_attempt(self, message: MessageProxy, error: BaseException | None) -> Attempt | MessageAttempt | None:
         """Close the attempt at this thread's message; return it, None if it did not begin."""
         _, since, attempt = self._in_flight[get_ident()]
         if attempt is not None:
@@ -186,8 +187,9 @@ class ProcessMiddleware(Middleware):
         return [
             {
                 "what": message.actor_name,
-                "message_id": clean_text(message.message_id)[:200],  # other programs make up their own
-                "run": attempt and attempt.run.number,
+                # Other programs make up their own.
+                "message_id": clean_text(message.message_id if attempt is None else attempt.message_id)[:200],
+                "run": attempt and attempt.run_number,
                 "seconds": round(time.monotonic() - since, 3),
             }
             for message, since, attempt in sorted(self._in_flight.values(), key=lambda work: work.since)
@@ -195,7 +197,7 @@ class ProcessMiddleware(Middleware):
 
     def _forget_starts(self) -> None:
         """Forget the starts of interrupted work: three deployments would make it poison."""
-        if keys := [work.message.message_id for work in list(self._in_flight.values())]:
+        if keys := [key for work in list(self._in_flight.values()) for key, _ in list_calls(work.message)]:
             client.hdel(queues.STARTED_CHILDREN_KEY, *keys)
 
     def _collect_facts(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -18,11 +18,12 @@ from typing import Any, Self, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
+from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import BatchSpec, ChildSpec, Declaration
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
 from forgekeeper.engine.run import Run
+from forgekeeper.engine.shared_work import SharedWork
 from forgekeeper.guards import breaker, preconditions
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.guards.preconditions import Blocked
@@ -57,7 +58,7 @@ class Runner:
     def __init__(
         self,
         settings: Settings,
-        fan_out: Callable[[int, ChildSpec, Sequence[KeyedArguments]], EnqueueCounts],
+        fan_out: Callable[..., EnqueueCounts],
         heartbeat: Heartbeat | None = None,
     ) -> None:
         arm_failpoints(settings.failpoints)
@@ -89,9 +90,11 @@ class Runner:
         """Create an attempt at a started run."""
         return Attempt(self, batch, str(started.id), started.id, started, final=final)
 
-    def create_child_attempt(self, child: ChildSpec, message_id: str, *, run: int | None = None) -> Attempt:
-        """Create an attempt at a child; *run* is the run that sent it, if known."""
-        return Attempt(self, child, message_id, run)
+    def create_child_attempt(
+        self, child: ChildSpec, message_id: str, *, run: int | None = None, shared: SharedWork | None = None
+    ) -> Attempt:
+        """Create an attempt at a child; *run* is the run that sent it, if known, *shared* the work of its message."""
+        return Attempt(self, child, message_id, run, shared=shared)
 
 
 class Attempt:
@@ -111,6 +114,7 @@ class Attempt:
         started: StartedRun | None = None,
         *,
         final: bool = False,
+        shared: SharedWork | None = None,
     ) -> None:
         settings = runner.settings
         self.declared = declared
@@ -128,7 +132,7 @@ class Attempt:
         batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
         audit = Audit(batch, on=settings.is_audited(batch), run=number, tick=tick, child=child)
         fan_out = partial(runner.fan_out, started.id) if started else None
-        self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out)
+        self.run: Run[Any] = Run(declared, settings, number=number, audit=audit, fan_out=fan_out, shared=shared)
         self._guard = self.run.guard
         self._outcome_counter = record_counts.OutcomeCounter(declared, self.run.outcome)
         self.run.deadline = self._start_deadline()
@@ -158,7 +162,7 @@ class Attempt:
     def work_if_allowed(self, *args: object, **kwargs: object) -> None:
         """Do the declared work, unless the attempt is blocked, held or skipped."""
         try:
-            self.run.skipped = self._guard.find_stop_reason(now=True)
+            self.run.skipped = self._guard.find_stop_reason()
             if self.run.skipped is None:
                 # The checks take time, in which the batch may be stopped.
                 checked = self._runner.check_preconditions(self.declared)
@@ -167,12 +171,18 @@ class Attempt:
             if self.run.skipped is None:
                 # The checks above do not use up the budget.
                 self.run.deadline = self._start_deadline()
-                with read_only_session(self.declared.name) if self.declared.batch.writes is None else nullcontext():
+                with self._open_session():
                     self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
             self.blocked, self.run.skipped = blocked, blocked.reason
         except BatchHeld as held:
             self.held, self.run.skipped = held, "held"
+
+    def _open_session(self) -> AbstractContextManager[None]:
+        """Let PostgreSQL refuse writes of the batch, unless it has to write by itself."""
+        if self.declared.batch.writes is not None:
+            return nullcontext()
+        return self.run.shared.session() if self.run.shared else read_only_session(self.declared.name)
 
     def _ask_breaker(self) -> None:
         """Let a run of a batch begin, with its children, or raise `BatchHeld`."""
@@ -192,8 +202,9 @@ class Attempt:
         """Close the attempt with an *error* of any kind, or with the outcome; needs a connection."""
         self.error = error
         try:
-            # If the server is away, only the audit knows the number of deletions.
-            _write_or_log("totals not written", self._guard.count_unreserved)
+            if self.run.shared is None:
+                # If the server is away, only the audit knows the number of deletions.
+                write_or_log("totals not written", self._guard.count_unreserved)
             if self.row is None:
                 self._end_child()
             else:
@@ -204,6 +215,11 @@ class Attempt:
             self._outcome_counter.count_growth()
             self._count_end()
             structlog.contextvars.clear_contextvars()
+
+    @property
+    def run_number(self) -> int | None:
+        """The id of the run, or of the run that sent the child."""
+        return self.run.number
 
     @property
     def wants_successor(self) -> bool:
@@ -229,7 +245,7 @@ class Attempt:
         pace = self._settings.max_records_per_second(self.declared.batch.name)
         check = (lambda: None) if self.row is None else self.row.require_ours
         return Deadline(
-            self.declared.budget,
+            self.run.shared.budget_left() if self.run.shared else self.declared.budget,
             safe_point=check,
             on_progress=self._outcome_counter.count_growth,
             find_stop_reason=self._guard.find_stop_reason,
@@ -289,17 +305,19 @@ class Attempt:
             fail = partial(
                 quarantine.record_failure, batch, name, key, describe_error(self.error), reason="child_failed"
             )
-            waits = _write_or_log("quarantine not written", partial(fail, run=self.run.number))
+            waits = write_or_log("quarantine not written", partial(fail, run=self.run.number))
             self.state = "failed" if waits else "enqueued"
         elif self.blocked is not None:
             log.error("child blocked", **facts)
             why = {"reason": self.blocked.reason, "sentence": clean_text(str(self.blocked))}
-            _write_or_log("block not noted", partial(Batch.block, batch, child=True, **why))
+            write_or_log("block not noted", partial(Batch.block, batch, child=True, **why))
         else:
             log.info("child finished", more=self.run.has_more_work, **facts)
             # A child that was braked has not shown that its work can succeed.
-            if self._guard.stop_reason is None:
-                _write_or_log("quarantine not written", partial(quarantine.forget_failures, batch, name, [key]))
+            if self._guard.stop_reason is None and self.run.shared is not None:
+                self.run.shared.note_success(key)
+            elif self._guard.stop_reason is None:
+                write_or_log("quarantine not written", partial(quarantine.forget_failures, batch, name, [key]))
 
     def _count_end(self) -> None:
         facts = self._elapsed_seconds(), self.run.outcome, self.error
@@ -321,7 +339,7 @@ def _write_with_reconnect(write: Callable[[], WriteResult]) -> WriteResult:
         return write()
 
 
-def _write_or_log(failure: str, write: Callable[[], WriteResult]) -> WriteResult | None:
+def write_or_log(failure: str, write: Callable[[], WriteResult]) -> WriteResult | None:
     """Write something that the attempt can end without; if that fails, log the *failure*."""
     try:
         return _write_with_reconnect(write)

@@ -163,7 +163,7 @@ class _DeletionPass(Generic[ItemT]):
         claimed: list[ItemT] = []
 
         def claim_page(only: Sequence[int] | None) -> int | None:
-            with write_transaction() if self._bad else engine_step():
+            with write_transaction() if self._bad and self._source.visibility is not None else engine_step():
                 found = self._source.claim_next(self._make_page(limit, only))
             # Rows that are inserted from now on belong to the next run, which saves a claim for each project.
             self._is_last_chunk = self._source.claims_all_due and only is None and len(found) < limit
@@ -199,8 +199,6 @@ class _DeletionPass(Generic[ItemT]):
     def _delete_in_scope(self, scope: str | None, items: Sequence[ItemT]) -> str | None:
         if self._drop_late_claim(items):
             return None
-        if self._run.lease is not None:
-            self._run.lease.check()
         kept = dict(self._target.find_undeletable(scope, items))
         if unseen := [one for one in items if one not in kept]:
             kept |= self._source.find_kept(unseen)
@@ -232,22 +230,22 @@ class _DeletionPass(Generic[ItemT]):
 
     def _make_fence(self, marked_items: _MarkedItems[ItemT]) -> Fence[ItemT]:
         def commit_intent(items: Mapping[ItemT, AuditItem]) -> None:
-            with write_transaction():
-                self._record_observed_values(items)
-                marked_items.intended.begin(items)
+            with engine_step():
+                self._commit_intent(marked_items.intended, items)
             self._run.reach_failpoint("announced")
 
         until = min(self._claim_expires_at, time.monotonic() + self._run.deadline.seconds_left())
         return Fence(until, commit_intent, self._find_lost)
 
-    def _record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> None:
+    def _commit_intent(self, intended: IntentLog[ItemT], items: Mapping[ItemT, AuditItem]) -> None:
+        """Commit the intent, with the observed values unless a record makes that fail."""
         try:
-            with write_transaction():
-                self._source.record_observed_values(items)
+            intended.commit(items, with_statement=self._source.record_observed_values(items))
         except (pw.PeeweeException, ValueError) as error:
             if not is_record_error(error):
                 raise
             log.warning("observed values not recorded", record=self._source.record, error=describe_error(error))
+            intended.commit(items)
 
     def _find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:
         if self._run.lease is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,9 @@ import structlog
 
 from forgekeeper.api.refs import Refs
 from forgekeeper.audit.deletions import AuditItem
+from forgekeeper.engine.run import Run
 from forgekeeper.engine.target import DeletionResult, Fence, ItemTarget
-from forgekeeper.platform.settings import Settings
+from forgekeeper.platform.installation import Installation
 from forgekeeper.sources.status_queue import PendingRef, RefQueue
 from forgekeeper.targets import git_refs, git_repository
 from forgekeeper.targets.git_command import GitError, GitTimedOut
@@ -31,12 +33,19 @@ class RefTarget(ItemTarget[PendingRef]):
 
     audit_key = "ref"
 
-    def __init__(self, refs: Refs[Any], queue: RefQueue, settings: Settings) -> None:
+    def __init__(self, refs: Refs[Any], queue: RefQueue, run: Run[Any]) -> None:
         self.is_closed_without_git = False
-        self._project, self._is_missing, self._settings, self._queue = refs.of, refs.missing, settings, queue
+        self._project, self._is_missing, self._record = refs.of, refs.missing, refs.record
+        self._queue, self._run = queue, run
 
     def list_scopes(self) -> list[str]:
-        return [str(self._project)]
+        found = self._run.read_once("scopes with intents", self._find_scopes_with_intents)
+        return [scope] if (scope := str(self._project)) in found else []
+
+    def _find_scopes_with_intents(self) -> set[str]:
+        """Return the projects of the message's children with intents of dead attempts."""
+        scopes = [str(one) for one in self._run.list_shared_ids(self._project)]
+        return self._run.audit.find_scopes_with_open_intents(self._record, scopes, now=self._run.now)
 
     def find_states_after_crash(
         self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]
@@ -86,7 +95,9 @@ class RefTarget(ItemTarget[PendingRef]):
         )
 
     def _find_repository(self) -> tuple[Path, str]:
-        root, paths = prove_root(self._settings), self._queue.read_paths([self._project])
+        find_installation = partial(self._run.read_once, "installation", Installation.ensure_id)
+        root = prove_root(self._run.settings, find_installation)
+        paths = self._queue.read_paths([self._project])
         if self._project not in paths:
             raise RepositoryMissing("the project does not exist")
         return root, paths[self._project]

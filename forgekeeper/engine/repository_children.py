@@ -15,6 +15,8 @@ from forgekeeper.sources.status_queue import MAX_PROJECT_ID, RefQueue
 from forgekeeper.targets.missing_repositories import doubt_missing, find_missing
 from forgekeeper.targets.repositories_root import prove_root
 
+MAX_PROJECTS_PER_MESSAGE, MAX_REFS_OF_SMALL_PROJECT = 25, 10
+"""Maximum projects that share a message, each with at most that many pending refs when the message is sent."""
 ENQUEUED_FIELD, TOTAL_FIELD = "enqueued", "total_projects"
 """Fields of the result: children that were sent, and these plus children on their way."""
 
@@ -44,7 +46,10 @@ def plan_repository_children(run: Run[Any], answer: ChildPerRepository) -> Gener
     missing, total = dict[int, str](), 0
     for projects in _list_project_pages(queue, batch, answer):
         lacking, total = find_missing(root, queue.read_paths(projects)), total + len(projects)
-        yield Children(child, [project for project in projects if project not in lacking], **options)
+        present = [project for project in projects if project not in lacking]
+        small = queue.find_small_projects(present, most=MAX_REFS_OF_SMALL_PROJECT)
+        yield Children(child, [one for one in present if one not in small], **options)
+        yield Children(child, sorted(small), per_message=MAX_PROJECTS_PER_MESSAGE, **options)
         missing |= lacking
         yield Note(missing_repositories=len(missing))
     if missing:

@@ -20,6 +20,7 @@ from forgekeeper.api.answers import EnqueueCounts, KeyedArguments, Mistake
 from forgekeeper.api.batches import ChildSpec, Declaration, OutcomeType
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
+from forgekeeper.engine.shared_work import Read, SharedWork
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.guards.run_guard import RunGuard
 from forgekeeper.ledger import quarantine
@@ -63,7 +64,8 @@ class Run(Generic[OutcomeType]):
 
     Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
     *deadline* ends with the budget of its declaration.  *number* is the id of its row, or of the run that sent the
-    child.  *audit* records its deletions, *guard* limits them, and *lease* is a child's exclusive claim.  A child sets
+    child.  *audit* records its deletions, *guard* limits them, and *lease* is a child's exclusive claim.  *shared* is
+    the work that a child shares with the other children of its message.  A child sets
     *has_more_work* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
     """
 
@@ -76,7 +78,8 @@ class Run(Generic[OutcomeType]):
         deadline: Deadline | None = None,
         number: int | None = None,
         audit: Audit | None = None,
-        fan_out: Callable[[ChildSpec, Sequence[KeyedArguments]], EnqueueCounts] | None = None,
+        fan_out: Callable[..., EnqueueCounts] | None = None,
+        shared: SharedWork | None = None,
     ) -> None:
         self.declared = declared
         self.batch = declared.name
@@ -88,13 +91,24 @@ class Run(Generic[OutcomeType]):
         self.has_more_work = False
         self.skipped: str | None = None
         self.lease: Lease | None = None
-        self.guard = RunGuard(declared, settings, self.outcome, number)
+        self.shared = shared
+        self.guard = (
+            shared.guard.continue_with(self.outcome) if shared else RunGuard(declared, settings, self.outcome, number)
+        )
         self._fan_out = fan_out
 
     @cached_property
     def now(self) -> datetime:
         """PostgreSQL's time, read once per run: the same records are due throughout."""
-        return now()
+        return self.read_once("now", now)
+
+    def read_once(self, name: str, read: Callable[[], Read]) -> Read:
+        """Return what *read* returns, once for all children of a message."""
+        return self.shared.read_once(name, read) if self.shared else read()
+
+    def list_shared_ids(self, own: int) -> list[int]:
+        """Return the first id of each child of the message; without a message, a child's *own*."""
+        return self.shared.ids if self.shared else [own]
 
     def add_to_result(self, field: str, number: int) -> None:
         """Add *number* to a field of the outcome, if the outcome has the field."""
@@ -116,10 +130,10 @@ class Run(Generic[OutcomeType]):
         """Return the bad records of a kind, to be passed over; see `BadRecords`."""
         return BadRecords(self, record, still_due)
 
-    def fan_out(self, child: ChildSpec, keyed_args: Sequence[KeyedArguments]) -> EnqueueCounts:
-        """Send *child* a message for each pair of id and arguments, unless it is on its way already."""
+    def fan_out(self, child: ChildSpec, keyed_args: Sequence[KeyedArguments], *, per_message: int = 1) -> EnqueueCounts:
+        """Send *child* a message for each *per_message* pairs of id and arguments, unless they are on their way."""
         assert self._fan_out is not None, f"{self.batch} has no children"
-        return self._fan_out(child, keyed_args)
+        return self._fan_out(child, keyed_args, per_message=per_message)
 
 
 class TooManyBadRecords(Exception):
@@ -142,7 +156,7 @@ class BadRecords:
         self._deadline = run.deadline
         self._is_counted = any(one.name == record and "database" in one.errors for one in run.declared.records)
         self._find_still_due = partial(filter_keys, still_due) if isinstance(still_due, pw.ModelSelect) else still_due
-        known = quarantine.find_bad_keys(self._batch, record)
+        known = run.read_once(f"bad {record}", partial(quarantine.find_bad_keys, self._batch, record))
         self._quarantined_keys = set(known)
         self.keys = {key for key, waits in known.items() if waits}
 

@@ -70,11 +70,13 @@ class ItemSource(ABC, Generic[ItemT]):
         Items that are not returned belong to another worker, or to a person.
         """
 
-    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> None:
-        """Store the observed values of announced items in their rows, in the transaction of the intent.
+    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> str:
+        """Return the statement that stores the observed values of announced items in their rows, or an empty string.
 
-        If a record makes that fail, nothing is stored and the items are deleted all the same.
+        It is executed in the transaction of the intent.  If a record makes it fail, nothing is stored and the items are
+        deleted all the same.
         """
+        return ""
 
     @abstractmethod
     def find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:

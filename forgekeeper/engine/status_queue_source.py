@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from forgekeeper.api.answers import Mistake
 from forgekeeper.api.refs import Refs
 from forgekeeper.audit.deletions import AuditItem
 from forgekeeper.engine.ref_target import RefTarget
-from forgekeeper.engine.run import Run
+from forgekeeper.engine.run import RECORD_ERRORS, Run, is_record_error
 from forgekeeper.engine.source import KeyedSource
 from forgekeeper.engine.target import ItemState
 from forgekeeper.guards.repositories import require_repositories
 from forgekeeper.platform.database.queries import KeyPage, filter_keys
 from forgekeeper.sources.status_queue import PendingRef, RefQueue
+
+MAX_SHARED_ROWS = 50
+"""Rows of a project that one read returns for all children of a message; a project with as many reads its own."""
 
 
 class StatusQueueSource(KeyedSource[PendingRef]):
@@ -32,8 +36,10 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         self.record = refs.record
         # A whole page each time, though it may exceed the most: locking costs as much for one ref as for all.
         self.chunk_size = self.max_items = refs.most
-        self._project, self._queue = refs.of, RefQueue(refs, run.declared.batch.name)
-        self.target = RefTarget(refs, self._queue, run.settings)
+        self._project = refs.of
+        self._queue = run.read_once("queue", partial(RefQueue, refs, run.declared.batch.name))
+        self._run = run
+        self.target = RefTarget(refs, self._queue, run)
 
     def find_scope(self, one: PendingRef) -> str:
         return str(one.project_id)
@@ -51,7 +57,25 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         return filter_keys(self._queue.select_pending(), keys)
 
     def claim_next(self, page: KeyPage) -> list[PendingRef]:
-        return self._queue.read_page(self._project, page)
+        rows = self._find_shared_rows(page)
+        return self._queue.read_page(self._project, page) if rows is None else rows
+
+    def _find_shared_rows(self, page: KeyPage) -> list[PendingRef] | None:
+        """Return the page's rows of the read that serves all children of the message; None if it lacks them."""
+        if page.after or page.only is not None or page.without:
+            return None
+        rows = self._run.read_once("pending refs", self._read_shared_rows).get(self._project)
+        return rows[: page.limit] if rows is not None and len(rows) < MAX_SHARED_ROWS else None
+
+    def _read_shared_rows(self) -> dict[int, list[PendingRef]]:
+        """Return the first rows of each project of the message; none if it has one, or a row that cannot be read."""
+        projects = self._run.list_shared_ids(self._project)
+        try:
+            return self._queue.read_pages(projects, MAX_SHARED_ROWS) if len(projects) > 1 else {}
+        except RECORD_ERRORS as error:
+            if not is_record_error(error):
+                raise
+            return {}
 
     def mark_for_deletion(
         self, items: Sequence[PendingRef], kept: Mapping[PendingRef, ItemState]
@@ -59,8 +83,8 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         # Only git's deletion says which value each ref had.
         return {row: kept.get(row) for row in items}
 
-    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> None:
-        self._queue.record_expected_oids(self._project, {row: item.detail["oid"] for row, item in items.items()})
+    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> str:
+        return self._queue.record_expected_oids(self._project, {row: item.detail["oid"] for row, item in items.items()})
 
     def find_lost(self, items: Sequence[PendingRef]) -> list[PendingRef]:
         pending = self._queue.find_pending(self._project, [row.id for row in items])

@@ -74,7 +74,8 @@ def fan_out_children(run: Run[Any], children: Children) -> str | None:
     calls = iter(children.iterate_calls())
     while page := list(islice(calls, CHILDREN_PER_PAGE)):
         with engine_step():
-            sent = run.fan_out(children.child, _not_excluded(run, page) if children.by_project else page)
+            allowed = _not_excluded(run, page) if children.by_project else page
+            sent = run.fan_out(children.child, allowed, per_message=children.per_message)
         run.add_to_result(children.sent, sent.enqueued)
         run.add_to_result("deduplicated", sent.deduplicated)
         if children.all_of is not None:
@@ -133,6 +134,8 @@ def _hold_child_lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease 
     """Hold the lease that lets a child work alone; the first of its ids names the lease."""
     if not run.declared.lease:
         return nullcontext()
+    if run.shared is not None:
+        return nullcontext(run.shared.find_lease(ids[0]))
     return hold_lease(
         client,
         f"{run.batch}:{ids[0]}",

@@ -21,11 +21,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import peewee as pw
 
 from forgekeeper.api.batches import ChildSpec, Declaration
+from forgekeeper.api.records import Fields
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.ledger.holds import KINDS_THAT_END_RUNS, SELECT_HOLD_STATE
 from forgekeeper.ledger.limits import NO_AMOUNT, NO_USAGE, Amount, DeletionLimits, RunTotal, StopReason
@@ -92,13 +93,20 @@ class RunGuard:
         self._chunks = 1
         self._of_row: dict[str, Any] = {}
         self._noted = NO_AMOUNT
-        self._carried = 0
+        self._carried = self._carried_bytes = 0
         self._begun = False
         self._bound = False
         self.stop_reason: StopReason | None = None
         """Why the attempt has to end; None while no reason is known."""
         self.has_release = False
         """Whether the batch has a release; if the release has an amount, it limits the deletions."""
+
+    def continue_with(self, outcome: object) -> Self:
+        """Count a further outcome from now on, the one of the next child of the same message; return the guard."""
+        self._carried += self._sum_fields(self._declared.counted_fields)
+        self._carried_bytes += self._sum_fields(self._declared.counted_byte_fields)
+        self._outcome = outcome
+        return self
 
     def find_stop_reason(self, *, now: bool = False) -> StopReason | None:
         """Return why the attempt has to end; a reason never changes.
@@ -311,14 +319,18 @@ class RunGuard:
 
     def count_unreserved(self) -> None:
         """Count the deletions that were made without a limit."""
-        found, noted = vars(self._outcome), self._noted
-        records = sum(found[field] for field in self._declared.counted_fields) + self._carried
-        size = sum(found[field] for field in self._declared.counted_byte_fields)
+        noted = self._noted
+        records = self._sum_fields(self._declared.counted_fields) + self._carried
+        size = self._sum_fields(self._declared.counted_byte_fields) + self._carried_bytes
         grown = Amount(max(0, records - noted.records), max(0, size - noted.bytes))
         if grown != NO_AMOUNT:
             with write_transaction():
                 RunTotal.add(self._batch, self._run, grown)
             self._noted = Amount(records, size)
+
+    def _sum_fields(self, fields: Fields) -> int:
+        found = vars(self._outcome)
+        return sum(found[field] for field in fields)
 
 
 def _is_rolled_back(error: Exception) -> bool:

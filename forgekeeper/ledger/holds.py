@@ -252,7 +252,8 @@ class Batch(Base):
 
         A child's block stays until a whole run has no blocked children.
         """
-        database.execute_sql(UPSERT_BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
+        with write_transaction():
+            database.execute_sql(UPSERT_BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
 
     @classmethod
     def unblock(cls, name: str, run: int) -> None:

@@ -18,6 +18,7 @@ from forgekeeper.api.refs import Refs
 from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import KeyPage
+from forgekeeper.platform.database.sessions import execute_prepared
 
 MAX_PROJECT_ID = 2**63 - 1
 
@@ -35,6 +36,26 @@ SELECT_PROJECTS_WITH_PENDING = """
         from waiting where waiting.project_id is not null
     )
     select project_id from waiting where project_id is not null limit %(limit)s
+"""
+SELECT_SMALL_PROJECTS = """
+    select project from unnest(%(projects)s::bigint[]) as wanted (project)
+    where (
+        select count(*) from (
+            select from {table} where {status} = {pending} and {project} = wanted.project limit %(most)s + 1
+        ) as first_rows
+    ) <= %(most)s
+"""
+SELECT_PAGES = """
+    select queued.{key}, queued.{project}, queued.{ref}, queued.{expected}, queued.{created_at}, queued.{updated_at}
+    from unnest(%(projects)s::bigint[]) as wanted (project), lateral (
+        select * from {table} where {status} = {pending} and {project} = wanted.project order by {key} limit %(limit)s
+    ) as queued
+    order by queued.{key}
+"""
+SELECT_PATHS = "select {path_key}, {path} from {projects} where {path_key} = any(%(projects)s::bigint[])"
+SELECT_STILL_PENDING = """
+    select {key} from {table}
+    where {status} = {pending} and {project} = %(project)s::bigint and {key} = any(%(ids)s::bigint[])
 """
 # Project and ref are compared, too: after a restore of an older database another row may have the id.
 CLOSE_PENDING_ROWS = """
@@ -86,22 +107,29 @@ class RefQueue:
         """The names and states in the statements."""
         queue, refs = self._queue, self._refs
         columns = {"key": self._key, "project": refs.project, "ref": refs.ref, "expected": refs.expected}
-        columns |= {name: getattr(queue, name) for name in ("status", "reason", "updated_at", "processed_at")}
+        names_of_columns = "status", "reason", "created_at", "updated_at", "processed_at"
+        columns |= {name: getattr(queue, name) for name in names_of_columns}
+        path = self._refs.repository
+        columns |= {"path": path, "path_key": path.model._meta.primary_key}
         states = {name: int(getattr(queue, name)) for name in ("pending", "processed", "rejected")}
         names = {name: quote_name(column.column_name) for name, column in columns.items()}
-        return {"table": relation_name(queue.model), **names, **states}
+        tables = {"table": relation_name(queue.model), "projects": relation_name(path.model)}
+        return {**tables, **names, **states}
 
     def find_waiting_projects(self, *, after: int, until: int = MAX_PROJECT_ID, limit: int) -> list[int]:
         """Return up to *limit* ids of projects with pending rows, above *after* and not above *until*."""
         values = {"after": after, "until": until, "limit": limit}
         return [project for (project,) in self._fetch_rows(SELECT_PROJECTS_WITH_PENDING, values)]
 
+    def find_small_projects(self, projects: Sequence[int], *, most: int) -> set[int]:
+        """Return the *projects* with at most that many pending rows."""
+        found = self._fetch_rows(SELECT_SMALL_PROJECTS, {"projects": list(projects), "most": most})
+        return {project for (project,) in found}
+
     def read_paths(self, projects: Sequence[int]) -> dict[int, str]:
         """Return the repositories' paths below the root by project, without missing projects."""
-        model = self._refs.project_table
-        key: Any = model._meta.primary_key
-        query = model.select(key, self._refs.repository).where(key.in_(list(projects)))
-        return dict(iter(database.execute(query)))
+        found = execute_prepared("paths", self._write_statement(SELECT_PATHS), {"projects": list(projects)})
+        return dict(found.fetchall())
 
     def sample_paths(self) -> list[str]:
         """Return the paths of some projects' repositories."""
@@ -137,27 +165,34 @@ class RefQueue:
         # Peewee's own rows, tuples too, take three times as long as the cursor's.
         return [PendingRef(*row) for row in database.execute(self._select_page(project, page).select(*columns))]
 
+    def read_pages(self, projects: Sequence[int], limit: int) -> dict[int, list[PendingRef]]:
+        """Return up to *limit* pending rows of each project, in the order of their ids."""
+        found: dict[int, list[PendingRef]] = {project: [] for project in projects}
+        for row in self._fetch_rows(SELECT_PAGES, {"projects": list(projects), "limit": limit}):
+            found[row[1]].append(PendingRef(*row))
+        return found
+
     def read_keys(self, project: int, page: KeyPage) -> list[int]:
         """Return the ids of the rows that `read_page` would return."""
         return [key for (key,) in database.execute(self._select_page(project, page).select(self._key))]
 
     def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
         """Return the *ids* that are pending rows of the project; nothing is locked."""
-        query = self.select_pending().where(self._refs.project == project, self._key.in_(list(ids)))
-        return {key for (key,) in database.execute(query.select(self._key))}
+        statement = self._write_statement(SELECT_STILL_PENDING)
+        found = execute_prepared("still_pending", statement, {"project": project, "ids": list(ids)})
+        return {key for (key,) in found.fetchall()}
 
-    def record_expected_oids(self, project: int, values: Mapping[PendingRef, str]) -> None:
-        """Record each ref's value as the expected object id of its row, unless the row has one.
+    def record_expected_oids(self, project: int, values: Mapping[PendingRef, str]) -> str:
+        """Return a statement that records each ref's value as the expected object id of its row, unless it has one.
 
-        From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
-        the ref moved.  Rows that are closed or locked stay as they are.
+        Empty if there is nothing to record.  From then on a push to the ref wins, even if this process dies before git
+        deletes the ref: the next look finds the ref moved.  Rows that are closed or locked stay as they are.
         """
         seen = {
             row.id: oid for row, oid in values.items() if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid)
         }
-        if seen:
-            parameters = {"project": project, "ids": list(seen), "oids": list(seen.values())}
-            database.execute_sql(RECORD_EXPECTED_OIDS.format(**self._placeholders), parameters)
+        parameters = {"project": project, "ids": list(seen), "oids": list(seen.values())}
+        return survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters) if seen else ""
 
     def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
         """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
@@ -210,5 +245,8 @@ class RefQueue:
         return query.order_by(self._refs.project, self._key).limit(page.limit)
 
     def _fetch_rows(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = database.execute_sql(statement.format(**self._placeholders), values).fetchall()
+        rows: list[tuple[Any, ...]] = database.execute_sql(self._write_statement(statement), values).fetchall()
         return rows
+
+    def _write_statement(self, statement: str) -> str:
+        return statement.format(**self._placeholders)

@@ -3,8 +3,9 @@
 import pytest
 from dramatiq import Message
 
-from forgekeeper.delivery import messages, queues
+from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.child_calls import CALLS_OPTION, RUN_OPTION
 from forgekeeper.platform.connections import client
 from tests.harness.programs import READY, ROOT, Program, eventually
 
@@ -35,10 +36,16 @@ class WorkerProcesses(Program):
 class Sent:
     """Sends the messages of a test, and reads which are started and done."""
 
-    def push(self, actor, *args, key=None, run=None):
-        options = {messages.RUN_OPTION: run} if run else {}
+    def push(self, actor, *args, key=None, run=None, children=None):
+        options = {RUN_OPTION: run} if run else {}
+        options |= {CALLS_OPTION: children} if children else {}
         message = Message(QUEUE, actor, args, {}, options)
         return broker.enqueue(message.copy(message_id=key or message.message_id))
+
+    def push_children(self, actor, *keys):
+        """Send one message with a child for each key, as a run does."""
+        message = self.push(actor, keys[0], key=keys[0], children=[(key, (key,)) for key in keys])
+        client.hset(queues.QUEUED_CHILDREN_KEY, mapping=dict.fromkeys(keys, message.options["redis_message_id"]))
 
     def done(self):
         return [key.decode() for key in client.lrange("done", 0, -1)]

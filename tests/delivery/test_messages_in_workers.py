@@ -70,6 +70,49 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
     assert client.hlen(queues.STARTED_CHILDREN_KEY) == 0
 
 
+def test_the_child_of_a_message_that_kills_its_process_is_quarantined_and_the_others_are_done(start_worker, sent):
+    others = ["1", "2", "3"]
+    sent.push_children("kill_if_bad", "1", "bad", "2", "3")
+    worker = None
+
+    def given_up():
+        nonlocal worker
+        if worker is None or worker.ended():
+            worker = start_worker(threads=1)
+        return quarantined()
+
+    eventually(given_up)
+
+    eventually(lambda: sent.left() == 0)
+    assert quarantined() == {("bad", "worker_lost")}
+    assert Counter(key for key, _pid in sent.started()) == {"bad": 3}
+    assert sorted(set(sent.done())) == others
+    assert client.hlen(queues.STARTED_CHILDREN_KEY) == client.hlen(queues.QUEUED_CHILDREN_KEY) == 0
+
+
+def test_a_child_that_has_a_later_message_is_not_sent_again_when_its_message_is_divided(start_worker, sent):
+    sent.push_children("kill_if_bad", "1", "2")
+    client.hset(queues.QUEUED_CHILDREN_KEY, "2", "of a later run")
+    # A process died while it worked on the message.
+    client.hset(queues.STARTED_CHILDREN_KEY, "1", 1)
+
+    start_worker()
+
+    eventually(lambda: sent.left() == 0)
+    assert sent.done() == ["1"]
+    assert client.hkeys(queues.QUEUED_CHILDREN_KEY) == [b"2"]
+
+
+@pytest.mark.parametrize("children", [7, [], [["1"]], [["1", "no list"]], [[1, ["1"]]]], ids=str)
+def test_a_message_whose_children_cannot_be_read_is_done_as_its_first_child(start_worker, sent, children):
+    sent.push("note", "1", children=children)
+
+    start_worker()
+
+    eventually(lambda: sent.left() == 0)
+    assert sent.done() == ["1"]
+
+
 @whole_only
 def test_a_message_whose_process_died_while_its_clock_was_ahead_runs_again(start_worker, sent):
     dead = RedisBroker(client=client, namespace=queues.NAMESPACE)

@@ -84,7 +84,7 @@ def fan_out(repository):
     """Run the batch; return its outcome, and the calls of children that it sends."""
     calls = []
 
-    def send(one, keyed):
+    def send(one, keyed, **_options):
         calls.extend((one.name, *arguments) for _key, arguments in keyed)
         return EnqueueCounts(len(keyed))
 

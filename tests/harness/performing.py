@@ -1,6 +1,7 @@
 """Run batches and children in this process: only their functions, or a whole attempt as a worker does."""
 
 from contextlib import contextmanager
+from functools import partial
 
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.messages import send_children
@@ -13,7 +14,7 @@ from tests.harness.settings import settings_with
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
     """Run the function of a batch or child without the ledger, at the time *now* if given; return the outcome."""
-    options = {"fan_out": lambda one, keyed: send_children(broker, None, one, keyed, limit_depth=None)} | options
+    options = {"fan_out": partial(send_children, broker, None, limit_depth=None)} | options
     run = Run(declared, settings or settings_with(), outcome=outcome, deadline=deadline, **options)
     if now is not None:
         run.now = now
@@ -24,7 +25,7 @@ def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None
 @contextmanager
 def runner_of(settings):
     """Yield the object that begins the attempts of a worker with these settings."""
-    runner = Runner(settings, lambda *sent: send_children(broker, *sent, limit_depth=settings.queue_limit))
+    runner = Runner(settings, partial(send_children, broker, limit_depth=settings.queue_limit))
     try:
         yield runner
     finally:

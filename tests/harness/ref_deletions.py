@@ -6,6 +6,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.child_calls import list_calls
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
@@ -71,11 +72,16 @@ def count_git_commands(folder, monkeypatch):
     return calls
 
 
-def list_enqueued_projects():
-    """Return the projects whose children wait in the queue, in order."""
+def list_enqueued_messages():
+    """Return the arguments of the children of each message in the queue, in order."""
     waiting = client.lrange(QUEUE, 0, -1)
     bodies = client.hmget(f"{QUEUE}.msgs", waiting) if waiting else []
-    return [Message.decode(body).args[0] for body in bodies]
+    return [[arguments for _key, arguments in list_calls(Message.decode(body))] for body in bodies]
+
+
+def list_enqueued_projects():
+    """Return the projects whose children wait in the queue, in order."""
+    return [project for message in list_enqueued_messages() for project, *_ in message]
 
 
 @pytest.fixture

@@ -64,6 +64,16 @@ def kill(_now, key):
 
 
 @declared
+def kill_if_bad(_now, key):
+    """Record the key, and kill the process if it is ``bad``."""
+    if key == "bad":
+        client.rpush("started", f"{key} {os.getpid()}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    client.rpush("done", key)
+    return []
+
+
+@declared
 def fail_once_there(_now, path):
     """Fail as soon as the file *path* exists, without a command to Redis."""
     Path(f"{path}.started").touch()

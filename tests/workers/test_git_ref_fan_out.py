@@ -8,11 +8,21 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from forgekeeper.delivery.broker import broker
+from forgekeeper.engine.repository_children import MAX_PROJECTS_PER_MESSAGE, MAX_REFS_OF_SMALL_PROJECT
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.ref_deletions import NAME, QUEUE, Outcome, list_enqueued_projects, pending, projects, row
+from tests.harness.ref_deletions import (
+    NAME,
+    QUEUE,
+    Outcome,
+    list_enqueued_messages,
+    list_enqueued_projects,
+    pending,
+    projects,
+    row,
+)
 from tests.harness.thorough import whole_only
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS
@@ -45,7 +55,7 @@ def taken():
 
 
 def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent):
-    projects(3, first=4, each=5)
+    projects(3, first=4, each=MAX_REFS_OF_SMALL_PROJECT + 1)
     row(project=9, status=PROCESSED)
 
     run = parent()
@@ -54,7 +64,16 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
     with taken() as message:
         facts = (message.actor_name, message.message_id, *message.args)
     assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
-    assert list_enqueued_projects() == [5, 6]
+    assert list_enqueued_messages() == [[(5,)], [(6,)]]
+
+
+def test_projects_with_few_pending_rows_share_messages(parent):
+    projects(MAX_PROJECTS_PER_MESSAGE + 2, each=MAX_REFS_OF_SMALL_PROJECT)
+
+    run = parent()
+
+    assert run.result == asdict(Outcome(MAX_PROJECTS_PER_MESSAGE + 2, MAX_PROJECTS_PER_MESSAGE + 2))
+    assert [len(message) for message in list_enqueued_messages()] == [MAX_PROJECTS_PER_MESSAGE, 2]
 
 
 @whole_only
@@ -102,12 +121,13 @@ def test_a_run_goes_round_once_and_no_further(parent):
 def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_was_left_out(parent):
     projects(4 * BATCH_SIZE)
     full = 3 * BATCH_SIZE
+    limit = 2 * BATCH_SIZE // MAX_PROJECTS_PER_MESSAGE + 1
     everyone = [*range(full + 1, 4 * BATCH_SIZE + 1), *range(1, full + 1)]
 
-    first = parent(queue_limit=2 * BATCH_SIZE + 50).result
+    first = parent(queue_limit=limit).result
     let_children_finish()
     projects(full)
-    second = parent(queue_limit=2 * BATCH_SIZE + 50).result
+    second = parent(queue_limit=limit).result
 
     assert first == asdict(Outcome(full, full, 0, "queue_full"))
     assert second == first

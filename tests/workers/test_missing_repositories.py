@@ -1,11 +1,9 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
 import pytest
-from dramatiq import Message
 
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun
-from forgekeeper.platform.connections import client
 from forgekeeper.targets import sentinel
 from forgekeeper.targets.git_repository import RootUnavailable
 from forgekeeper.targets.missing_repositories import RepositoriesMissing
@@ -14,9 +12,9 @@ from tests.harness.git_samples import replace_git
 from tests.harness.ref_deletions import (
     NAME,
     PROJECT,
-    QUEUE,
     ProjectOutcome,
     count_git_commands,
+    list_enqueued_messages,
     list_enqueued_projects,
     pending,
     projects,
@@ -86,7 +84,7 @@ def repositories(root, count, *, missing):
 
 def believed_missing():
     """The projects whose children were told that their repositories are missing."""
-    calls = [Message.decode(body).args for body in client.hvals(f"{QUEUE}.msgs")]
+    calls = [call for message in list_enqueued_messages() for call in message]
     return {number for number, *missing in calls if missing == [True]}
 
 

@@ -20,6 +20,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
 from forgekeeper.platform.database.naming import quote_name, relation_name, shown_name, write_expression
+from forgekeeper.platform.database.sessions import execute_prepared
 from forgekeeper.platform.database.survey import inline_values
 from metrics.logs import clean_input
 
@@ -32,6 +33,11 @@ MAX_SHOWN_EXCLUSIONS = 10
 IS_IN_FORCE = "(until is null or until > clock_timestamp())"
 FROM_EXCLUSIONS_IN_FORCE = f"from exclusions where {IS_IN_FORCE} and coalesce(batch = %s, true)"
 """Exclusions of all batches and of one batch; if the batch is NULL, of every batch."""
+SELECT_HAS_EXCLUSIONS = f"""
+    select exists (
+        select {FROM_EXCLUSIONS_IN_FORCE.replace("%s", "%(batch)s::text")} and kind = any(%(kinds)s::text[])
+    )
+"""
 EXCLUDES_SOMETHING = """
     case kind when 'project' then number is not null when 'group' then number is not null
         when 'pattern' then alike is not null else false end
@@ -176,8 +182,9 @@ def why_no_groups() -> str | None:
 
 def has_exclusions(batch: str | None, *kinds: ExclusionKind) -> bool:
     """Return whether the batch has exclusions in force, of the given *kinds* or of any kind."""
-    asked = f"select exists (select {FROM_EXCLUSIONS_IN_FORCE} and kind = any(%s))"
-    return bool(database.execute_sql(asked, (batch, list(kinds or EXCLUSION_KINDS))).fetchone()[0])
+    # Prepared: a child of a small project asks it for a handful of records.
+    values = {"batch": batch, "kinds": list(kinds or EXCLUSION_KINDS)}
+    return bool(execute_prepared("has_exclusions", SELECT_HAS_EXCLUSIONS, values).fetchone()[0])
 
 
 def excluded_condition(batch: str | None, *, project: pw.Node | None = None, name: pw.Node | None = None) -> pw.Node:

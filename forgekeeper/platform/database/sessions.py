@@ -249,13 +249,15 @@ def read_only_session(batch: str) -> Iterator[None]:
     """Let PostgreSQL refuse writes of this session, except in the engine's transactions.
 
     Raises `WritesByItself` if a write was refused, and `DatabaseReadOnly` if the database is read-only already; it then
-    stays read-only.
+    stays read-only.  Within another such session of this thread, only errors are explained.
     """
+    is_outer = not database.connection().is_read_only
     token = _guarded_batch.set(batch)
     # If an interrupt arrives from here on, `release_connection` closes it.
     database.connection().is_read_only = True
     try:
-        _let_only_read()
+        if is_outer:
+            _let_only_read()
         yield
     except Exception as error:
         if sqlstate(error) != READ_ONLY_ERROR:
@@ -263,7 +265,8 @@ def read_only_session(batch: str) -> Iterator[None]:
         raise WritesByItself(f"{batch} writes by itself: {WRITES_CURE}") from error
     finally:
         _guarded_batch.reset(token)
-        _let_write()
+        if is_outer:
+            _let_write()
 
 
 def _let_only_read() -> None:

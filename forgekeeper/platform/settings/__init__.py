@@ -191,7 +191,9 @@ class Settings(BaseSettings):
     )
     breaker_least: Count = setting("1000", "The circuit breaker allows every run of at most this many records.")
 
-    queue_limit: Count = setting("100000", "A batch starts no more children while this many wait in their queue.")
+    queue_limit: Count = setting(
+        "100000", "A batch starts no more children while this many messages wait in their queue."
+    )
 
     dead_after: Duration = setting("15", "A process or lease without a heartbeat for this long is dead.")
     retry_after: Duration = setting("15", "Pause before the first retry of a failed run; each further pause doubles.")

@@ -59,7 +59,7 @@ class MessageAttempt:
         self._attempt = None
 
     def _is_ended(self) -> bool:
-        """Return whether what has ended the last child would end the next child, too."""
+        """Return whether the next child would end as the last child has."""
         return self._shared.guard.stop_reason is not None or shutdown.requested.is_set() or not is_connected()
 
     def close(self, error: BaseException | None) -> None:

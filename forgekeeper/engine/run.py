@@ -103,7 +103,7 @@ class Run(Generic[OutcomeType]):
         return self.read_once("now", now)
 
     def read_once(self, name: str, read: Callable[[], Read]) -> Read:
-        """Return what *read* returns, once for all children of a message."""
+        """Return the answer of *read*, which is called once for all children of a message."""
         return self.shared.read_once(name, read) if self.shared else read()
 
     def list_shared_ids(self, own: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the children of one message share: their guard, leases and session, and reads that serve them all."""
+"""The work that the children of a message share: their guard, leases and session, and reads that serve all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SharedWork:
         self._succeeded: list[str] = []
 
     def read_once(self, name: str, read: Callable[[], Read]) -> Read:
-        """Return what *read* returned for the first child that asked for *name*."""
+        """Return the answer of *read*, which is called for the first child that asks for *name*."""
         if name not in self._read:
             self._read[name] = read()
         found: Read = self._read[name]

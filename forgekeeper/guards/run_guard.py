@@ -102,7 +102,7 @@ class RunGuard:
         """Whether the batch has a release; if the release has an amount, it limits the deletions."""
 
     def continue_with(self, outcome: object) -> Self:
-        """Count a further outcome from now on, the one of the next child of the same message; return the guard."""
+        """Count the outcome of the next child of the message from now on, too; return the guard."""
         self._carried += self._sum_fields(self._declared.counted_fields)
         self._carried_bytes += self._sum_fields(self._declared.counted_byte_fields)
         self._outcome = outcome

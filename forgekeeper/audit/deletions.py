@@ -19,6 +19,7 @@ import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.platform.database import Base, Document, database, default_sql
+from forgekeeper.platform.database.arrays import format_array
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import write_prefix, write_transaction
 
@@ -112,6 +113,24 @@ class IntentOutcome(NamedTuple):
     columns: Mapping[str, Any]
 
 
+class _RowOfRecords(NamedTuple):
+    """A row for up to `MAX_RECORDS_PER_ROW` records: *detail* has the values of all records, or their common value."""
+
+    ids: Sequence[int]
+    hashes: Sequence[int]
+    detail: Mapping[str, Any]
+    intent: int | None = None
+
+    def pick_records(self, places: Sequence[int]) -> _RowOfRecords:
+        """Return a row of the records at these *places*."""
+        ids, hashes = ([column[place] for place in places] if column else [] for column in self[:2])
+        detail = {
+            name: _merge_equal([value[place] for place in places]) if isinstance(value, list) else value
+            for name, value in self.detail.items()
+        }
+        return _RowOfRecords(ids, hashes, detail)
+
+
 class Deletion(Base):
     """A chunk of records that are deleted or about to be deleted."""
 
@@ -183,31 +202,22 @@ class Audit:
 
     def record_deleted(self, record: str, *, ids: Sequence[int], **columns: Any) -> None:
         """Record the records that this transaction has deleted."""
-        self._insert_rows("done", record, _split_into_rows(ids, (), columns))
+        self.insert_rows("done", record, _split_into_rows(ids, (), columns))
 
     def record_intent(
-        self,
-        record: str,
-        *,
-        ids: Sequence[int],
-        names: Sequence[str] = (),
-        scope: str | None = None,
-        first: str = "",
-        **columns: Any,
+        self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any
     ) -> list[int]:
         """Record the records that are about to be deleted; return the intents' ids.
 
         There is one intent for each `MAX_RECORDS_PER_ROW` records.  *columns* have a value for each record, or a common
-        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.  The SQL
-        *first* is executed before, in the same request.
+        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.
         """
-        return self._insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope, first=first)
+        return self.insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope)
 
     def record_outcomes(self, record: str, ended: Iterable[IntentOutcome]) -> None:
         """Record the outcomes of intents, in the transaction at hand."""
-        self._insert_rows(
-            "outcome", record, (part for one in ended for part in _split_into_rows(*one[1:], intent=one.intent))
-        )
+        rows = (part._replace(intent=one.intent) for one in ended for part in _split_into_rows(*one[1:]))
+        self.insert_rows("outcome", record, rows)
 
     def find_open_intents(self, record: str, *, now: datetime, scope: str | None = None) -> list[Intent]:
         """Return up to a hundred intents of earlier attempts without an outcome, the oldest first.
@@ -229,15 +239,21 @@ class Audit:
         values = {"batch": self._facts["batch"], "record": record, "scopes": scopes, "since": now - MAX_INTENT_AGE}
         return {scope for (scope,) in database.execute_sql(SELECT_SCOPES_WITH_OPEN_INTENTS, values).fetchall()}
 
-    def _insert_rows(
-        self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None, first: str = ""
+    def insert_rows(
+        self, phase: str, record: str, parts: Iterable[_RowOfRecords], *, scope: str | None = None, first: str = ""
     ) -> list[int]:
-        """Insert a row for each part; return their ids, in the order of the parts."""
+        """Insert a row for each part; return their ids, in the order of the parts.
+
+        The SQL *first* is executed before, in the same request.
+        """
         if not self.on or not (rows := list(parts)):
             return []
         values = [
-            (*self._facts.values(), record, phase, scope, one["intent"], one["ids"], one["hashes"], _encode_detail(one))
-            for one in rows
+            (
+                *(*self._facts.values(), record, phase, scope, row.intent),
+                *(format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail)),
+            )
+            for row in rows
         ]
         # Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
         statement = first + INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
@@ -267,22 +283,30 @@ def _quote_name(name: str) -> str:
     return "'{}'".format(name.replace("'", "''").replace("%", "%%"))
 
 
-def _encode_detail(row: Mapping[str, Any]) -> str:
-    return dumps(row["detail"], default=datetime.isoformat, ensure_ascii=False)
+def _encode_detail(detail: Mapping[str, Any]) -> str:
+    return dumps(detail, default=datetime.isoformat, ensure_ascii=False)
 
 
-def _split_into_rows(
-    ids: Sequence[int], names: Sequence[str], columns: Mapping[str, Any], *, intent: int | None = None
-) -> Iterator[dict[str, Any]]:
+def _split_into_rows(ids: Sequence[int], names: Sequence[str], columns: Mapping[str, Any]) -> Iterator[_RowOfRecords]:
     for start in range(0, max(1, len(ids), len(names)), MAX_RECORDS_PER_ROW):
         part = slice(start, start + MAX_RECORDS_PER_ROW)
-        detail = {key: value[part] if isinstance(value, (list, tuple)) else value for key, value in columns.items()}
-        yield {
-            "intent": intent,
-            "ids": list(ids[part]),
-            "hashes": [hash_name(name) for name in names[part]],
-            "detail": detail,
+        detail = {
+            key: list(value[part]) if isinstance(value, (list, tuple)) else value for key, value in columns.items()
         }
+        yield _RowOfRecords(list(ids[part]), [hash_name(name) for name in names[part]], detail)
+
+
+class _OpenIntent(NamedTuple, Generic[Key]):
+    """An intent of this attempt without an outcome: the *keys* of its records, and its *row* in the audit."""
+
+    keys: Sequence[Key]
+    row: _RowOfRecords
+
+    def pick_records(self, places: Sequence[int]) -> _OpenIntent[Key]:
+        """Return an intent of the records at these *places*."""
+        if len(places) == len(self.keys):
+            return self
+        return _OpenIntent([self.keys[place] for place in places], self.row.pick_records(places))
 
 
 class IntentLog(Generic[Key]):
@@ -295,7 +319,7 @@ class IntentLog(Generic[Key]):
         self._audit = audit
         self._record = record
         self._scope = scope
-        self._open_intents: dict[int, dict[Key, AuditItem]] = {}
+        self._open_intents: dict[int, _OpenIntent[Key]] = {}
 
     def begin(self, items: Mapping[Key, AuditItem]) -> None:
         """Record the items before their deletion.
@@ -304,7 +328,7 @@ class IntentLog(Generic[Key]):
         """
         if self._audit.on and items:
             with write_transaction():
-                begun = self._record_items(items)
+                begun = self._insert_intents(_make_intents(items))
             self._open_intents |= begun
 
     def commit(self, items: Mapping[Key, AuditItem], *, with_statement: str = "") -> None:
@@ -314,7 +338,7 @@ class IntentLog(Generic[Key]):
         """
         first = f"{with_statement}; " if with_statement else ""
         if self._audit.on and items:
-            self._open_intents |= self._record_items(items, first=write_prefix() + first)
+            self._open_intents |= self._insert_intents(_make_intents(items), first=write_prefix() + first)
         elif first:
             database.execute_sql(write_prefix() + first, {})
 
@@ -330,33 +354,41 @@ class IntentLog(Generic[Key]):
 
     def open_keys(self) -> list[Key]:
         """Return the keys of the records without a recorded outcome."""
-        return list(dict.fromkeys(key for part in self._open_intents.values() for key in part))
+        return list(dict.fromkeys(key for intent in self._open_intents.values() for key in intent.keys))
 
-    def _record_items(self, items: Mapping[Key, AuditItem], *, first: str = "") -> dict[int, dict[Key, AuditItem]]:
-        said = items.values()
-        names, columns = [item.name for item in said], _merge_details(said)
-        numbers = self._audit.record_intent(
-            self._record, ids=_list_ids(said), names=names, scope=self._scope, first=first, **columns
-        )
-        keys = list(items)
-        parts = (keys[start : start + MAX_RECORDS_PER_ROW] for start in range(0, len(keys), MAX_RECORDS_PER_ROW))
-        return {number: {key: items[key] for key in part} for number, part in zip(numbers, parts, strict=True)}
+    def _insert_intents(self, intents: Sequence[_OpenIntent[Key]], *, first: str = "") -> dict[int, _OpenIntent[Key]]:
+        rows = [intent.row for intent in intents]
+        numbers = self._audit.insert_rows("intent", self._record, rows, scope=self._scope, first=first)
+        return dict(zip(numbers, intents, strict=True))
 
-    def _close_intents(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, AuditItem]]]:
+    def _close_intents(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, _OpenIntent[Key]]]:
         """Close intents with a known state; records without a known state get new intents."""
-        closed, outcomes, left = list[int](), list[IntentOutcome](), dict[Key, AuditItem]()
-        latest = {key: number for number, part in self._open_intents.items() for key in part}
-        for number, part in self._open_intents.items():
-            said = [item for key, item in part.items() if key in states]
-            if not said:
+        outcomes, left = dict[int, _RowOfRecords](), list[_OpenIntent[Key]]()
+        latest = {key: number for number, intent in self._open_intents.items() for key in intent.keys}
+        for number, intent in self._open_intents.items():
+            ended = [place for place, key in enumerate(intent.keys) if key in states]
+            if not ended:
                 continue
-            closed.append(number)
-            become = [states[key] if latest[key] == number else MOVED_STATE for key in part if key in states]
-            columns = {**_merge_details(said), "state": _merge_equal(become)}
-            outcomes.append(IntentOutcome(number, _list_ids(said), [item.name for item in said], columns))
-            left |= {key: item for key, item in part.items() if key not in states and latest[key] == number}
-        self._audit.record_outcomes(self._record, outcomes)
-        return closed, self._record_items(left) if left else {}
+            keys, row = intent.pick_records(ended)
+            become = _merge_equal([states[key] if latest[key] == number else MOVED_STATE for key in keys])
+            outcomes[number] = row._replace(intent=number, detail={**row.detail, "state": become})
+            still_open = [place for place, key in enumerate(intent.keys) if key not in states and latest[key] == number]
+            left += [intent.pick_records(still_open)] if still_open else []
+        self._audit.insert_rows("outcome", self._record, outcomes.values())
+        return list(outcomes), self._insert_intents(left)
+
+
+def _make_intents(items: Mapping[Key, AuditItem]) -> list[_OpenIntent[Key]]:
+    """Return an intent for each `MAX_RECORDS_PER_ROW` records."""
+    keys, said = list(items), items.values()
+    details = [item.detail for item in said]
+    columns = {name: _merge_equal([detail[name] for detail in details]) for name in details[0]}
+    ids = [item.id for item in said if item.id is not None]
+    rows = _split_into_rows(ids, [item.name for item in said], columns)
+    return [
+        _OpenIntent(keys[start : start + MAX_RECORDS_PER_ROW], row)
+        for start, row in zip(range(0, len(keys), MAX_RECORDS_PER_ROW), rows, strict=True)
+    ]
 
 
 def find_ids_at_work(record: str) -> set[int]:
@@ -386,15 +418,6 @@ def find_earlier_intents(
         yield found
 
 
-def _merge_details(items: Iterable[AuditItem]) -> dict[str, Any]:
-    details = [item.detail for item in items]
-    return {name: _merge_equal([detail[name] for detail in details]) for name in details[0]}
-
-
-def _list_ids(items: Iterable[AuditItem]) -> list[int]:
-    return [item.id for item in items if item.id is not None]
-
-
 def _merge_equal(values: list[Any]) -> Any:
     """Return the common value if all values are equal, else the values."""
-    return values[0] if values and all(value == values[0] for value in values) else values
+    return values[0] if values and values.count(values[0]) == len(values) else values

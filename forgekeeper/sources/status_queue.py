@@ -16,6 +16,7 @@ import peewee as pw
 from forgekeeper.api.inspection import RefusedEntry
 from forgekeeper.api.refs import Refs
 from forgekeeper.platform.database import database, exclusions, survey
+from forgekeeper.platform.database.arrays import format_array
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.database.sessions import execute_prepared
@@ -179,7 +180,7 @@ class RefQueue:
     def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
         """Return the *ids* that are pending rows of the project; nothing is locked."""
         statement = self._write_statement(SELECT_STILL_PENDING)
-        found = execute_prepared("still_pending", statement, {"project": project, "ids": list(ids)})
+        found = execute_prepared("still_pending", statement, {"project": project, "ids": format_array(ids)})
         return {key for (key,) in found.fetchall()}
 
     def record_expected_oids(self, project: int, values: Mapping[PendingRef, str]) -> str:
@@ -191,7 +192,7 @@ class RefQueue:
         seen = {
             row.id: oid for row, oid in values.items() if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid)
         }
-        parameters = {"project": project, "ids": list(seen), "oids": list(seen.values())}
+        parameters = {"project": project, "ids": format_array(seen), "oids": format_array(seen.values())}
         return survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters) if seen else ""
 
     def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
@@ -200,8 +201,8 @@ class RefQueue:
         Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
         counted.
         """
-        ids, refs = [row.id for row in reasons], [row.ref for row in reasons]
-        values = {"project": project, "ids": ids, "refs": refs, "reasons": list(reasons.values())}
+        ids, refs = format_array(row.id for row in reasons), format_array(row.ref for row in reasons)
+        values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(reasons.values())}
         states = [state for (state,) in self._fetch_rows(CLOSE_PENDING_ROWS, values)]
         return states.count(self._queue.processed), states.count(self._queue.rejected)
 

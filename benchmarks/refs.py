@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 from collections.abc import Iterator
@@ -140,6 +141,7 @@ def _ask_for(names: list[str], oid: str | None) -> None:
 
 def _called(settings: Settings) -> float:
     runner = Runner(settings, lambda *_sent: EnqueueCounts(0))
+    gc.freeze()  # as a worker process does
     began = monotonic()
     with runner.create_child_attempt(clean_project_refs, f"clean_project_refs:{PROJECT}", run=1) as attempt:
         attempt.work_if_allowed(PROJECT)

@@ -8,6 +8,7 @@ when fetching stops, so this process sends them.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -103,6 +104,8 @@ class ProcessMiddleware(Middleware):
         self.fan_out = partial(self._send_children, broker, limit_depth=settings.queue_limit)
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
         self._drain = ShutdownWatchdog(self.list_in_flight, settings.shutdown_timeout)
+        # Imported objects stay.  Without this, each full garbage collection visits them: 0.1 s in a large child.
+        gc.freeze()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Store the worker, so that its consumers are known before they fetch."""

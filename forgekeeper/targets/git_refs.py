@@ -211,7 +211,7 @@ class _RefDeletion:
         """Return the outcome of a ref that git cannot lock, None for any other ref."""
         if not self._repository.can_lock(name):
             return TOO_LONG_TO_LOCK
-        if not (other := self._repository.find_blocking_file(name)):
+        if name in self._values.fileless or not (other := self._repository.find_blocking_file(name)):
             return None
         if self.rows.get(other):
             return RefOutcome("locked", f"{other.decode()} must be deleted first")
@@ -304,7 +304,8 @@ class _RefDeletion:
 
     def _settle_refs(self, names: Iterable[bytes], outcome: RefOutcome) -> None:
         for name in names:
-            self.outcomes |= dict.fromkeys(self.rows[name], outcome)
+            for row in self.rows[name]:
+                self.outcomes[row] = outcome
             self.rows[name] = []
 
     def _explain_failure(self, complaint: bytes) -> RepositoryFailed:

@@ -15,11 +15,12 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwuid
@@ -40,6 +41,8 @@ MAX_NAMES_PER_LISTING = 200
 MAX_SMALL_PACKED_BYTES = 256 * 1024
 """Size of `packed-refs`, some 4,000 refs, up to which reading it takes less time than starting git."""
 OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
+_PACKED_BLOCK_BYTES = 16_384
+"""Bytes of `packed-refs` that are searched at once; a name that is missing costs a search of one block."""
 
 # The rules of `git check-ref-format`, in its order: a component begins with a dot or ends with ".lock", two dots,
 # characters that are special to a shell, a revision or a pattern, an empty component, a dot at the end.
@@ -160,9 +163,7 @@ class Repository:
     def can_lock(self, name: bytes) -> bool:
         """Return whether git can create a lock for the ref; always True if refs are not files."""
         lock = self._path_of(name) + b".lock"
-        fits = len(lock) < _MAX_PATH_BYTES and all(
-            len(component) <= _MAX_COMPONENT_BYTES for component in lock.split(b"/")
-        )
+        fits = len(lock) < _MAX_PATH_BYTES and max(map(len, lock.split(b"/"))) <= _MAX_COMPONENT_BYTES
         return fits or self.has_reftable()
 
     def has_reftable(self) -> bool:
@@ -182,6 +183,30 @@ class Repository:
                 parts = name.split(b"/")
                 return next(filter(self.has_file, (b"/".join(parts[:end]) for end in range(1, len(parts)))), None)
         return None
+
+    def find_fileless(self, names: Sequence[bytes]) -> set[bytes]:
+        """Return names without a file at their paths or in the place of a folder.
+
+        Each folder is listed once.  A name that is alone in its folder, or in an unreadable folder, is not returned.
+        """
+        fileless, folders = set[bytes](), {b"refs": names}
+        while folders:
+            folder, inside = folders.popitem()
+            parts = [name[len(folder) + 1 :].partition(b"/") for name in inside]
+            wanted = {part for part, _, _ in parts}
+            used, below = set[bytes](), defaultdict[bytes, list[bytes]](list)
+            try:
+                with suppress(FileNotFoundError), os.scandir(self._path_of(folder)) as entries:
+                    used = {entry.name for entry in entries if entry.name in wanted}
+            except OSError:
+                continue
+            for name, (part, is_below, _) in zip(inside, parts, strict=True):
+                if part not in used:
+                    fileless.add(name)
+                elif is_below:
+                    below[folder + b"/" + part].append(name)
+            folders |= {path: those for path, those in below.items() if len(those) > 1}
+        return fileless
 
     def read_loose_ref(self, name: bytes) -> bytes:
         """Return the beginning of a loose ref's file; empty if no such file can be read."""
@@ -245,6 +270,25 @@ class Repository:
             return b"extensions" not in (self.git_dir / "config").read_bytes().lower()
         return False
 
+    def find_packed_lines(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the lines of `packed-refs` that have these sorted names; may raise OSError.
+
+        Names in a damaged file may be missed.
+        """
+        found, place, rest = dict[bytes, bytes](), 0, b""
+        with suppress(FileNotFoundError), (self.git_dir / "packed-refs").open("rb", buffering=0) as file:
+            while place < len(names) and (read := file.read(_PACKED_BLOCK_BYTES)):
+                lines, newline, rest = (rest + read).rpartition(b"\n")
+                block = lines + newline
+                last_name = block[block.rfind(b" refs/") + 1 :].partition(b"\n")[0]
+                after = 0
+                while place < len(names) and (name := names[place]) <= last_name:
+                    if (end := block.find(b" %s\n" % name, after)) >= 0:
+                        found[name] = block[block.rfind(b"\n", 0, end) + 1 : end + len(name) + 2]
+                        after = end
+                    place += 1
+        return found
+
     def find_locked(self, names: Iterable[bytes]) -> list[bytes]:
         """Return the *names* whose locks exist now."""
         return [name for name in names if os.path.lexists(self._path_of(name) + b".lock")]
@@ -266,8 +310,12 @@ class Repository:
                 return None
             raise
 
+    @cached_property
+    def _path_prefix(self) -> bytes:
+        return os.fsencode(self.git_dir) + b"/"
+
     def _path_of(self, name: bytes) -> bytes:
-        return os.fsencode(self.git_dir) + b"/" + name
+        return self._path_prefix + name
 
 
 def open_repository(root: Path, disk_path: str) -> Repository:
@@ -336,11 +384,15 @@ def why_ref_refused(name: str) -> Literal["not_under_refs", "too_long", "invalid
 
 @dataclass
 class RefValues:
-    """The oids of existing refs, the targets of symbolic refs, and the broken refs."""
+    """The oids of existing refs, the targets of symbolic refs, and the broken refs.
+
+    *fileless* refs have no file at their paths, and none in the place of a folder; other refs may be fileless, too.
+    """
 
     oids: dict[bytes, bytes] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
     broken: set[bytes] = field(default_factory=set)
+    fileless: set[bytes] = field(default_factory=set, compare=False)
 
     def format_value(self, name: bytes, repository: Repository) -> str:
         """Return the ref's value: an oid, `ref: NAME` for a symbolic ref, or "" if it is unknown."""
@@ -358,10 +410,11 @@ def read_refs(git: Git, repository: Repository, names: list[bytes]) -> RefValues
     Raises `RepositoryFailed`, and the errors of `Repository.confirm_identity`.
     """
     values, all_names = RefValues(), names
-    if len(names) > MAX_NAMES_PER_LISTING or repository.has_small_packed_refs():
+    if (len(names) > MAX_NAMES_PER_LISTING or repository.has_small_packed_refs()) and not repository.has_reftable():
         # Each listing reads all files beside its refs: half a million reads for ten thousand refs in one folder.  To
         # read a few files costs less than to start git.
-        values.oids = _read_plain_oids(git, repository, names)
+        values.fileless = repository.find_fileless(names)
+        values.oids = _read_plain_oids(git, repository, names, values.fileless)
         names = [name for name in names if name not in values.oids]
     for start in range(0, len(names), MAX_NAMES_PER_LISTING):
         wanted = set(names[start : start + MAX_NAMES_PER_LISTING])
@@ -388,22 +441,22 @@ def _names_wanted_ref(wanted: set[bytes], line: bytes) -> bool:
     return not wanted.isdisjoint(line.split(b" ", 2)[1:2])
 
 
-def _read_plain_oids(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
+def _read_plain_oids(git: Git, repository: Repository, names: list[bytes], fileless: set[bytes]) -> dict[bytes, bytes]:
     """Return the oids that loose refs' files, or else `packed-refs`, state plainly.
 
     Git has to read all other refs.  Git verifies each oid before it deletes the ref.
     """
     length = OID_LENGTHS.get(_find_object_format(git, repository))
-    if length is None or repository.has_reftable():
+    if length is None:
         # The git is too old for the option or failed, or the format is unknown.
         return {}
-    loose = {name: repository.read_loose_ref(name) for name in names}
+    loose = {name: repository.read_loose_ref(name) for name in names if name not in fileless}
     oids = _match_oids(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
     with suppress(OSError):
-        packed = repository.read_packed_lines(
-            name for name in names if not loose[name] and not repository.has_file(name)
+        lines = repository.find_packed_lines(
+            [name for name in names if name in fileless or (not loose[name] and not repository.has_file(name))]
         )
-        oids |= _match_oids(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, packed)
+        oids |= _match_oids(rb"(?!0+ )([0-9a-f]{%d}) [^\r\n]+\n" % length, lines)
     return oids
 
 

@@ -11,13 +11,12 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from select import select
-from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from select import POLLIN, POLLOUT, poll, select
 from subprocess import PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from typing import IO, NamedTuple
@@ -60,6 +59,7 @@ _GENERAL_FAILURE = re.compile(
 
 _UPDATE_REF = ("update-ref", "--stdin", "-z", "--no-deref")
 _PREPARED, _COMMITTED = b"prepare: ok\n", b"commit: ok\n"
+_COMMANDS_PER_WRITE = 500
 _PIPE_BYTES = 65_536
 """Maximum bytes to read or write at once: the capacity of a pipe."""
 
@@ -142,14 +142,17 @@ class Git:
             err.seek(0)
             return GitAnswer(code, b"".join(line for line in out if keep_line(line)), err.read())
 
-    def update_refs(self, commands: Iterable[bytes], *, confirm: Callable[[], bool]) -> GitAnswer:
+    def update_refs(
+        self, commands: Iterable[bytes], *, confirm: Callable[[], bool], meanwhile: Callable[[], object] = bool
+    ) -> GitAnswer:
         """Change refs in one transaction of `git update-ref`; return git's answer.
 
-        Git checks the old values and locks the refs first.  *confirm* is called while it holds these locks: no push
-        can change a ref between that call and the commit, however long this process is suspended.  If *confirm*
-        returns False or raises, git changes nothing and removes its locks.
+        Git checks the old values and locks the refs first; *meanwhile* is called at the same time.  *confirm* is called
+        while git holds these locks: no push can change a ref between that call and the commit, however long this
+        process is suspended.  If *confirm* returns False, or one of the two raises, git changes nothing and removes its
+        locks.
 
-        Raises the errors of *confirm* and of `run`.
+        Raises the errors of *confirm*, of *meanwhile* and of `run`.
         """
         with TemporaryFile() as err:
             process = self._start_process(_UPDATE_REF, stdin=PIPE, stdout=PIPE, stderr=err)
@@ -157,10 +160,12 @@ class Git:
             assert process.stdout is not None
             with process.stdin, process.stdout:
                 try:
-                    exchange = partial(self._write_and_read, process.stdin, process.stdout)
-                    out = exchange(b"\0".join([b"start", *commands, b"prepare", b""]), _PREPARED)
+                    self._write_commands(process.stdin, chain([b"start"], commands, [b"prepare"]))
+                    meanwhile()
+                    out = self._read_answer(process.stdout, _PREPARED)
                     if out.endswith(_PREPARED) and confirm():
-                        out += exchange(b"commit\0", _COMMITTED)
+                        self._write_commands(process.stdin, iter([b"commit"]))
+                        out += self._read_answer(process.stdout, _COMMITTED)
                 except BaseException:
                     self._end_process(process)
                     raise
@@ -197,24 +202,34 @@ class Git:
         except OSError as error:
             raise GitError(f"cannot start git: {error.strerror}") from None
 
-    def _write_and_read(self, stdin: IO[bytes], stdout: IO[bytes], input_bytes: bytes, expected: bytes) -> bytes:
-        """Write *input_bytes* to git; return its answer up to *expected*, its end, or the time limit."""
-        answer, left = b"", memoryview(input_bytes)
+    def _write_commands(self, stdin: IO[bytes], commands: Iterator[bytes]) -> None:
+        """Write *commands* to git, up to their end or the time limit."""
         os.set_blocking(stdin.fileno(), False)
-        with DefaultSelector() as ready:
-            ready.register(stdout, EVENT_READ)
-            ready.register(stdin, EVENT_WRITE)
-            while not answer.endswith(expected) and (seconds := self.until - time.monotonic()) > 0:
-                for key, _events in ready.select(min(seconds, 1.0)):
-                    if key.fileobj is stdin:
-                        left = left[_write_available(stdin, left) :]
-                        if not left:
-                            ready.unregister(stdin)
-                    elif some := stdout.read(_PIPE_BYTES):
-                        answer += some
-                    else:
-                        return answer
+        while some := [*islice(commands, _COMMANDS_PER_WRITE)]:
+            left = memoryview(b"\0".join([*some, b""]))
+            while left:
+                if not self._wait_for(stdin, POLLOUT):
+                    return
+                left = left[_write_available(stdin, left) :]
+
+    def _read_answer(self, stdout: IO[bytes], expected: bytes) -> bytes:
+        """Return git's answer up to *expected*, its end, or the time limit."""
+        answer = b""
+        while not answer.endswith(expected) and self._wait_for(stdout, POLLIN):
+            if not (some := stdout.read(_PIPE_BYTES)):
+                break
+            answer += some
         return answer
+
+    def _wait_for(self, stream: IO[bytes], event: int) -> bool:
+        """Wait for an event of a stream; return False at the time limit."""
+        waiting = poll()
+        waiting.register(stream, event)
+        while (seconds := self.until - time.monotonic()) > 0:
+            # An exception that is set in this thread is noticed within a second.
+            if waiting.poll(min(seconds, 1.0) * 1000):
+                return True
+        return False
 
     def _wait_for_end(self, process: Popen[bytes]) -> int:
         """Return git's status; at the time limit or an interruption, end git and all its children."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -77,10 +78,10 @@ def delete_refs(
 ) -> dict[RefToDelete, RefOutcome]:
     """Delete refs of a repository, each at its announced value; return each outcome.
 
-    *announce* is called once, with all refs that git is about to delete.  Git then verifies these values and locks the
-    refs, *find_lost* is called, and git deletes the other refs.  So neither a push nor a pause of this process, however
-    long, lets a ref be deleted at another value or after its row was closed.  A ref that has changed since stays: as
-    moved if its row expects a value, else for the next call.
+    *announce* is called once, with all refs that git is about to delete, while git verifies these values and locks the
+    refs.  Then *find_lost* is called, and git deletes the other refs.  So neither a push nor a pause of this process,
+    however long, lets a ref be deleted at another value or after its row was closed.  A ref that has changed since the
+    look stays: as moved if its row expects a value, else for the next call.
 
     A symbolic ref is deleted itself, never its target.  Several rows may name one ref: each is judged by its own
     expectation, and one agreeing row is enough to delete the ref.
@@ -110,22 +111,26 @@ def preview_deletion(
 
 
 class _RefDeletion:
-    """One call: the *rows* of each ref that are still open, and the *outcomes* of the others."""
+    """One call: the *rows* of each ref that are still open, and the *outcomes* of the others.
+
+    `_links` has the announced values of symbolic refs; other refs are announced with the oids that git verifies.
+    """
 
     _repository: Repository
     _git: Git
 
     def __init__(self, doomed: Sequence[RefToDelete]) -> None:
         self.outcomes: dict[RefToDelete, RefOutcome] = {}
-        self.rows: dict[bytes, list[RefToDelete]] = {}
+        self.rows: dict[bytes, tuple[RefToDelete, ...]] = {}
         self._values = RefValues()
-        self._announced: dict[bytes, str] = {}
+        self._links: dict[bytes, str] = {}
         for row in doomed:
             # Git must not see a refused name.
             if reason := why_ref_refused(row.ref):
                 self.outcomes[row] = RefOutcome("rejected", reason)
             else:
-                self.rows.setdefault(row.ref.encode(), []).append(row)
+                name = row.ref.encode()
+                self.rows[name] = (*self.rows.get(name, ()), row)
 
     def open_git(self, root: Path, disk_path: str, until: float, grace: float, *, writes: bool) -> _RefDeletion:
         self._repository = open_repository(root, disk_path)
@@ -137,13 +142,15 @@ class _RefDeletion:
         return self
 
     def run_transactions(self, announce: AnnounceRefs, find_lost: FindLostRefs) -> None:
-        parts, complaint = [self._settle_without_git(sorted(self.rows))], b""
-        self._announced = {name: self._values.format_value(name, self._repository) for name in parts[0]}
-        if self._announced:
-            announce({row: value for name, value in self._announced.items() for row in self.rows[name]})
-        for _ in range(MAX_TRANSACTIONS_PER_CALL):
+        parts: list[Mapping[bytes, bytes]] = [self._settle_without_git(sorted(self.rows))]
+        complaint = b""
+        values, repository = self._values, self._repository
+        links = [name for name, value in parts[0].items() if not value or name in values.links]
+        self._links = {name: values.format_value(name, repository) for name in links}
+        announce_all = partial(self._announce, parts[0], announce)
+        for number in range(MAX_TRANSACTIONS_PER_CALL):
             pending = self._still_open(parts.pop())
-            complaint = self._run_transaction(pending, find_lost)
+            complaint = self._run_transaction(pending, find_lost, bool if number else announce_all)
             if complaint:
                 parts += self._settle_complaint(complaint, pending)
             elif left := self._still_open(pending):
@@ -154,7 +161,13 @@ class _RefDeletion:
                 return
         raise self._explain_failure(complaint)
 
-    def _still_open(self, pending: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    def _announce(self, pending: Mapping[bytes, bytes], announce: AnnounceRefs) -> None:
+        values = ((name, self._links.get(name, value.decode())) for name, value in pending.items())
+        announce({row: value for name, value in values for row in self.rows[name]})
+
+    def _still_open(self, pending: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        if all(map(self.rows.__getitem__, pending)):
+            return pending
         return {name: value for name, value in pending.items() if self.rows[name]}
 
     def preview_outcomes(self) -> None:
@@ -204,7 +217,7 @@ class _RefDeletion:
                 agreeing.append(row)
             else:
                 self.outcomes[row] = REF_MOVED
-        self.rows[name] = agreeing
+        self.rows[name] = tuple(agreeing)
         return bool(agreeing)
 
     def _outcome_if_unlockable(self, name: bytes) -> RefOutcome | None:
@@ -228,7 +241,9 @@ class _RefDeletion:
             final = {*answer.out.split()}
         return final | self._repository.links_from(self._git, b"HEAD")
 
-    def _run_transaction(self, pending: Mapping[bytes, bytes], find_lost: FindLostRefs) -> bytes:
+    def _run_transaction(
+        self, pending: Mapping[bytes, bytes], find_lost: FindLostRefs, meanwhile: Callable[[], object]
+    ) -> bytes:
         """Delete all refs and settle them, or delete none; return git's complaint.
 
         Refs that must stay, as found while git holds the locks, are settled, and no ref is deleted.
@@ -242,7 +257,8 @@ class _RefDeletion:
             return self._still_open(pending) == pending
 
         self._repository.require_enclosed(pending)
-        answer = self._git.update_refs((b"delete %s\0%s" % item for item in pending.items()), confirm=may_commit)
+        commands = (b"delete %s\0%s" % item for item in pending.items())
+        answer = self._git.update_refs(commands, confirm=may_commit, meanwhile=meanwhile)
         if answer.is_committed:
             self._settle_refs(pending, REF_DELETED)
         elif self._still_open(pending) == pending:
@@ -256,18 +272,19 @@ class _RefDeletion:
 
         Git verifies the value of a symbolic ref's target, not its target.  HEAD may also lead to another branch by now.
         """
-        links = [name for name, value in pending.items() if not value or value.decode() != self._announced[name]]
+        links = sorted(self._links.keys() & pending.keys())
         values = read_refs(self._git, self._repository, links)
-        changed = {name for name in links if values.format_value(name, self._repository) != self._announced[name]}
+        changed = {name for name in links if values.format_value(name, self._repository) != self._links[name]}
         return changed | (pending.keys() & self._repository.links_from(self._git, b"HEAD"))
 
     def _settle_lost(self, lost: Collection[RefToDelete]) -> None:
         for row in lost:
-            if row in (rows := self.rows.get(row.ref.encode(), [])):
+            if row in (rows := [*self.rows.get(row.ref.encode(), ())]):
                 self.outcomes[row] = ROW_CLOSED
                 rows.remove(row)
+                self.rows[row.ref.encode()] = tuple(rows)
 
-    def _settle_complaint(self, message: bytes, pending: Mapping[bytes, bytes]) -> list[dict[bytes, bytes]]:
+    def _settle_complaint(self, message: bytes, pending: Mapping[bytes, bytes]) -> list[Mapping[bytes, bytes]]:
         """Settle the ref of git's complaint; return the refs to retry.
 
         They are halved if the ref is not clear.
@@ -306,7 +323,7 @@ class _RefDeletion:
         for name in names:
             for row in self.rows[name]:
                 self.outcomes[row] = outcome
-            self.rows[name] = []
+            self.rows[name] = ()
 
     def _explain_failure(self, complaint: bytes) -> RepositoryFailed:
         """Return git's complaint as an error, or raise another if root or repository are missing."""

@@ -94,6 +94,20 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
     assert {b"refs/a/broken", b"refs/a/null"} < by_git.broken
 
 
+def test_refs_are_seen_in_every_block_of_packed_refs(repository, monkeypatch):
+    names = [f"refs/a/{number:03}" for number in range(100)]
+    repository.packed(*names)
+    file = repository.path / "packed-refs"
+    # The second line of an annotated tag has no name.
+    file.write_text("".join(f"{line}\n^{repository.two}\n" for line in file.read_text().splitlines()[1:]))
+    monkeypatch.setattr(git_repository, "_PACKED_BLOCK_BYTES", 200)
+    opened = git_repository.open_repository(repository.root, repository.disk_path)
+
+    lines = opened.find_packed_lines([name.encode() for name in [*names, "refs/a/0990", "refs/b"]])
+
+    assert lines == {name.encode(): f"{repository.one} {name}\n".encode() for name in names}
+
+
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch):
     monkeypatch.setattr(git_repository, "MAX_NAMES_PER_LISTING", at_once)
@@ -309,12 +323,24 @@ def test_whoever_cannot_be_told_keeps_all_refs(repository):
 
     with pytest.raises(ConnectionError):
         repository.delete("refs/a", announce=away)
-    assert "refs/a" in repository.refs()
+    assert ("refs/a" in repository.refs(), repository.locks()) == (True, [])
 
 
-def test_a_ref_is_deleted_at_the_announced_value_or_stays_and_keeps_no_other(repository):
+def test_git_locks_the_refs_while_they_are_announced_and_deletes_none_before(repository):
+    repository.packed("refs/a")
+
+    def wait_for_locks(_):
+        assert wait_until((repository.path / "packed-refs.lock").exists, ALWAYS_IN_TIME)
+        assert "refs/a" in repository.refs()
+
+    assert repository.states("refs/a", announce=wait_for_locks) == {"refs/a": "deleted"}
+
+
+def test_a_ref_is_deleted_at_the_announced_value_or_stays_and_keeps_no_other(repository, tmp_path, monkeypatch):
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
-    told = Told(lambda _: repository.loose("refs/b", "refs/c", value=repository.two))
+    push = f"for ref in b c; do echo {repository.two} > {repository.path}/refs/$ref; done"
+    replace_git(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push};; esac; exec $GIT "$@"')
+    told = Told()
     expecting = RefToDelete("refs/c", repository.one)
 
     outcomes = repository.delete("refs/a", "refs/b", expecting, "refs/d", announce=told)

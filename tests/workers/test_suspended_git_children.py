@@ -6,8 +6,9 @@ from forgekeeper.platform.connections import client
 from forgekeeper.platform.coordination.leases import LeaseLost, break_lease
 from forgekeeper.platform.database import database as db
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.git_samples import while_git_waits
+from tests.harness.git_samples import ALWAYS_IN_TIME, while_git_waits
 from tests.harness.ref_deletions import PROJECT, ProjectOutcome, pending, row, rows, statuses
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("database")
 LEASE = f"clean_project_refs:{PROJECT}"
@@ -15,7 +16,7 @@ LEASE = f"clean_project_refs:{PROJECT}"
 
 @pytest.fixture
 def suspended(clean, tmp_path, monkeypatch):
-    """Suspend a child right before its git, after it has announced what it deletes."""
+    """Suspend a child's git right before it locks the refs."""
 
     def connected():
         with db.connection_context():
@@ -68,9 +69,13 @@ def test_the_value_of_the_first_look_is_the_expected_one_unless_the_row_has_one_
     row("refs/mr/3", expected_oid=repository.one.upper())
     repository.loose("refs/sym", value="ref: refs/heads/main")
 
-    with suspended as it:
-        expected = {one.ref: one.expected_oid for one in GitRefDeletion.select()}
-
     one = repository.one
-    assert expected == {"refs/mr/1": one, "refs/mr/2": one, "refs/mr/3": one.upper(), "refs/sym": None}
+
+    def has_expected_values():
+        expected = {row.ref: row.expected_oid for row in GitRefDeletion.select()}
+        return expected == {"refs/mr/1": one, "refs/mr/2": one, "refs/mr/3": one.upper(), "refs/sym": None}
+
+    with suspended as it:
+        assert wait_until(has_expected_values, ALWAYS_IN_TIME)
+
     assert (it.result().total_deletes, set(statuses().values())) == (4, {DeletionStatus.PROCESSED})

@@ -25,6 +25,8 @@ from forgekeeper.platform.database.sessions import write_prefix, write_transacti
 
 MAX_RECORDS_PER_ROW = 250
 """Maximum records in a row: their ids stay inside the row and are searched there."""
+MAX_ROWS_PER_STATEMENT = 10
+"""Maximum rows per statement: the text of the statement has all their records."""
 MAX_INTENT_AGE = timedelta(days=7)
 """Maximum age of an intent that is looked for because its outcome is missing."""
 # A value that all records share is stored once; the comparison costs less than writing the value a hundred times.
@@ -244,21 +246,24 @@ class Audit:
     ) -> list[int]:
         """Insert a row for each part; return their ids, in the order of the parts.
 
-        The SQL *first* is executed before, in the same request.
+        The SQL *first* is executed before, in the request of the first rows.
         """
-        if not self.on or not (rows := list(parts)):
-            return []
-        values = [
-            (
-                *(*self._facts.values(), record, phase, scope, row.intent),
-                *(format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail)),
-            )
-            for row in rows
-        ]
-        # Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
-        statement = first + INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
-        inserted = database.execute_sql(statement, [value for row in values for value in row])
-        return [number for (number,) in inserted.fetchall()]
+        facts, numbers, rest = (
+            (*self._facts.values(), record, phase, scope),
+            list[int](),
+            iter(parts if self.on else ()),
+        )
+        while rows := [*islice(rest, MAX_ROWS_PER_STATEMENT)]:
+            values = [
+                (*facts, row.intent, format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail))
+                for row in rows
+            ]
+            # Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
+            statement = first + INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
+            inserted = database.execute_sql(statement, [value for row in values for value in row])
+            numbers += [number for (number,) in inserted.fetchall()]
+            first = ""
+        return numbers
 
 
 def expand_records(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
@@ -328,19 +333,23 @@ class IntentLog(Generic[Key]):
         """
         if self._audit.on and items:
             with write_transaction():
-                begun = self._insert_intents(_make_intents(items))
+                begun = self._insert_intents(list(_make_intents(items)))
             self._open_intents |= begun
 
-    def commit(self, items: Mapping[Key, AuditItem], *, with_statement: str = "") -> None:
-        """Record the items before their deletion, and execute *with_statement*, all in one transaction and request.
+    def commit(self, items: Mapping[Key, AuditItem], *, after: Iterable[str] = ()) -> None:
+        """Record the items before their deletion *after* some statements, in a transaction.
 
-        Call it outside a transaction.
+        A few items are recorded in one request.  Call it outside a transaction.
         """
-        first = f"{with_statement}; " if with_statement else ""
-        if self._audit.on and items:
-            self._open_intents |= self._insert_intents(_make_intents(items), first=write_prefix() + first)
-        elif first:
-            database.execute_sql(write_prefix() + first, {})
+        if len(items) <= MAX_RECORDS_PER_ROW and self._audit.on and items:
+            first = "".join((write_prefix(), *(f"{one}; " for one in after)))
+            self._open_intents |= self._insert_intents(list(_make_intents(items)), first=first)
+            return
+        with write_transaction():
+            for one in after:
+                database.execute_sql(one, {})
+            begun = self._insert_intents(list(_make_intents(items))) if self._audit.on else {}
+        self._open_intents |= begun
 
     @contextmanager
     def recording_states(self, states: Mapping[Key, str]) -> Iterator[None]:
@@ -378,17 +387,14 @@ class IntentLog(Generic[Key]):
         return list(outcomes), self._insert_intents(left)
 
 
-def _make_intents(items: Mapping[Key, AuditItem]) -> list[_OpenIntent[Key]]:
-    """Return an intent for each `MAX_RECORDS_PER_ROW` records."""
-    keys, said = list(items), items.values()
-    details = [item.detail for item in said]
-    columns = {name: _merge_equal([detail[name] for detail in details]) for name in details[0]}
-    ids = [item.id for item in said if item.id is not None]
-    rows = _split_into_rows(ids, [item.name for item in said], columns)
-    return [
-        _OpenIntent(keys[start : start + MAX_RECORDS_PER_ROW], row)
-        for start, row in zip(range(0, len(keys), MAX_RECORDS_PER_ROW), rows, strict=True)
-    ]
+def _make_intents(items: Mapping[Key, AuditItem]) -> Iterator[_OpenIntent[Key]]:
+    """Yield an intent for each `MAX_RECORDS_PER_ROW` records."""
+    rest = iter(items)
+    while keys := [*islice(rest, MAX_RECORDS_PER_ROW)]:
+        said = [items[key] for key in keys]
+        ids, names = [item.id for item in said if item.id is not None], [item.name for item in said]
+        columns = {name: _merge_equal([item.detail[name] for item in said]) for name in said[0].detail}
+        yield from (_OpenIntent(keys, row) for row in _split_into_rows(ids, names, columns))
 
 
 def find_ids_at_work(record: str) -> set[int]:

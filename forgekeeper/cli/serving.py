@@ -116,6 +116,8 @@ def _read_queues(given: Iterable[str]) -> list[str]:
 def _set_environment(settings: Settings, threads: int) -> None:
     """Set the variables that the worker's processes need before their Python starts."""
     os.environ["PYTHONPATH"] = python_path()
+    # glibc would keep the freed memory of each thread for this thread: 5 MB after two large children.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "1")
     os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
 

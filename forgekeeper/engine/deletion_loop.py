@@ -240,7 +240,7 @@ class _DeletionPass(Generic[ItemT]):
     def _commit_intent(self, intended: IntentLog[ItemT], items: Mapping[ItemT, AuditItem]) -> None:
         """Commit the intent, with the observed values unless a record makes that fail."""
         try:
-            intended.commit(items, with_statement=self._source.record_observed_values(items))
+            intended.commit(items, after=self._source.record_observed_values(items))
         except (pw.PeeweeException, ValueError) as error:
             if not is_record_error(error):
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -68,7 +68,7 @@ class RefTarget(ItemTarget[PendingRef]):
         def announce(values: Mapping[RefToDelete, str]) -> None:
             nonlocal has_begun
             has_begun = True
-            fence.announce({row: _make_audit_item(row, values[one]) for row, one in doomed.items() if one in values})
+            fence.announce(_AuditItems(doomed, values))
 
         def find_lost() -> list[RefToDelete]:
             return [doomed[row] for row in fence.find_lost(items)]
@@ -112,5 +112,19 @@ class RefTarget(ItemTarget[PendingRef]):
         raise error
 
 
-def _make_audit_item(row: PendingRef, was: str) -> AuditItem:
-    return AuditItem(row.id, row.ref, {"project_id": row.project_id, "ref": row.ref, "oid": was, "due": row.created_at})
+class _AuditItems(Mapping[PendingRef, AuditItem]):
+    """Audit items of the rows whose refs have *values*; each is created when it is read, to save memory."""
+
+    def __init__(self, doomed: Mapping[PendingRef, RefToDelete], values: Mapping[RefToDelete, str]) -> None:
+        self._doomed, self._values = doomed, values
+
+    def __getitem__(self, row: PendingRef) -> AuditItem:
+        oid = self._values[self._doomed[row]]
+        detail = {"project_id": row.project_id, "ref": row.ref, "oid": oid, "due": row.created_at}
+        return AuditItem(row.id, row.ref, detail)
+
+    def __iter__(self) -> Iterator[PendingRef]:
+        return (row for row, one in self._doomed.items() if one in self._values)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -6,9 +6,11 @@ No row is claimed: a child's lease is the claim of all rows of its project.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -22,6 +24,8 @@ from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.database.sessions import execute_prepared
 
 MAX_PROJECT_ID = 2**63 - 1
+MAX_ROWS_PER_STATEMENT = 2_500
+"""Maximum rows per statement: the text of the statement has all their values."""
 
 # One index lookup for each project, regardless of the number of its rows.
 SELECT_PROJECTS_WITH_PENDING = """
@@ -60,14 +64,17 @@ SELECT_STILL_PENDING = """
 """
 # Project and ref are compared, too: after a restore of an older database another row may have the id.
 CLOSE_PENDING_ROWS = """
-    update {table} as deletion
-    set {status} = case when reasons.reason is null then {processed} else {rejected} end, {reason} = reasons.reason,
-        {updated_at} = clock_timestamp(),
-        {processed_at} = case when reasons.reason is null then clock_timestamp() end
-    from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
-    where deletion.{key} = reasons.id and deletion.{project} = %(project)s and deletion.{ref} = reasons.ref
-      and deletion.{status} = {pending}
-    returning deletion.{status}
+    with closed as (
+        update {table} as deletion
+        set {status} = case when reasons.reason is null then {processed} else {rejected} end, {reason} = reasons.reason,
+            {updated_at} = clock_timestamp(),
+            {processed_at} = case when reasons.reason is null then clock_timestamp() end
+        from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
+        where deletion.{key} = reasons.id and deletion.{project} = %(project)s and deletion.{ref} = reasons.ref
+          and deletion.{status} = {pending}
+        returning reasons.reason
+    )
+    select count(*) filter (where reason is null), count(reason) from closed
 """
 # Locked rows are skipped without waiting: their refs are deleted at the value of this look all the same.
 RECORD_EXPECTED_OIDS = """
@@ -183,17 +190,16 @@ class RefQueue:
         found = execute_prepared("still_pending", statement, {"project": project, "ids": format_array(ids)})
         return {key for (key,) in found.fetchall()}
 
-    def record_expected_oids(self, project: int, values: Mapping[PendingRef, str]) -> str:
-        """Return a statement that records each ref's value as the expected object id of its row, unless it has one.
+    def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> Iterator[str]:
+        """Yield statements that record each ref's value as the expected object id of its row, unless it has one.
 
-        Empty if there is nothing to record.  From then on a push to the ref wins, even if this process dies before git
-        deletes the ref: the next look finds the ref moved.  Rows that are closed or locked stay as they are.
+        From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
+        the ref moved.  Rows that are closed or locked stay as they are.
         """
-        seen = {
-            row.id: oid for row, oid in values.items() if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid)
-        }
-        parameters = {"project": project, "ids": format_array(seen), "oids": format_array(seen.values())}
-        return survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters) if seen else ""
+        seen = ((row.id, oid) for row, oid in values if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid))
+        while some := dict(islice(seen, MAX_ROWS_PER_STATEMENT)):
+            parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
+            yield survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters)
 
     def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
         """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
@@ -201,10 +207,13 @@ class RefQueue:
         Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
         counted.
         """
-        ids, refs = format_array(row.id for row in reasons), format_array(row.ref for row in reasons)
-        values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(reasons.values())}
-        states = [state for (state,) in self._fetch_rows(CLOSE_PENDING_ROWS, values)]
-        return states.count(self._queue.processed), states.count(self._queue.rejected)
+        closed, rest = Counter[str](), iter(reasons.items())
+        while some := dict(islice(rest, MAX_ROWS_PER_STATEMENT)):
+            ids, refs = format_array(row.id for row in some), format_array(row.ref for row in some)
+            values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(some.values())}
+            ((processed, rejected),) = self._fetch_rows(CLOSE_PENDING_ROWS, values)
+            closed.update(processed=processed, rejected=rejected)
+        return closed["processed"], closed["rejected"]
 
     def retry(self, ids: Sequence[int] | None) -> int:
         """Make rejected rows pending again, all of them if *ids* is None; return the number."""

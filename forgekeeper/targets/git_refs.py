@@ -192,6 +192,7 @@ class _RefDeletion:
                     pending[name] = value or ANY_VALUE
             if outcome is not None:
                 self._settle_refs([name], outcome)
+        self._values.fileless.clear()
         return pending
 
     def _outcome_without_git(self, name: bytes, value: bytes | None, protected: set[bytes]) -> RefOutcome | None:

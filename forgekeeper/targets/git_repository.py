@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -270,12 +270,12 @@ class Repository:
             return b"extensions" not in (self.git_dir / "config").read_bytes().lower()
         return False
 
-    def find_packed_lines(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the lines of `packed-refs` that have these sorted names; may raise OSError.
+    def find_packed_lines(self, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield these sorted names with their lines in `packed-refs`; may raise OSError.
 
         Names in a damaged file may be missed.
         """
-        found, place, rest = dict[bytes, bytes](), 0, b""
+        place, rest = 0, b""
         with suppress(FileNotFoundError), (self.git_dir / "packed-refs").open("rb", buffering=0) as file:
             while place < len(names) and (read := file.read(_PACKED_BLOCK_BYTES)):
                 lines, newline, rest = (rest + read).rpartition(b"\n")
@@ -284,10 +284,9 @@ class Repository:
                 after = 0
                 while place < len(names) and (name := names[place]) <= last_name:
                     if (end := block.find(b" %s\n" % name, after)) >= 0:
-                        found[name] = block[block.rfind(b"\n", 0, end) + 1 : end + len(name) + 2]
+                        yield name, block[block.rfind(b"\n", 0, end) + 1 : end + len(name) + 2]
                         after = end
                     place += 1
-        return found
 
     def find_locked(self, names: Iterable[bytes]) -> list[bytes]:
         """Return the *names* whose locks exist now."""
@@ -451,7 +450,7 @@ def _read_plain_oids(git: Git, repository: Repository, names: list[bytes], filel
         # The git is too old for the option or failed, or the format is unknown.
         return {}
     loose = {name: repository.read_loose_ref(name) for name in names if name not in fileless}
-    oids = _match_oids(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose)
+    oids = _match_oids(rb"(?!0+\n)([0-9a-f]{%d})\n" % length, loose.items())
     with suppress(OSError):
         lines = repository.find_packed_lines(
             [name for name in names if name in fileless or (not loose[name] and not repository.has_file(name))]
@@ -465,9 +464,9 @@ def _find_object_format(git: Git, repository: Repository) -> bytes:
     return b"sha1" if repository.lacks_extensions() else git.run("rev-parse", "--show-object-format").out.strip()
 
 
-def _match_oids(pattern: bytes, lines: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+def _match_oids(pattern: bytes, lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     plain = re.compile(pattern)
-    found = ((name, plain.fullmatch(line)) for name, line in lines.items())
+    found = ((name, plain.fullmatch(line)) for name, line in lines)
     return {name: oid[1] for name, oid in found if oid}
 
 

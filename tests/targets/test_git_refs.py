@@ -105,7 +105,7 @@ def test_refs_are_seen_in_every_block_of_packed_refs(repository, monkeypatch):
 
     lines = opened.find_packed_lines([name.encode() for name in [*names, "refs/a/0990", "refs/b"]])
 
-    assert lines == {name.encode(): f"{repository.one} {name}\n".encode() for name in names}
+    assert dict(lines) == {name.encode(): f"{repository.one} {name}\n".encode() for name in names}
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

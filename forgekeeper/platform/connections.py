@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,32 +37,76 @@ may_send_to_redis: ContextVar[bool] = ContextVar("may_send_to_redis", default=Tr
 """Whether this thread may send commands to Redis; if not, each command fails at once."""
 
 
-class _Guarded:
+class _Pipeline(Pipeline):
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send a command.
+        """Collect a command."""
+        _require_permission(args[0])
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+
+class IdleConnections(redis.ConnectionPool):
+    """The connections to Redis that no thread uses now; a thread that finds none opens one.
+
+    There are never more connections than threads, so nothing limits, counts or locks them.
+    """
+
+    def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:  # noqa: ARG002, Redis's
+        """Return a connection that the server has not closed, as far as this machine knows."""
+        # After a fork, the parent's connections are forgotten.
+        self._checkpid()
+        # `pop` and `append` are atomic.
+        with suppress(IndexError, redis.ConnectionError, OSError):
+            found = self._available_connections.pop()
+            if not found.can_read():
+                return found
+        made: Any = self.connection_class(**self.connection_kwargs)
+        made.connect()
+        return made
+
+    def release(self, connection: Any) -> None:
+        """Keep the connection for the next command, unless it was closed."""
+        if connection.is_connected:
+            self._available_connections.append(connection)
+
+
+class RedisClient(redis.Redis):
+    """The client of a process; *settings* are the settings of its connection.
+
+    A command takes a third of redis-py's processor time: redis-py prepares to repeat each command and measures it.
+    """
+
+    settings: Settings | None = None
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send a command, once, and return its reply.
 
         Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `may_send_to_redis` is False.
         """
-        if not may_send_to_redis.get():
-            raise redis.ConnectionError("it is not asked again after an error")
-        name = str(args[0]).split()[0].upper()
-        if name not in READ_ONLY_COMMANDS:
-            require_engine(f"with Redis's {name}")
-        return super().execute_command(*args, **options)  # type: ignore[misc]
-
-
-class _Pipeline(_Guarded, Pipeline):
-    pass
-
-
-class RedisClient(_Guarded, redis.Redis):
-    """The client of a process; *settings* are the settings of its connection."""
-
-    settings: Settings | None = None
+        _require_permission(args[0])
+        pool = self.connection_pool
+        connection: Any = pool.get_connection()
+        try:
+            connection.send_command(*args)
+            return self.parse_response(connection, args[0], **options)  # type: ignore[no-untyped-call]
+        except BaseException:
+            # An interrupt leaves a reply unread.  A master that became a replica would answer READONLY for ever.
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     def pipeline(self, transaction: Any = True, shard_hint: Any = None) -> Pipeline:  # noqa: FBT002, Redis's
         """Return a pipeline, which checks each of its commands."""
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+def _require_permission(command: object) -> None:
+    """Raise if this thread may not send the *command* now; see `RedisClient.execute_command`."""
+    if not may_send_to_redis.get():
+        raise redis.ConnectionError("it is not asked again after an error")
+    name = str(command).split()[0].upper()
+    if name not in READ_ONLY_COMMANDS:
+        require_engine(f"with Redis's {name}")
 
 
 client = RedisClient()
@@ -116,9 +161,8 @@ def configure_clients(
         return
     load_scripts()
     patience = timeouts.redis.total_seconds()
-    client.connection_pool = redis.BlockingConnectionPool.from_url(
+    client.connection_pool = IdleConnections.from_url(
         redis_url,
-        timeout=patience,
         socket_timeout=patience,
         socket_connect_timeout=patience,
         health_check_interval=30,
@@ -129,8 +173,7 @@ def configure_clients(
         driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
         # No retries: a command that is sent again after a lost reply may be executed twice.  Callers retry commands
-        # that are safe to repeat.  These errors close the connection: a master that became a replica keeps its
-        # connections, and would answer READONLY for ever.
+        # that are safe to repeat.  In a pipeline, these errors close the connection.
         retry=Retry(NoBackoff(), 0, (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)),
     )
 

@@ -37,6 +37,7 @@ class Instruments:
         self._process = process
         self._metrics: dict[str, Metric] = {}
         self._instruments: dict[str, Any] = {}
+        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.declare_metrics(build_metrics(()))
 
     def declare_metrics(self, metrics: Mapping[str, Metric]) -> Instruments:
@@ -86,8 +87,11 @@ class Instruments:
         return self
 
     def _find_child(self, name: str, labels: tuple[str, ...]) -> Any:
-        instrument = self._ensure_instrument(self._metrics[name])
-        return instrument.labels(*labels) if labels else instrument
+        # prometheus_client's `labels` locks, and converts each label.
+        if (name, labels) not in self._children:
+            instrument = self._ensure_instrument(self._metrics[name])
+            self._children[name, labels] = instrument.labels(*labels) if labels else instrument
+        return self._children[name, labels]
 
     def _ensure_instrument(self, metric: Metric) -> Any:
         if metric.name not in self._instruments:

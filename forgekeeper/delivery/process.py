@@ -139,10 +139,7 @@ class ProcessMiddleware(Middleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the message and connect; raise `MessageNotReady` if the database is down."""
-        consumers = {} if self._worker is None else self._worker.consumers
-        # A consumer whose thread is still connecting does not exist yet.
-        held = {name: getattr(one.consumer, "queued_message_ids", ()) for name, one in consumers.items()}
-        mine = [name for name, ids in held.items() if message.message_id in ids] or [*consumers]
+        mine = self._list_holders(message)
         if mine and message.queue_name not in mine:
             # The body names another queue: Dramatiq would acknowledge it there, or its thread would die.
             message.queue_name = mine[0]
@@ -157,6 +154,19 @@ class ProcessMiddleware(Middleware):
             database.connect()
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             raise MessageNotReady(f"no connection to the database: {error}") from error
+
+    def _list_holders(self, message: MessageProxy) -> list[str]:
+        """List the queues whose consumer has fetched the message; all queues if none has."""
+        consumers, number = {} if self._worker is None else self._worker.consumers, message.message_id
+        # First the queue that the body names, which is almost always the right one.
+        for names in ([message.queue_name], [*consumers]):
+            # A consumer whose thread is still connecting does not exist yet.
+            held = {
+                name: getattr(consumers[name].consumer, "queued_message_ids", ()) for name in names if name in consumers
+            }
+            if mine := [name for name, ids in held.items() if number in ids]:
+                return mine
+        return [*consumers]
 
     def note_attempt(self, attempt: Attempt | MessageAttempt) -> None:
         """Note the attempt at the message of this thread."""

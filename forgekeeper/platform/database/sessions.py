@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import md5
 from json import loads
-from multiprocessing.connection import wait
+from select import POLLIN, poll
 from typing import Any
 
 import peewee as pw
@@ -137,7 +137,11 @@ class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhou
 
         Nothing is sent to the server: all threads would wait for the answer.
         """
-        return bool(connection.closed or wait([connection.fileno()], timeout=0))
+        if connection.closed:
+            return True
+        sockets = poll()
+        sockets.register(connection.fileno(), POLLIN)
+        return bool(sockets.poll(0))
 
 
 def open_pool(

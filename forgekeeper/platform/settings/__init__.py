@@ -296,9 +296,7 @@ class Settings(BaseSettings):
         None means no limit.
         """
         # A batch lacks the settings of quantities that it does not count, for example bytes.
-        return tuple(
-            getattr(self, f"{name}_{batch}", None) for name in (*RECORD_LIMIT_SENTENCES, *BYTE_LIMIT_SENTENCES)
-        )
+        return tuple(vars(self).get(f"{name}_{batch}") for name in (*RECORD_LIMIT_SENTENCES, *BYTE_LIMIT_SENTENCES))
 
     def is_audited(self, batch: str) -> bool:
         """Return whether the deletions of *batch* are written to the audit."""

@@ -65,7 +65,7 @@ def _ours(servers: Servers, projects: int, *, again: bool = False, per_message: 
 def _send(settings: Settings, projects: int, per_message: int) -> EnqueueCounts:
     """Send the children of a run by pages, as the engine does."""
     from forgekeeper.delivery.broker import broker
-    from forgekeeper.delivery.messages import send_children
+    from forgekeeper.delivery.children import send_children
 
     child = CHILDREN["clean_project_refs"]
     keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]

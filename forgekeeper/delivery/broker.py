@@ -12,7 +12,8 @@ from dramatiq.middleware import TimeLimit
 
 from forgekeeper.api.batches import BATCHES, all_declared
 from forgekeeper.delivery import boot
-from forgekeeper.delivery.messages import ChildMessages, MessageEncoder, RunMessages, send_batch, send_children
+from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import ChildMessages, MessageEncoder, RunMessages, send_batch
 from forgekeeper.delivery.process import ProcessMiddleware
 from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.engine.attempt import Attempt

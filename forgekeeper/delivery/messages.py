@@ -18,7 +18,6 @@ Nothing is retried inside Redis: a failed child waits in quarantine, and the nex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -32,11 +31,10 @@ from dramatiq.errors import DecodeError
 from dramatiq.middleware import Middleware, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.api.answers import EnqueueCounts, KeyedArguments
 from forgekeeper.api.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
-from forgekeeper.delivery.child_calls import RUN_OPTION, build_child_message, list_calls
+from forgekeeper.delivery.children import RUN_OPTION, count_starts, enqueue_children, forget_children, list_calls
 from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
-from forgekeeper.delivery.queues import QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY, bodies_key, list_fetched, ready_key
+from forgekeeper.delivery.queues import QUEUED_CHILDREN_KEY, bodies_key, list_fetched
 from forgekeeper.engine import record_counts
 from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.engine.record_counts import suppress_count_errors
@@ -222,72 +220,3 @@ class ChildMessages(Middleware):
         log.error("message rejected", queue=queue, message_id=number, reason=why)
         with suppress_count_errors():
             count_dead_letter(message.actor_name)
-
-
-def count_starts(keys: Sequence[str], *, by: int = 1) -> list[int]:
-    """Count a start of each child; return their starts without an end."""
-    with client.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.hincrby(STARTED_CHILDREN_KEY, key, by)
-        counts: list[int] = pipe.execute()
-    return counts
-
-
-def forget_children(message: MessageProxy, *, starts: bool) -> None:
-    """Let the children of the message be sent again; forget their *starts*, too."""
-    keys = [key for key, _ in list_calls(message)]
-    for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if starts else (QUEUED_CHILDREN_KEY,):
-        if keys:
-            client.hdel(entries, *keys)
-
-
-def send_children(
-    broker: RedisBroker,
-    run: int | None,
-    child: ChildSpec,
-    keyed_args: Sequence[KeyedArguments],
-    *,
-    limit_depth: int | None,
-    per_message: int = 1,
-) -> EnqueueCounts:
-    """Send *child* a message of the *run* for each pair of key and arguments, or for each *per_message* pairs.
-
-    All messages are sent in one transaction.  A key with a message on its way or a row in quarantine gets none.  If two
-    processes send at once, both may send.  Nothing is sent if *limit_depth* messages wait in the queue.  Raises
-    `redis.RedisError` if nothing was sent, or if everything was sent and the reply was lost.
-    """
-    client, queue, wanted = broker.client, child.queue, dict(keyed_args)
-    if limit_depth is not None and client.llen(ready_key(queue)) >= limit_depth:
-        return EnqueueCounts(queue_full=True)
-    if not wanted:
-        return EnqueueCounts()
-    found: Any = client.hmget(QUEUED_CHILDREN_KEY, list(wanted))
-    sent = {key: sent_as for key, sent_as in zip(wanted, found, strict=True) if sent_as is not None}
-    kept: Any = client.hmget(bodies_key(queue), list(sent.values())) if sent else []
-    left_out = {key for key, body in zip(sent, kept, strict=True) if body is not None}
-    left_out |= quarantine.find_waiting_keys(child.batch.name, child.name, wanted)
-    calls = [(key, arguments) for key, arguments in wanted.items() if key not in left_out]
-    parts = [calls[start : start + per_message] for start in range(0, len(calls), per_message)]
-    enqueue_children(broker, child, parts, run)
-    return EnqueueCounts(len(calls), len(keyed_args) - len(calls))
-
-
-def enqueue_children(
-    broker: RedisBroker, child: ChildSpec, parts: Sequence[Sequence[KeyedArguments]], run: int | None
-) -> None:
-    """Send a message for each of *parts*, all in one transaction."""
-    if not parts:
-        return
-    # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
-    bodies: Any = {}
-    sent_as: Any = {}
-    for calls in parts:
-        message = build_child_message(child, calls, run)
-        number = message.options["redis_message_id"]
-        bodies[number] = message.encode()
-        sent_as |= dict.fromkeys((key for key, _ in calls), number)
-    with broker.client.pipeline(transaction=True) as pipe:
-        pipe.hset(bodies_key(child.queue), mapping=bodies)
-        pipe.rpush(ready_key(child.queue), *bodies)
-        pipe.hset(QUEUED_CHILDREN_KEY, mapping=sent_as)
-        pipe.execute()

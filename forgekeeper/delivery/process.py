@@ -31,7 +31,7 @@ from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import Declaration
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.boot import load_settings
-from forgekeeper.delivery.child_calls import list_calls
+from forgekeeper.delivery.children import list_calls
 from forgekeeper.engine.attempt import Attempt, Runner
 from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.engine.record_counts import count_duration_and_failure, suppress_count_errors

@@ -21,7 +21,8 @@ import scheduler
 from forgekeeper.api.batches import BATCHES, CHILDREN, list_queues
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import UNREADABLE_ACTOR, send_children
+from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.messages import UNREADABLE_ACTOR
 from forgekeeper.exporter import Exporter
 from forgekeeper.ledger.holds import Batch
 from forgekeeper.ledger.job_runs import JobRun

@@ -5,7 +5,7 @@ from dramatiq import Message
 
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.child_calls import CALLS_OPTION, RUN_OPTION
+from forgekeeper.delivery.children import CALLS_OPTION, RUN_OPTION
 from forgekeeper.platform.connections import client
 from tests.harness.programs import READY, ROOT, Program, eventually
 

@@ -7,8 +7,7 @@ from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.child_calls import RUN_OPTION
-from forgekeeper.delivery.messages import send_children
+from forgekeeper.delivery.children import RUN_OPTION, send_children
 from forgekeeper.ledger import quarantine
 from forgekeeper.platform.connections import client
 

@@ -17,7 +17,7 @@ from dramatiq import Worker
 from forgekeeper.api.batches import BATCHES, CHILDREN
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.delivery.broker import broker, load_batches
-from forgekeeper.delivery.messages import send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.delivery.queues import count_messages
 from forgekeeper.platform.database import database
 from scheduler import BatchLoop

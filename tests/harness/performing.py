@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.engine.attempt import Runner
 from forgekeeper.engine.run import Run
 from forgekeeper.ledger.job_runs import JobRun

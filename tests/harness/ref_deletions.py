@@ -6,7 +6,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.child_calls import list_calls
+from forgekeeper.delivery.children import list_calls
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database

@@ -13,7 +13,7 @@ from dramatiq import Message
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.messages import send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.database import now

@@ -95,9 +95,14 @@ def test_each_child_has_a_result_and_an_audit_of_its_own(work, repositories):
 
 def test_no_child_works_while_another_process_has_its_lease(work, repositories):
     with hold_lease(client, "clean_project_refs:2", ttl=timedelta(seconds=15), holder="another"):
-        work()
+        lines, _ = work()
 
     assert (waiting_projects(), REF in repositories[2].refs()) == ({2}, True)
+    assert [line["stopped"] for line in lines if line["event"].startswith("child f")] == [
+        "drained",
+        "lease_held",
+        "drained",
+    ]
 
 
 def test_a_child_that_fails_is_quarantined_and_stops_no_other(work, repositories):

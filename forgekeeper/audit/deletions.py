@@ -25,7 +25,7 @@ from forgekeeper.platform.database.sessions import write_prefix, write_transacti
 
 MAX_RECORDS_PER_ROW = 250
 """Maximum records in a row: their ids stay inside the row and are searched there."""
-MAX_ROWS_PER_STATEMENT = 10
+MAX_AUDIT_ROWS_PER_STATEMENT = 10
 """Maximum rows per statement: the text of the statement has all their records."""
 MAX_INTENT_AGE = timedelta(days=7)
 """Maximum age of an intent that is looked for because its outcome is missing."""
@@ -248,12 +248,8 @@ class Audit:
 
         The SQL *first* is executed before, in the request of the first rows.
         """
-        facts, numbers, rest = (
-            (*self._facts.values(), record, phase, scope),
-            list[int](),
-            iter(parts if self.on else ()),
-        )
-        while rows := [*islice(rest, MAX_ROWS_PER_STATEMENT)]:
+        facts, numbers = (*self._facts.values(), record, phase, scope), list[int]()
+        for rows in pw.chunked(parts if self.on else (), MAX_AUDIT_ROWS_PER_STATEMENT):
             values = [
                 (*facts, row.intent, format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail))
                 for row in rows
@@ -389,8 +385,7 @@ class IntentLog(Generic[Key]):
 
 def _make_intents(items: Mapping[Key, AuditItem]) -> Iterator[_OpenIntent[Key]]:
     """Yield an intent for each `MAX_RECORDS_PER_ROW` records."""
-    rest = iter(items)
-    while keys := [*islice(rest, MAX_RECORDS_PER_ROW)]:
+    for keys in pw.chunked(items, MAX_RECORDS_PER_ROW):
         said = [items[key] for key in keys]
         ids, names = [item.id for item in said if item.id is not None], [item.name for item in said]
         columns = {name: _merge_equal([item.detail[name] for item in said]) for name in said[0].detail}

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -24,8 +23,8 @@ from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.database.sessions import execute_prepared
 
 MAX_PROJECT_ID = 2**63 - 1
-MAX_ROWS_PER_STATEMENT = 2_500
-"""Maximum rows per statement: the text of the statement has all their values."""
+MAX_REFS_PER_STATEMENT = 2_500
+"""Maximum refs per statement: the text of the statement has all their values."""
 
 # One index lookup for each project, regardless of the number of its rows.
 SELECT_PROJECTS_WITH_PENDING = """
@@ -197,7 +196,7 @@ class RefQueue:
         the ref moved.  Rows that are closed or locked stay as they are.
         """
         seen = ((row.id, oid) for row, oid in values if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid))
-        while some := dict(islice(seen, MAX_ROWS_PER_STATEMENT)):
+        for some in map(dict, pw.chunked(seen, MAX_REFS_PER_STATEMENT)):
             parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
             yield survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters)
 
@@ -207,8 +206,8 @@ class RefQueue:
         Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
         counted.
         """
-        closed, rest = Counter[str](), iter(reasons.items())
-        while some := dict(islice(rest, MAX_ROWS_PER_STATEMENT)):
+        closed = Counter[str]()
+        for some in map(dict, pw.chunked(reasons.items(), MAX_REFS_PER_STATEMENT)):
             ids, refs = format_array(row.id for row in some), format_array(row.ref for row in some)
             values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(some.values())}
             ((processed, rejected),) = self._fetch_rows(CLOSE_PENDING_ROWS, values)

@@ -192,15 +192,16 @@ class Repository:
         fileless, folders = set[bytes](), {b"refs": names}
         while folders:
             folder, inside = folders.popitem()
-            parts = [name[len(folder) + 1 :].partition(b"/") for name in inside]
-            wanted = {part for part, _, _ in parts}
+            begin = len(folder) + 1
+            wanted = {name[begin:].partition(b"/")[0] for name in inside}
             used, below = set[bytes](), defaultdict[bytes, list[bytes]](list)
             try:
                 with suppress(FileNotFoundError), os.scandir(self._path_of(folder)) as entries:
                     used = {entry.name for entry in entries if entry.name in wanted}
             except OSError:
                 continue
-            for name, (part, is_below, _) in zip(inside, parts, strict=True):
+            for name in inside:
+                part, is_below, _ = name[begin:].partition(b"/")
                 if part not in used:
                     fileless.add(name)
                 elif is_below:

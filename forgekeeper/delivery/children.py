@@ -61,12 +61,13 @@ def count_starts(keys: Sequence[str], *, by: int = 1) -> list[int]:
 
 
 def forget_children(message: MessageProxy, *, starts: bool) -> None:
-    """Let the children of the message be sent again; forget their *starts*, too."""
+    """Let the children of the message be sent again, and forget their *starts*, too.
+
+    Redis does that in this thread's next request: the acknowledgement, or the sending of a successor.
+    """
     keys = [key for key, _ in list_calls(message)]
-    with client.pipeline(transaction=False) as pipe:
-        for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if starts else (QUEUED_CHILDREN_KEY,):
-            pipe.hdel(entries, *keys)
-        pipe.execute()
+    for entries in (QUEUED_CHILDREN_KEY, STARTED_CHILDREN_KEY) if starts else (QUEUED_CHILDREN_KEY,):
+        client.postpone("HDEL", entries, *keys)
 
 
 def send_children(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -69,6 +70,20 @@ class IdleConnections(redis.ConnectionPool):
             self._available_connections.append(connection)
 
 
+class _PostponedCommands(threading.local):
+    """The commands that a thread's next request sends first."""
+
+    def __init__(self) -> None:
+        self._commands: list[tuple[Any, ...]] = []
+
+    def add(self, command: tuple[Any, ...]) -> None:
+        self._commands.append(command)
+
+    def take(self) -> list[tuple[Any, ...]]:
+        found, self._commands = self._commands, []
+        return found
+
+
 class RedisClient(redis.Redis):
     """The client of a process; *settings* are the settings of its connection.
 
@@ -76,6 +91,14 @@ class RedisClient(redis.Redis):
     """
 
     settings: Settings | None = None
+    _postponed = _PostponedCommands()
+
+    def postpone(self, *command: Any) -> None:
+        """Send the command before this thread's next command, in one request.
+
+        If that request fails, the postponed command may be lost.
+        """
+        self._postponed.add(command)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command, once, and return its reply.
@@ -83,10 +106,12 @@ class RedisClient(redis.Redis):
         Raises `WritesByItself` if a batch may not send it, and `ConnectionError` if `may_send_to_redis` is False.
         """
         _require_permission(args[0])
-        pool = self.connection_pool
+        pool, commands = self.connection_pool, [*self._postponed.take(), args]
         connection: Any = pool.get_connection()
         try:
-            connection.send_command(*args)
+            connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands[1:]:
+                connection.read_response()
             return self.parse_response(connection, args[0], **options)  # type: ignore[no-untyped-call]
         except BaseException:
             # An interrupt leaves a reply unread.  A master that became a replica would answer READONLY for ever.

@@ -45,3 +45,24 @@ def test_a_connection_with_an_error_is_closed():
 
 def test_a_connection_is_used_again():
     assert client.client_id() == client.client_id()
+
+
+def test_a_postponed_command_is_executed_before_the_next_command():
+    client.set("name", "old")
+    client.postpone("SET", "name", "new")
+    assert redis.Redis(connection_pool=client.connection_pool).get("name") == b"old"
+    assert client.get("name") == b"new"
+
+
+def test_a_postponed_command_is_executed_once():
+    client.postpone("INCR", "times")
+    client.ping()
+    assert client.get("times") == b"1"
+
+
+def test_an_error_of_a_postponed_command_is_raised_once():
+    client.set("text", "not a number")
+    client.postpone("INCR", "text")
+    with pytest.raises(redis.ResponseError):
+        client.ping()
+    assert client.ping()

@@ -19,16 +19,19 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
+from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.engine import attempt as attempts
 from forgekeeper.engine.attempt import Attempt
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
+from forgekeeper.platform.database import database
 from metrics.endpoint import create_metrics_folder, open_listening_socket
 from metrics.instruments import WORKER_METRICS
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}
 QUEUES = {"bare": "default", **dict.fromkeys((*COUNTED, *LOGGED, "unobserved"), "git")}
+CHILD = "clean_project_refs"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -71,7 +74,7 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
     if kind not in LOGGED:
         attempts.Attempt = Silent  # type: ignore[misc]
     # The catalogue's own actor, because other actors are not counted.
-    real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
+    real: dramatiq.Actor[[], None] = broker.get_actor(CHILD)
     real.fn = child  # type: ignore[assignment]
     return real
 
@@ -81,10 +84,19 @@ def _nothing() -> None:
 
 
 def enqueue(kind: str, count: int) -> None:
-    """Enqueue *count* messages of *kind*."""
+    """Enqueue *count* messages of *kind*; children as a run sends them."""
     sent = _connected(kind)
-    for _ in range(count):
-        sent.send()
+    if kind == "bare":
+        for _ in range(count):
+            sent.send()
+        return
+    from forgekeeper.delivery.broker import broker
+    from forgekeeper.delivery.messages import send_children
+
+    with database.connection_context():
+        send_children(
+            broker, 1, CHILDREN[CHILD], [(f"{CHILD}:{number}", ()) for number in range(count)], limit_depth=None
+        )
 
 
 def work(kind: str, arguments: list[str]) -> int:

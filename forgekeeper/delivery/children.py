@@ -6,7 +6,7 @@ starts without an end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -21,17 +21,21 @@ from forgekeeper.platform.connections import client
 
 RUN_OPTION = "forgekeeper_run"
 """The option with the number of the run that sent the child's message."""
+FAILED_OPTION = "forgekeeper_failed"
+"""The option that says whether a child of the message had failed when the message was sent."""
 CALLS_OPTION = "forgekeeper_children"
 """The option with the key and the arguments of each child of a message with several children."""
 
 
-def build_child_message(child: ChildSpec, calls: Sequence[KeyedArguments], run: int | None) -> Message[None]:
-    """Return a message with the children *calls*, named by its first child.
+def build_child_message(
+    child: ChildSpec, calls: Sequence[KeyedArguments], run: int | None, *, has_failed: bool
+) -> Message[None]:
+    """Return a message with the children *calls*, named by its first child; it says whether one *has_failed* before.
 
     An older worker executes the first child, and the next run sends the others again.
     """
     (key, arguments), *others = calls
-    options: dict[str, Any] = {"redis_message_id": str(uuid4()), RUN_OPTION: run}
+    options: dict[str, Any] = {"redis_message_id": str(uuid4()), RUN_OPTION: run, FAILED_OPTION: has_failed}
     options |= {CALLS_OPTION: list(calls)} if others else {}
     return Message(child.queue, child.name, arguments, {}, options, key)
 
@@ -94,24 +98,30 @@ def send_children(
     sent = {key: sent_as for key, sent_as in zip(wanted, found, strict=True) if sent_as is not None}
     kept: Any = client.hmget(bodies_key(queue), list(sent.values())) if sent else []
     left_out = {key for key, body in zip(sent, kept, strict=True) if body is not None}
-    left_out |= quarantine.find_waiting_keys(child.batch.name, child.name, wanted)
+    failed = quarantine.find_failed_keys(child.batch.name, child.name, wanted)
+    left_out |= {key for key, waits in failed.items() if waits}
     calls = [(key, arguments) for key, arguments in wanted.items() if key not in left_out]
     parts = [calls[start : start + per_message] for start in range(0, len(calls), per_message)]
-    enqueue_children(broker, child, parts, run)
+    enqueue_children(broker, child, parts, run, failed=failed)
     return EnqueueCounts(len(calls), len(keyed_args) - len(calls))
 
 
 def enqueue_children(
-    broker: RedisBroker, child: ChildSpec, parts: Sequence[Sequence[KeyedArguments]], run: int | None
+    broker: RedisBroker,
+    child: ChildSpec,
+    parts: Sequence[Sequence[KeyedArguments]],
+    run: int | None,
+    *,
+    failed: Container[str],
 ) -> None:
-    """Send a message for each of *parts*, all in one transaction."""
+    """Send a message for each of *parts*, all in one transaction; *failed* are keys of children that have failed."""
     if not parts:
         return
     # The same keys as Dramatiq's own `enqueue`, which sends one message at a time.
     bodies: Any = {}
     sent_as: Any = {}
     for calls in parts:
-        message = build_child_message(child, calls, run)
+        message = build_child_message(child, calls, run, has_failed=any(key in failed for key, _ in calls))
         number = message.options["redis_message_id"]
         bodies[number] = message.encode()
         sent_as |= dict.fromkeys((key for key, _ in calls), number)

@@ -32,7 +32,14 @@ from dramatiq.middleware import Middleware, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.api.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec
-from forgekeeper.delivery.children import RUN_OPTION, count_starts, enqueue_children, forget_children, list_calls
+from forgekeeper.delivery.children import (
+    FAILED_OPTION,
+    RUN_OPTION,
+    count_starts,
+    enqueue_children,
+    forget_children,
+    list_calls,
+)
 from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
 from forgekeeper.delivery.queues import QUEUED_CHILDREN_KEY, bodies_key, list_fetched
 from forgekeeper.engine import record_counts
@@ -163,7 +170,9 @@ class ChildMessages(Middleware):
                 raise SkipMessage
         except (redis.RedisError, pw.PeeweeException) as error:
             raise MessageNotReady(f"child {message.message_id} cannot be started: {error}") from error
-        attempt = MessageAttempt(self._process.runner, child, calls, run)
+        # A child that was begun before may have failed elsewhere since its message was sent.
+        may_have_failed = starts[0] > 1 or message.options.get(FAILED_OPTION) is not False
+        attempt = MessageAttempt(self._process.runner, child, calls, run, may_have_failed=may_have_failed)
         self._process.note_attempt(attempt)
         message.args = (attempt, *message.args)
 
@@ -175,7 +184,8 @@ class ChildMessages(Middleware):
         number = message.options["redis_message_id"].encode()
         ours = [call for call, sent_as in zip(calls, sent, strict=True) if sent_as == number]
         count_starts([key for key, _ in calls], by=-1)
-        enqueue_children(broker, child, [[one] for one in ours], run)
+        # The process that died may have recorded a failure.
+        enqueue_children(broker, child, [[one] for one in ours], run, failed=[key for key, _ in ours])
         log.warning("children sent one by one", child=child.name, message_id=message.message_id, children=len(ours))
         message.options[DIVIDED_OPTION] = True
 

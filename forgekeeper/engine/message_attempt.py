@@ -23,17 +23,24 @@ class MessageAttempt:
     Each child has an attempt of its own, with a lease, a result, log lines, quarantine and audit: a child that fails
     stops no other.  Children that end with work left, and children that have not begun within `MAX_MESSAGE_TIME`, are
     in *successors* at the end.  If the batch is stopped, the worker shuts down or PostgreSQL is lost, the children that
-    have not begun wait for the next run.  *message_id* is the key of the child at work.
+    have not begun wait for the next run.  If one *may_have_failed* before, the end forgets failures of children that
+    have succeeded.  *message_id* is the key of the child at work.
     """
 
     def __init__(
-        self, runner: Runner, child: ChildSpec, calls: Sequence[KeyedArguments], run_number: int | None
+        self,
+        runner: Runner,
+        child: ChildSpec,
+        calls: Sequence[KeyedArguments],
+        run_number: int | None,
+        *,
+        may_have_failed: bool = True,
     ) -> None:
         self.message_id = calls[0][0]
         self.run_number = run_number
         self.successors: list[KeyedArguments] = []
         self._runner, self._child, self._calls = runner, child, list(calls)
-        self._shared = SharedWork(child, runner.settings, calls, run_number)
+        self._shared = SharedWork(child, runner.settings, calls, run_number, may_have_failed=may_have_failed)
         self._ends = time.monotonic() + MAX_MESSAGE_TIME.total_seconds()
         self._attempt: Attempt | None = None
 

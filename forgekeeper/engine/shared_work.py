@@ -33,10 +33,18 @@ class SharedWork:
     rows is made while no other process works on any of the children.  *run* is the run that sent the message.
     """
 
-    def __init__(self, child: ChildSpec, settings: Settings, calls: Sequence[KeyedArguments], run: int | None) -> None:
+    def __init__(
+        self,
+        child: ChildSpec,
+        settings: Settings,
+        calls: Sequence[KeyedArguments],
+        run: int | None,
+        *,
+        may_have_failed: bool,
+    ) -> None:
         self.guard = RunGuard(child, settings, child.outcome(), run)
         self.ids: list[Any] = [arguments[0] for _key, arguments in calls if arguments]
-        self._child, self._settings = child, settings
+        self._child, self._settings, self._may_have_failed = child, settings, may_have_failed
         self._stack = ExitStack()
         self._leased_at: float | None = None
         self._read: dict[str, Any] = {}
@@ -77,7 +85,7 @@ class SharedWork:
         """Release leases and session, count deletions without limits, forget failures of children that succeeded."""
         self._stack.close()
         self.guard.count_unreserved()
-        if self._succeeded:
+        if self._succeeded and self._may_have_failed:
             quarantine.forget_failures(self._child.batch.name, self._child.name, self._succeeded)
 
     def _take_leases(self) -> Mapping[str, Lease]:

@@ -46,7 +46,7 @@ IS_LEFT_OUT = f"""
 """
 SELECT_BAD_KEYS = f"select key, {IS_LEFT_OUT} from quarantine where batch = %(batch)s and record = %(record)s"
 FROM_ROWS_OF_KEYS = "from quarantine where batch = %(batch)s and record = %(record)s and key = any(%(keys)s::text[])"
-SELECT_WAITING_KEYS = f"select key {FROM_ROWS_OF_KEYS} and ({IS_LEFT_OUT})"
+SELECT_FAILED_KEYS = f"select key, {IS_LEFT_OUT} {FROM_ROWS_OF_KEYS}"
 COUNT_DEAD_LETTERS = """
     select case reason when 'unreadable' then 'message' else 'child' end, record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost', 'unreadable') group by 1, 2
@@ -134,12 +134,15 @@ def forget_failures(batch: str, record: str, keys: Iterable[str]) -> None:
             database.execute_sql(f"delete {FROM_ROWS_OF_KEYS}", which)
 
 
-def find_waiting_keys(batch: str, record: str, keys: Collection[str]) -> set[str]:
-    """Return the *keys* to leave out now: they wait for their retry or for a person."""
+def find_failed_keys(batch: str, record: str, keys: Collection[str]) -> dict[str, bool]:
+    """Return the *keys* that have failed, and whether to leave each out now.
+
+    A key is left out while it waits for its retry or for a person.
+    """
     # Prepared: a fan-out asks for each page of children.
-    rows = execute_prepared("waiting_keys", SELECT_WAITING_KEYS, _bind_keys(batch, record, keys))
-    found = {key for (key,) in rows.fetchall()}
-    return {key for key in keys if _clean_text(key) in found}
+    rows = execute_prepared("failed_keys", SELECT_FAILED_KEYS, _bind_keys(batch, record, keys))
+    found: dict[str, bool] = dict(rows.fetchall())
+    return {key: found[cleaned] for key in keys if (cleaned := _clean_text(key)) in found}
 
 
 def find_bad_keys(batch: str, record: str) -> dict[int, bool]:

@@ -41,7 +41,8 @@ def kept():
 
 
 def waiting():
-    return {row.kind for row in Quarantined.select() if quarantine.find_waiting_keys(row.batch, row.record, [row.key])}
+    failed = {row: quarantine.find_failed_keys(row.batch, row.record, [row.key]) for row in Quarantined.select()}
+    return {row.kind for row, waits in failed.items() if any(waits.values())}
 
 
 def id_of(main, kind):

@@ -5,7 +5,7 @@ from dramatiq import Message
 
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.children import CALLS_OPTION, RUN_OPTION
+from forgekeeper.delivery.children import CALLS_OPTION, FAILED_OPTION, RUN_OPTION
 from forgekeeper.platform.connections import client
 from tests.harness.programs import READY, ROOT, Program, eventually
 
@@ -36,10 +36,9 @@ class WorkerProcesses(Program):
 class Sent:
     """Sends the messages of a test, and reads which are started and done."""
 
-    def push(self, actor, *args, key=None, run=None, children=None):
-        options = {RUN_OPTION: run} if run else {}
-        options |= {CALLS_OPTION: children} if children else {}
-        message = Message(QUEUE, actor, args, {}, options)
+    def push(self, actor, *args, key=None, run=None, failed=None, children=None):
+        options = {RUN_OPTION: run, FAILED_OPTION: failed, CALLS_OPTION: children}
+        message = Message(QUEUE, actor, args, {}, {name: value for name, value in options.items() if value is not None})
         return broker.enqueue(message.copy(message_id=key or message.message_id))
 
     def push_children(self, actor, *keys):

@@ -7,7 +7,7 @@ from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import CHILDREN
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.children import RUN_OPTION, send_children
+from forgekeeper.delivery.children import FAILED_OPTION, RUN_OPTION, send_children
 from forgekeeper.ledger import quarantine
 from forgekeeper.platform.connections import client
 
@@ -70,6 +70,13 @@ def test_a_child_in_quarantine_is_left_out(database):
         quarantine.record_failure(CHILD.batch.name, CHILD.name, "c:1", "it failed", reason="child_failed")
 
     assert send(1, 2) == EnqueueCounts(1, 1)
+
+
+def test_a_message_says_whether_its_child_has_failed(database):
+    quarantine.record_failure(CHILD.batch.name, CHILD.name, "c:1", "it failed", reason="child_failed")
+    send(1, 2)
+
+    assert [one.options[FAILED_OPTION] for one in fetch()] == [True, False]
 
 
 def test_a_full_queue_gets_nothing():

@@ -13,6 +13,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.delivery import queues
+from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
 from tests.harness.programs import LIMIT, eventually
@@ -111,6 +112,20 @@ def test_a_message_whose_children_cannot_be_read_is_done_as_its_first_child(star
 
     eventually(lambda: sent.left() == 0)
     assert sent.done() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "earlier_starts"), [(True, 0), (False, 1), (None, 0)], ids=["sent", "begun elsewhere", "unknown"]
+)
+def test_a_child_that_ends_well_leaves_the_quarantine(start_worker, sent, failed, earlier_starts):
+    quarantine.record_failure("odd", "note", "1", "it failed", reason="child_failed")
+    client.hset(queues.STARTED_CHILDREN_KEY, "1", earlier_starts)
+    start_worker()
+
+    sent.push("note", "1", key="1", failed=failed)
+
+    eventually(lambda: (sent.done(), sent.left()) == (["1"], 0))
+    assert quarantined() == set()
 
 
 @whole_only

@@ -238,7 +238,7 @@ def fail(key="1", reason="child_failed"):
 
 
 def waiting(*keys):
-    return quarantine.find_waiting_keys(*CHILD, keys)
+    return {key for key, waits in quarantine.find_failed_keys(*CHILD, keys).items() if waits}
 
 
 def test_what_failed_once_is_tried_by_the_next_run_and_then_ever_later_until_it_waits_for_a_person():
@@ -264,7 +264,7 @@ def test_fan_out_leaves_out_what_waits_and_nothing_else():
     Quarantined.update(retry_at=now()).where(Quarantined.key == "over").execute()
 
     assert waiting("once", "twice", "for a person", "over", "another") == {"twice", "for a person"}
-    assert quarantine.find_waiting_keys("git_ref_cleanup", "another_child", ["twice"]) == set()
+    assert quarantine.find_failed_keys("git_ref_cleanup", "another_child", ["twice"]) == {}
 
 
 def test_what_ends_well_is_forgotten_and_begins_anew():

@@ -91,7 +91,10 @@ class RedisClient(redis.Redis):
     """
 
     settings: Settings | None = None
-    _postponed = _PostponedCommands()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._postponed = _PostponedCommands()
 
     def postpone(self, *command: Any) -> None:
         """Send the command before this thread's next command, in one request.

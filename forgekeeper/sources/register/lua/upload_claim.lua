@@ -22,14 +22,20 @@ end
 if #ARGV < 5 then
   due = redis.call('zrangebyscore', source, '-inf', now - ARGV[2], 'limit', 0, ARGV[4])
 end
-for _, member in ipairs(due) do
-  local failures = redis.call('hget', attempts, member) or 0
-  local adopted_at = redis.call('zscore', adopted, member) or ''
-  local registered_at = redis.call('zscore', pending, member) or ''
+-- Commands about a thousand entries each: a command costs more than an entry, and Lua's stack has a limit.
+for first = 1, #due, 1000 do
+  local some, scores, holders = {unpack(due, first, math.min(first + 999, #due))}, {}, {}
+  local failures = redis.call('hmget', attempts, unpack(some))
+  local adopted_at = redis.call('zmscore', adopted, unpack(some))
+  local registered_at = redis.call('zmscore', pending, unpack(some))
+  for i, member in ipairs(some) do
+    scores[2 * i - 1], scores[2 * i] = now + ARGV[3], member
+    holders[2 * i - 1], holders[2 * i] = member, ARGV[1]
+    table.insert(claimed, {member, failures[i] or 0, adopted_at[i] or '', registered_at[i] or ''})
+  end
   -- Out of pending even when it came from deleting: it cannot complete any more.
-  redis.call('zrem', pending, member)
-  redis.call('zadd', deleting, now + ARGV[3], member)
-  redis.call('hset', claims, member, ARGV[1])
-  table.insert(claimed, {member, failures, adopted_at, registered_at})
+  redis.call('zrem', pending, unpack(some))
+  redis.call('zadd', deleting, unpack(scores))
+  redis.call('hset', claims, unpack(holders))
 end
 return claimed

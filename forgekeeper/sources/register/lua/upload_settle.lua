@@ -17,17 +17,20 @@ local pending, deleting, failed, attempts, claims, adopted = unpack(KEYS)
 local what, token = ARGV[1], ARGV[2]
 local now = tonumber(redis.call('time')[1])
 
-local function drop(member)
+-- One command for each key, whatever the number of members: a command costs more than an entry.
+local function drop(...)
   for _, key in ipairs({deleting, failed, adopted}) do
-    redis.call('zrem', key, member)
+    redis.call('zrem', key, ...)
   end
-  redis.call('hdel', attempts, member)
-  redis.call('hdel', claims, member)
+  redis.call('hdel', attempts, ...)
+  redis.call('hdel', claims, ...)
   return 1
 end
 
 local of_claim = {
-  forget = drop,
+  forget = function()
+    return 1 -- dropped with the others, at the end
+  end,
   put_back = function(member)
     redis.call('zadd', deleting, now, member)
     return 1
@@ -71,17 +74,23 @@ local without_token = {
   end,
 }
 
-local answers = {}
-for i = 5, #ARGV do
-  local member = ARGV[i]
-  local holder = redis.call('hget', claims, member)
+local answers, members, ours = {}, {unpack(ARGV, 5)}, {}
+local holders = #members > 0 and redis.call('hmget', claims, unpack(members))
+for i, member in ipairs(members) do
+  local holder = holders[i]
   if without_token[what] then
     table.insert(answers, without_token[what](member, holder))
   elseif holder == token then
-    redis.call('hdel', claims, member)
+    table.insert(ours, member)
     table.insert(answers, of_claim[what](member))
   else
     table.insert(answers, what == 'fail' and redis.call('zscore', failed, member) and 1 or 0)
   end
+end
+if #ours > 0 then
+  redis.call('hdel', claims, unpack(ours))
+end
+if #ours > 0 and what == 'forget' then
+  drop(unpack(ours))
 end
 return answers

@@ -8,7 +8,7 @@ crash left open.  A row per chunk costs a hundredth of a row per record, and no 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from hashlib import md5
 from itertools import islice
@@ -323,12 +323,12 @@ class IntentLog(Generic[Key]):
         self._open_intents: dict[int, _OpenIntent[Key]] = {}
 
     def begin(self, items: Mapping[Key, AuditItem]) -> None:
-        """Record the items before their deletion.
+        """Record the items before their deletion, in the transaction at hand or one of its own.
 
         An item that is recorded again has moved since the first time.
         """
         if self._audit.on and items:
-            with write_transaction():
+            with nullcontext() if database.in_transaction() else write_transaction():
                 begun = self._insert_intents(list(_make_intents(items)))
             self._open_intents |= begun
 

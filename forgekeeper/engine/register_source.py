@@ -115,8 +115,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         if self._not_excluded.has_exclusions():
             only = self._not_excluded.find_next_members(client, page.limit)
         visibility = self._settings.upload_visibility
-        self._claim = self._register.claim(client, visibility=visibility, limit=page.limit, only=only)
-        return self._claim.entries
+        return self._register.claim(client, visibility=visibility, limit=page.limit, only=only).entries
 
     def find_kept(self, items: Sequence[UploadEntry]) -> dict[UploadEntry, KeptItem]:
         states = {entry: find_unfit_state(entry, self._settings) for entry in items}
@@ -140,7 +139,9 @@ class RegisterSource(ItemSource[UploadEntry]):
         return marked
 
     def _make_audit_item(self, entry: UploadEntry) -> AuditItem:
-        detail = {"location": entry.location, "path": entry.path, "due": self._due_since(entry)}
+        due = self._due_since(entry)
+        # As text, because the intent and the outcome would each format the instant.
+        detail = {"location": entry.location, "path": entry.path, "due": due and due.isoformat()}
         return AuditItem(None, entry.path, detail)
 
     def _due_since(self, entry: UploadEntry) -> datetime | None:
@@ -157,7 +158,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         return DeleteConditions(seen, {entry.path: self._due_since(entry) or latest for entry in items} | seen)
 
     def find_lost(self, items: Sequence[UploadEntry]) -> list[UploadEntry]:
-        return self._register.find_lost(client, self._claim, items)
+        return self._register.find_lost(client, _claim_of(items), items)
 
     def note_unanswered(self, scope: str | None) -> None:
         self.target.handle_error(scope, TimeoutError(f"{scope}: no answer before the claim expired"))
@@ -174,7 +175,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         for entry, became in states.items():
             by[became.state].append(entry)
         self._log_kept(states, by)
-        register, claim = self._register, self._claim
+        register, claim = self._register, _claim_of(list(states))
         register.forget(client, claim, [entry for state in KEPT_UPLOAD_STATES for entry in by[state]])
         self._untried.append((claim, by["unavailable"]))
         put_aside = register.reject(client, claim, by["malformed"] + by["outside"])
@@ -201,7 +202,12 @@ class RegisterSource(ItemSource[UploadEntry]):
         return [bool(dropped) for dropped in self._register.settle(client, "found_deleted", members)]
 
     def put_back(self, items: Sequence[UploadEntry]) -> None:
-        self._register.put_back(client, self._claim, items)
+        self._register.put_back(client, _claim_of(items), items)
+
+
+def _claim_of(entries: Sequence[UploadEntry]) -> UploadClaim:
+    """Return the claim of some entries of one chunk."""
+    return UploadClaim(entries[0].token if entries else "", list(entries))
 
 
 def is_malformed(entry: UploadEntry) -> bool:

@@ -40,8 +40,8 @@ INSERT_DELETED_OBJECTS = """
 HELD_DUE_TIME: Any = pw.SQL("timestamptz 'infinity'")
 # One index lookup for each path: planning a list of a thousand pairs took tens of milliseconds.
 SELECT_OBJECTS_AT_PATHS = """
-    select asked.path, object.id, object.pick_up_at = 'infinity'
-    from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
+    select place, object.id, object.pick_up_at = 'infinity'
+    from unnest(%(folders)s::text[], %(files)s::text[]) with ordinality as asked (folder, file, place), lateral (
         select id, pick_up_at from deleted_objects where store_dir = asked.folder and file = asked.file
     ) as object
 """
@@ -105,9 +105,9 @@ class DeletedObject(Base):
     def find_at_paths(cls, paths: Sequence[str]) -> list[tuple[str, int, bool]]:
         """Return the *paths* that are in the outbox, with the object's id and whether it is held."""
         folders, files = zip(*map(split_path, paths), strict=True) if paths else ((), ())
-        values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
-        found: list[tuple[str, int, bool]] = database.execute_sql(SELECT_OBJECTS_AT_PATHS, values).fetchall()
-        return found
+        values = {"folders": list(folders), "files": list(files)}
+        found = database.execute_sql(SELECT_OBJECTS_AT_PATHS, values).fetchall()
+        return [(paths[place - 1], number, is_held) for place, number, is_held in found]
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:

@@ -18,6 +18,7 @@ KEY_TYPES: dict[str, str] = {}
 FIRST_MOMENT = datetime(1, 1, 2, tzinfo=UTC)
 LAST_MOMENT = datetime(9999, 12, 30, tzinfo=UTC)
 """First and last instant that can be written in every time zone."""
+FIRST_SECOND, LAST_SECOND = FIRST_MOMENT.timestamp(), LAST_MOMENT.timestamp()
 
 _COUNT_PATTERN = re.compile(rb"[0-9]{1,15}")
 
@@ -48,14 +49,14 @@ def parse_second(value: bytes | float) -> int:
         number = float(value)
     except ValueError:
         return 0
-    return math.floor(number) if 0 <= number <= LAST_MOMENT.timestamp() else 0
+    return math.floor(number) if 0 <= number <= LAST_SECOND else 0
 
 
 def to_datetime(seconds: float) -> datetime:
     """Return the instant of an epoch second, or outside the range `FIRST_MOMENT` or `LAST_MOMENT`."""
-    if not seconds > FIRST_MOMENT.timestamp():
+    if not seconds > FIRST_SECOND:
         return FIRST_MOMENT
-    return LAST_MOMENT if seconds >= LAST_MOMENT.timestamp() else datetime.fromtimestamp(seconds, UTC)
+    return LAST_MOMENT if seconds >= LAST_SECOND else datetime.fromtimestamp(seconds, UTC)
 
 
 def find_wrong_types(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:

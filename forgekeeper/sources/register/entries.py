@@ -19,28 +19,26 @@ class BeingDeleted(Exception):
     """The object of an earlier upload to this path is being deleted; use another path."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class UploadEntry:
     """An upload that was never completed, and the failed attempts to delete its object.
 
     *adopted_at* is the epoch second of its adoption, None for a producer's entry.  *registered_at* is the epoch second
-    of its registration, None for an entry that was claimed before.
+    of its registration, None for an entry that was claimed before.  *token* is the token of its claim.  *location* is
+    the text before the member's first colon, *path* the text after it, which may contain more colons.  An entry equals
+    only itself, so that it is a cheap key.
     """
 
     member: str
     attempts: int
     adopted_at: int | None = None
-    registered_at: int | None = field(default=None, compare=False)
+    registered_at: int | None = None
+    token: str = ""
+    location: str = field(init=False, repr=False)
+    path: str = field(init=False, repr=False)
 
-    @property
-    def location(self) -> str:
-        """The text before the first colon."""
-        return self.member.partition(":")[0]
-
-    @property
-    def path(self) -> str:
-        """The text after the first colon; it may contain more colons."""
-        return self.member.partition(":")[2]
+    def __post_init__(self) -> None:
+        self.location, _, self.path = self.member.partition(":")
 
 
 class UploadClaim(NamedTuple):

@@ -190,9 +190,12 @@ class RedisRegister:
         (key, due_at_age), ours = source, self.keys
         keys = [key, ours.pending, ours.deleting, ours.attempts, ours.claims, ours.adopted]
         args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries), *only]
-        for name, attempts, *seconds in run_script(client, "upload_claim", keys=keys, args=args):
-            adopted, registered = (parse_second(one) if one else None for one in seconds)
-            result.entries.append(UploadEntry(decode_text(name), parse_count(attempts), adopted, registered))
+        for name, attempts, adopted_at, registered_at in run_script(client, "upload_claim", keys=keys, args=args):
+            adopted = parse_second(adopted_at) if adopted_at else None
+            registered = parse_second(registered_at) if registered_at else None
+            result.entries.append(
+                UploadEntry(decode_text(name), parse_count(attempts), adopted, registered, result.token)
+            )
 
     def read_due_pages(self, client: redis.Redis) -> Iterator[list[DueEntry]]:
         """Yield the entries that `claim` would claim after `correct_clock`, in its order; nothing is claimed."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.engine.register_source import MAX_UPLOAD_LOCKS
+from forgekeeper.engine.register_source import MAX_UNLOCKED_UPLOADS
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.platform.connections import RedisClient, client, run_script
 from forgekeeper.platform.database import now as database_now
@@ -177,13 +177,13 @@ def test_an_upload_that_completes_after_the_move_is_kept_where_a_live_row_names_
 
 
 def test_live_rows_are_looked_at_right_before_each_few_objects_go(folder):
-    begin(folder, *number_paths(MAX_UPLOAD_LOCKS + 5))
+    begin(folder, *number_paths(MAX_UNLOCKED_UPLOADS + 5))
     # It is called after the first of them, and once more at the end.
     deadline = Deadline(MAX_EXEC_DURATION, safe_point=lambda: live(*folder.keys()))
 
     outcome = run(deadline, artifacts=folder.url)
 
-    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_UPLOAD_LOCKS, 5)
+    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_UNLOCKED_UPLOADS, 5)
 
 
 def test_what_the_forge_registers_once_more_while_it_is_being_deleted_stays_with_the_forge(folder):

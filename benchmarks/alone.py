@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from time import monotonic
 from typing import Any
 
@@ -16,6 +17,7 @@ def run(batch: str, settings: Settings) -> tuple[float, dict[str, Any]]:
     """Execute a run of a *batch* without children; return its seconds and its result."""
     started = JobRun.start_here(batch, by=process_identity())
     assert started is not None, f"a run of {batch} is open already"
+    gc.freeze()  # as a worker process does
     runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children
     began = monotonic()
     with runner.create_attempt(BATCHES[batch], started) as attempt:

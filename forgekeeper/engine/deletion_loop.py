@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
@@ -16,7 +16,8 @@ from forgekeeper.audit.deletions import REPEATED_STATE, AuditItem, EarlierIntent
 from forgekeeper.engine.run import BadRecords, Run, is_record_error
 from forgekeeper.engine.source import ItemSource, KeyedSource
 from forgekeeper.engine.target import Fence, ItemState, ItemT, ItemTarget
-from forgekeeper.ledger.limits import Amount
+from forgekeeper.guards.run_guard import Reservation
+from forgekeeper.ledger.limits import NO_AMOUNT, Amount
 from forgekeeper.platform.database import exclusions
 from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.database.sessions import engine_step, write_transaction
@@ -103,17 +104,24 @@ def _settle_earlier_intent(source: ItemSource[Any], earlier: EarlierIntent) -> t
 
 
 class _MarkedItems(NamedTuple, Generic[ItemT]):
-    """Claimed items of a scope: *to_delete*, and *kept* with the reasons."""
+    """Claimed items of a *scope*: *to_delete*, and *kept* with the reasons.
 
+    The claim ends at *expires_at*, an instant of the monotonic clock.
+    """
+
+    scope: str | None
     to_delete: list[ItemT]
     kept: dict[ItemT, ItemState]
     intended: IntentLog[ItemT]
+    expires_at: float
+    reservation: Reservation = Reservation()
 
 
 class _DeletionPass(Generic[ItemT]):
     """One pass over the items of the source.
 
-    *bad* are records to pass over, None if items have no keys.
+    *bad* are records to pass over, None if items have no keys.  While the target deletes a chunk, the next chunk is
+    prepared if the source allows it (`docs/adr/0059`).
     """
 
     def __init__(
@@ -124,20 +132,35 @@ class _DeletionPass(Generic[ItemT]):
         self._claim_expires_at = 0.0
         self._is_last_chunk = False
         self._settled = self._attempted = 0
+        self._prepared: list[_MarkedItems[ItemT]] = []
+        self._preparation_error: Exception | None = None
 
     def delete_all(self) -> str | None:
         """Delete chunk after chunk; return why it ended."""
+        try:
+            ended = self._delete_chunks()
+        except Exception:
+            with suppress(Exception):
+                self._release_prepared()
+            raise
+        self._release_prepared()
+        if self._preparation_error is not None:
+            raise self._preparation_error
+        return ended
+
+    def _delete_chunks(self) -> str | None:
         run, source = self._run, self._source
         while source.max_items is None or self._settled < source.max_items:
-            limit = run.guard.count_allowed(source.chunk_size)
-            claimed, more = self._claim_items(limit) if limit else ([], True)
-            if not more:
-                return None
-            if not claimed:
-                break
-            run.reach_failpoint("claimed")
+            marked_scopes: Iterable[_MarkedItems[ItemT]] = self._take_prepared()
+            if not marked_scopes:
+                claimed, more = self._claim_allowed()
+                if not more:
+                    return None
+                if not claimed:
+                    break
+                marked_scopes = self._mark_scopes(claimed, self._claim_expires_at)
             before = self._attempted
-            stopped = self._delete_chunk(claimed)
+            stopped = self._delete_scopes(marked_scopes)
             # Kept items use nothing of the pace: a store that is away may have any number of them.
             if stopped is not None or run.deadline.has_passed(self._attempted - before):
                 return stopped or "deadline"
@@ -147,6 +170,49 @@ class _DeletionPass(Generic[ItemT]):
             return MAX_DELETES_REASON if self._keyed_source.find_keys(self._make_page(1)) else None
         return "deadline"
 
+    def _prepare_next(self) -> None:
+        """Claim and mark the next chunk while the target deletes this one; an error is raised when it is needed."""
+        run, size = self._run, self._source.chunk_size
+        if not self._source.decides_for_good or self._prepared or self._preparation_error or run.deadline.is_halted():
+            return
+        reservation = run.guard.detach()
+        try:
+            # Near a limit the next chunk waits: this one may give back a part of its reservation.
+            claimed = self._claim_allowed()[0] if run.guard.may_reserve_ahead(2 * size) else []
+            for marked_items in self._mark_scopes(claimed, self._claim_expires_at):
+                self._prepared.append(marked_items)
+        except Exception as error:  # noqa: BLE001, the answer for this chunk has to be read first
+            self._preparation_error = error
+        finally:
+            run.guard.attach(reservation)
+
+    def _take_prepared(self) -> list[_MarkedItems[ItemT]]:
+        """Return the prepared items, none if there are none or something keeps them by now."""
+        if self._preparation_error is not None:
+            raise self._preparation_error
+        if not all(map(self._may_still_delete, self._prepared)):
+            self._release_prepared()
+        prepared, self._prepared = self._prepared, []
+        return prepared
+
+    def _may_still_delete(self, marked_items: _MarkedItems[ItemT]) -> bool:
+        items = marked_items.to_delete
+        return not (
+            self._is_expired(marked_items.expires_at)
+            or self._target.find_undeletable(marked_items.scope, items)
+            or len(self._remove_excluded(items)) < len(items)
+        )
+
+    def _release_prepared(self) -> None:
+        """Put back the prepared items: no request for them was sent, so the audit records them as kept."""
+        prepared, self._prepared = self._prepared, []
+        for marked_items in prepared:
+            self._run.guard.attach(marked_items.reservation)
+            with marked_items.intended.recording_states(dict.fromkeys(marked_items.to_delete, "kept")):
+                self._run.guard.settle(NO_AMOUNT)
+            self._run.guard.note_settled(NO_AMOUNT)
+            self._put_back([*marked_items.to_delete, *marked_items.kept])
+
     @property
     def _keyed_source(self) -> KeyedSource[ItemT]:
         assert isinstance(self._source, KeyedSource), "only items with keys have bad records, or a maximum"
@@ -154,6 +220,14 @@ class _DeletionPass(Generic[ItemT]):
 
     def _make_page(self, limit: int, only: Sequence[int] | None = None) -> KeyPage:
         return KeyPage(limit, self._after_key, only, self._bad.keys if self._bad else ())
+
+    def _claim_allowed(self) -> tuple[list[ItemT], bool]:
+        """Claim the next items if the run may delete any; see `_claim_items`."""
+        limit = self._run.guard.count_allowed(self._source.chunk_size)
+        claimed, more = self._claim_items(limit) if limit else ([], True)
+        if claimed:
+            self._run.reach_failpoint("claimed")
+        return claimed, more
 
     def _claim_items(self, limit: int) -> tuple[list[ItemT], bool]:
         """Claim the next items without bad records; return them, and whether anything was due at all."""
@@ -177,13 +251,20 @@ class _DeletionPass(Generic[ItemT]):
         self._after_key = self._after_key if reached is None else reached
         return claimed, reached is not None
 
-    def _delete_chunk(self, claimed: Sequence[ItemT]) -> str | None:
-        """Delete the claimed items, scope by scope; return why the run has to end."""
+    def _mark_scopes(self, claimed: Sequence[ItemT], expires_at: float) -> Iterator[_MarkedItems[ItemT]]:
+        """Mark the claimed items scope by scope, each when the caller asks for it."""
         by_scope = defaultdict[str, list[ItemT]](list)
         for one in self._remove_excluded(claimed):
             by_scope[self._source.find_scope(one) or ""].append(one)
         for scope, items in sorted(by_scope.items()):
-            stopped = self._delete_in_scope(scope or None, items)
+            if not self._drop_late_claim(items, expires_at):
+                yield self._mark_in_scope(scope or None, items, expires_at)
+
+    def _delete_scopes(self, marked_scopes: Iterable[_MarkedItems[ItemT]]) -> str | None:
+        """Delete the marked items, scope by scope; return why the run has to end."""
+        for marked_items in marked_scopes:
+            self._run.guard.attach(marked_items.reservation)
+            stopped = self._delete_in_scope(marked_items)
             self._run.guard.leave_used()
             if stopped is not None:
                 return stopped
@@ -196,21 +277,24 @@ class _DeletionPass(Generic[ItemT]):
         )
         return [one for place, one in enumerate(claimed) if place not in excluded]
 
-    def _delete_in_scope(self, scope: str | None, items: Sequence[ItemT]) -> str | None:
-        if self._drop_late_claim(items):
-            return None
+    def _mark_in_scope(self, scope: str | None, items: Sequence[ItemT], expires_at: float) -> _MarkedItems[ItemT]:
         kept = dict(self._target.find_undeletable(scope, items))
         if unseen := [one for one in items if one not in kept]:
             kept |= self._source.find_kept(unseen)
         intended = IntentLog[ItemT](self._run.audit, self._source.record, scope=_name_audit_scope(self._source, scope))
+        marked_items = _MarkedItems[ItemT](scope, [], {}, intended, expires_at)
         with self._releasing_unused_limits(intended):
-            marked_items = self._mark_items(intended, items, kept)
-        self._attempted += len(marked_items.to_delete)
+            self._mark_items(marked_items, items, kept)
         self._run.reach_failpoint("marked")
+        return marked_items._replace(reservation=self._run.guard.detach())
+
+    def _delete_in_scope(self, marked_items: _MarkedItems[ItemT]) -> str | None:
+        scope = marked_items.scope
+        self._attempted += len(marked_items.to_delete)
         if not marked_items.to_delete:
             self._settle_items(marked_items, {})
             return None
-        with engine_step(), self._releasing_unused_limits(intended):
+        with engine_step(), self._releasing_unused_limits(marked_items.intended):
             found = self._target.delete(scope, marked_items.to_delete, self._make_fence(marked_items))
         if not found.has_begun:
             self._run.guard.give_back()
@@ -234,8 +318,8 @@ class _DeletionPass(Generic[ItemT]):
                 self._commit_intent(marked_items.intended, items)
             self._run.reach_failpoint("announced")
 
-        until = min(self._claim_expires_at, time.monotonic() + self._run.deadline.seconds_left())
-        return Fence(until, commit_intent, self._find_lost)
+        until = min(marked_items.expires_at, time.monotonic() + self._run.deadline.seconds_left())
+        return Fence(until, commit_intent, partial(self._find_lost, marked_items.expires_at), self._prepare_next)
 
     def _commit_intent(self, intended: IntentLog[ItemT], items: Mapping[ItemT, AuditItem]) -> None:
         """Commit the intent, with the observed values unless a record makes that fail."""
@@ -247,19 +331,19 @@ class _DeletionPass(Generic[ItemT]):
             log.warning("observed values not recorded", record=self._source.record, error=describe_error(error))
             intended.commit(items)
 
-    def _find_lost(self, items: Sequence[ItemT]) -> Collection[ItemT]:
+    def _find_lost(self, expires_at: float, items: Sequence[ItemT]) -> Collection[ItemT]:
         if self._run.lease is not None:
             self._run.lease.check()
-        return items if self._is_expired() else self._source.find_lost(items)
+        return items if self._is_expired(expires_at) else self._source.find_lost(items)
 
-    def _is_expired(self) -> bool:
-        return self._source.visibility is not None and time.monotonic() > self._claim_expires_at
+    def _is_expired(self, expires_at: float) -> bool:
+        return self._source.visibility is not None and time.monotonic() > expires_at
 
-    def _drop_late_claim(self, items: Sequence[ItemT]) -> bool:
+    def _drop_late_claim(self, items: Sequence[ItemT], expires_at: float) -> bool:
         """Put the items back if their claim has expired or the run has to end; return whether that is so."""
         if self._source.visibility is None:
             return False
-        if expired := self._is_expired():
+        if expired := self._is_expired(expires_at):
             log.warning("claim expired, items put back", items=len(items))
         if late := expired or self._run.deadline.is_halted():
             self._put_back(items)
@@ -271,8 +355,8 @@ class _DeletionPass(Generic[ItemT]):
                 self._source.put_back(items)
 
     def _mark_items(
-        self, intended: IntentLog[ItemT], items: Sequence[ItemT], kept: dict[ItemT, ItemState]
-    ) -> _MarkedItems[ItemT]:
+        self, marked_items: _MarkedItems[ItemT], items: Sequence[ItemT], kept: dict[ItemT, ItemState]
+    ) -> None:
         """Reserve limits, and record the intent for the items that are ours; give back the limits of the others."""
         free = [one for one in items if one not in kept]
         surplus = free[self._run.guard.reserve(len(free)).records :] if free else []
@@ -280,9 +364,8 @@ class _DeletionPass(Generic[ItemT]):
         if surplus and self._bad:
             self._is_last_chunk = False
             self._after_key = min(map(self._keyed_source.item_key, surplus)) - 1
-        given = set(surplus)
+        given, intended = set(surplus), marked_items.intended
         ours = [one for one in items if one not in given]
-        marked_items = _MarkedItems[ItemT]([], {}, intended)
         for start in range(0, len(ours), self._source.max_locked_items):
             some = ours[start : start + self._source.max_locked_items]
             # If a lease is the claim, no row has to be locked.
@@ -295,7 +378,6 @@ class _DeletionPass(Generic[ItemT]):
                 else:
                     marked_items.kept[one] = entry
         self._run.guard.give_back(len(free) - len(surplus) - len(marked_items.to_delete))
-        return marked_items
 
     def _settle_items(self, marked_items: _MarkedItems[ItemT], states: Mapping[ItemT, ItemState]) -> None:
         """Close the items whose states are known; put the others back."""

@@ -104,7 +104,9 @@ class ObjectTarget(ItemTarget[Placed]):
 
         conditions = self._conditions(items)._asdict()
         try:
-            known = store.delete(list(of_path), until=fence.until, find_lost=find_lost, **conditions)
+            known = store.delete(
+                list(of_path), until=fence.until, find_lost=find_lost, meanwhile=fence.prepare_next, **conditions
+            )
         except StoreUnavailable as unavailable:
             known, error = unavailable.confirmed, unavailable
         outside = [path for path, outcome in known.items() if OUTSIDE_PREFIXES_REASON in outcome.reason]

@@ -63,6 +63,7 @@ class RegisterSource(ItemSource[UploadEntry]):
     """
 
     max_locked_items = MAX_UPLOAD_LOCKS
+    decides_for_good = True
 
     def __init__(self, objects: Objects[Any], run: Run[Any]) -> None:
         declared = run.declared.batch.registered_objects
@@ -90,6 +91,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         if self._register.bridge.is_open(client):
             # A forge that registers uploads in a hash takes no lock: an object is deleted right after the look at it.
             self.chunk_size = min(self.chunk_size, MAX_UNLOCKED_UPLOADS)
+            self.decides_for_good = False
         found = self._register.count_entries(client)
         if found.unreadable:
             log.error("uploads without a time kept", entries=found.unreadable, first=found.unreadable_example)

@@ -18,8 +18,9 @@ class ItemSource(ABC, Generic[ItemT]):
     *record* names an item in metrics and the audit.  *chunk_size* items are claimed at a time, and belong to the run
     for *visibility*; None if the run's lease is their claim.  `mark_for_deletion` gets at most *max_locked_items* items
     in one transaction.  A run ends after *max_items* items.  *claims_all_due*: if a claim returns fewer items than it
-    may, no other item is due.  *deleted_field* is the field of the result that grows by `settle_earlier`.  *share*
-    names a child's part of the items: the run leaves the intents of other shares open.
+    may, no other item is due.  *decides_for_good*: an item that `mark_for_deletion` returned for deletion may be
+    deleted later, too, as nothing keeps it any more.  *deleted_field* is the field of the result that grows by
+    `settle_earlier`.  *share* names a child's part of the items: the run leaves the intents of other shares open.
     """
 
     record: str
@@ -28,6 +29,7 @@ class ItemSource(ABC, Generic[ItemT]):
     max_locked_items = 1_000
     max_items: int | None = None
     claims_all_due = False
+    decides_for_good = False
     deleted_field = "deleted"
     share: str | None = None
 

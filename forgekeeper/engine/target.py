@@ -50,12 +50,14 @@ class Fence(Generic[ItemT]):
     The claim or the budget ends at *until*, an instant of the monotonic clock.  *announce* commits the audit's intent
     for items that `mark_for_deletion` returned without an entry.  *find_lost* is called as late as the target allows,
     right before some items are deleted.  It returns the items that another worker has claimed or settled, and raises
-    `LeaseLost` if the lease is not ours any more.
+    `LeaseLost` if the lease is not ours any more.  *prepare_next* may be called while a request is on its way, to use
+    that time; it may take seconds, and does not raise an `Exception`.
     """
 
     until: float
     announce: Callable[[Mapping[ItemT, AuditItem]], None]
     find_lost: Callable[[Sequence[ItemT]], Collection[ItemT]]
+    prepare_next: Callable[[], None]
 
 
 class ItemTarget(ABC, Generic[ItemT]):

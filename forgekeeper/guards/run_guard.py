@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import peewee as pw
@@ -44,7 +45,7 @@ A killed attempt leaves at most these used up.  A reservation takes as long as t
 for 64 chunks it costs a few percent.
 """
 RESERVATIONS_IN_REST = 20
-"""Divisor of the rest of the limits: a reservation for several chunks is no larger than the quotient."""
+"""Divisor of the rest of the limits: reservations for several chunks are no larger than the quotient."""
 # *gone* has the number of deleted rows and their size.  Rows that were reserved without their sizes have no bytes left.
 SETTLE_TOTALS = """
     update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
@@ -77,6 +78,14 @@ class LimitRefusal(NamedTuple):
     sentence: str
 
 
+class Reservation(NamedTuple):
+    """An amount that an attempt has reserved, when it did that, and the row of the totals that counts it."""
+
+    amount: Amount = NO_AMOUNT
+    reserved_at: float = -math.inf
+    row: Mapping[str, Any] = MappingProxyType({})
+
+
 class RunGuard:
     """The guard of an attempt at a run or a child: why it has to end, and what it may delete."""
 
@@ -91,7 +100,7 @@ class RunGuard:
         self._reserved = NO_AMOUNT
         self._reserved_at = -math.inf
         self._chunks = 1
-        self._of_row: dict[str, Any] = {}
+        self._of_row: Mapping[str, Any] = {}
         self._noted = NO_AMOUNT
         self._carried = self._carried_bytes = 0
         self._begun = False
@@ -133,6 +142,23 @@ class RunGuard:
     def bytes_left(self) -> int | None:
         """How many bytes are left of the reservation; None if bytes are not limited."""
         return self._reserved.bytes if self._limits.has_byte_limits else None
+
+    def may_reserve_ahead(self, records: int) -> bool:
+        """Return whether *records* are so few of what limits leave that a killed attempt may have reserved them all."""
+        if not self.is_limited:
+            return True
+        left = self._limits.remaining_records(RunTotal.read_usage(self._batch, self._run)).amount
+        return records * RESERVATIONS_IN_REST <= left
+
+    def detach(self) -> Reservation:
+        """Return the reservation, and have none until `attach`: meanwhile another chunk can be reserved."""
+        detached = Reservation(self._reserved, self._reserved_at, self._of_row)
+        self._reserved = NO_AMOUNT
+        return detached
+
+    def attach(self, reservation: Reservation) -> None:
+        """Continue with a detached reservation."""
+        self._reserved, self._reserved_at, self._of_row = reservation
 
     def count_allowed(self, wanted: int) -> int:
         """Return how many of the *wanted* records may be deleted now; 0 if the attempt has to end.
@@ -236,7 +262,7 @@ class RunGuard:
 
     def settlement_values(self) -> dict[str, Any]:
         """Return the values for a statement with `settled`."""
-        return self._of_row | {"limit_bytes": self._reserved.bytes}
+        return {**self._of_row, "limit_bytes": self._reserved.bytes}
 
     def settle(self, did: Amount, *, of_reserved: int | None = None) -> None:
         """Count the deleted amount *did*, and give the rest of the reservation back.

@@ -57,6 +57,8 @@ class ObjectDeletion:
         objects: ObjectStore,
         until: float | None,
         find_lost: FindLostPaths,
+        meanwhile: Callable[[], None],
+        *,
         unless_changed_since: Mapping[str, datetime],
         uploads_begun_before: Mapping[str, datetime],
     ) -> None:
@@ -66,6 +68,7 @@ class ObjectDeletion:
         self._find_lost = find_lost
         self._unless_changed_since = unless_changed_since
         self._uploads_begun_before = uploads_begun_before
+        self._meanwhile = meanwhile
         self._unconfirmed: dict[str, ObjectOutcome] = {}
         self._can_delete_any = False
         store = objects.store
@@ -115,7 +118,7 @@ class ObjectDeletion:
         chunk = self._leave_lost(chunk)
         if len(chunk) > 1 and self._objects.can_delete_in_bulk():
             try:
-                deleted = await self._objects.delete_in_bulk(chunk)
+                deleted = await self._objects.delete_in_bulk(chunk, self._meanwhile)
                 refusal = None if deleted else ValueError("the answer to the bulk deletion names no object")
             except STORE_ERRORS as error:
                 refusal = error

@@ -10,7 +10,7 @@ import asyncio
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import BytesParser
@@ -39,15 +39,28 @@ class HttpServer:
     proxy_url: str = field(default="", repr=False)
     is_verified: bool = True
 
-    async def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
-        """Send a request and return its answer; raise OSError or ValueError if that fails."""
+    async def exchange(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> HttpAnswer:
+        """Send a request and return its answer; raise OSError or ValueError if that fails.
+
+        Calls *meanwhile* between the two: the system receives the answer, and this process reads it afterwards.
+        """
         reader, writer = await self._connect()
         if self._proxy and self.url.scheme == "http":
             target, headers = f"http://{self.url.netloc}{target}", {**headers, **self._proxy_credentials}
         try:
             headers = {**headers, "content-length": str(len(body)), "connection": "close"}
+            # Wait until the system has the whole request: nothing is sent during *meanwhile*.
+            writer.transport.set_write_buffer_limits(0)
             writer.write(_request_head(f"{method} {target}", headers) + body)
             await writer.drain()
+            meanwhile()
             return await _read_answer(reader)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             raise ConnectionError("the answer is incomplete, or its headers are too long") from None

@@ -116,6 +116,7 @@ class ObjectStore:
         find_lost: FindLostPaths = lambda _paths: (),
         unless_changed_since: Mapping[str, datetime] | None = None,
         uploads_begun_before: Mapping[str, datetime] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> dict[str, ObjectOutcome]:
         """Delete the objects at *paths*; return the outcome of each.
 
@@ -123,7 +124,8 @@ class ObjectStore:
         another worker has claimed them; so does a file of a local store that is written again after that call.  Paths
         in *unless_changed_since* are checked just before they are deleted.  Unfinished uploads to the paths in
         *uploads_begun_before* are aborted if they began before the instant of their path and the store can abort; if it
-        cannot, that is logged and nothing else changes.
+        cannot, that is logged and nothing else changes.  *meanwhile* is called when a bulk deletion has been sent, and
+        delays only the reading of its answer.
 
         Stops at *until*, an instant of the monotonic clock, even if the store hangs; answers that arrived by then are
         confirmed for two seconds more.  If a path is missing in the result, its object may be deleted or not.  S3
@@ -132,7 +134,14 @@ class ObjectStore:
         """
         require_engine(f"in the store {self.location}")
         check_process()
-        deletion = ObjectDeletion(self, until, find_lost, unless_changed_since or {}, uploads_begun_before or {})
+        deletion = ObjectDeletion(
+            self,
+            until,
+            find_lost,
+            meanwhile,
+            unless_changed_since=unless_changed_since or {},
+            uploads_begun_before=uploads_begun_before or {},
+        )
         for path in paths:
             if not is_normal(path):
                 deletion.confirmed[path] = ObjectOutcome("failed", "invalid path")
@@ -196,14 +205,14 @@ class ObjectStore:
         """Return whether bulk deletions are requested at present."""
         return self._requests is not None and time.monotonic() >= self._no_bulk_until
 
-    async def delete_in_bulk(self, paths: Sequence[str]) -> set[str]:
+    async def delete_in_bulk(self, paths: Sequence[str], meanwhile: Callable[[], None]) -> set[str]:
         """Delete objects in bulk; return the paths that the answer names as deleted.
 
-        Raises one of `STORE_ERRORS`.
+        Calls *meanwhile* before it reads the answer.  Raises one of `STORE_ERRORS`.
         """
         requests = self._requests
         assert requests is not None, "the caller has asked `can_delete_in_bulk`"
-        return await self.send_counted("delete_many", lambda _store: delete_in_bulk(requests, paths))
+        return await self.send_counted("delete_many", lambda _store: delete_in_bulk(requests, paths, meanwhile))
 
     def suspend_bulk_deletion(self, error: Exception) -> None:
         """Suspend bulk deletion: the store has deleted objects singly and not in bulk."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from hashlib import md5, sha256
 from urllib.parse import SplitResult, parse_qs, quote, urlsplit
@@ -65,10 +65,17 @@ class S3Requests:
         return _signature_of(self._signed_url())["X-Amz-Credential"].partition("/")[0]
 
     async def send(
-        self, method: str, query: Mapping[str, str | None], *, key: str = "", body: bytes = b""
+        self,
+        method: str,
+        query: Mapping[str, str | None],
+        *,
+        key: str = "",
+        body: bytes = b"",
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> HttpAnswer:
         """Send a request to the bucket, or to the object of *key*; return a successful answer.
 
+        Calls *meanwhile* before it reads an answer, each time that it sends the request.
         Raises `S3Refused` for an error, and OSError or ValueError if no answer can be read.
         """
         path = f"{self._bucket}/{quote(key, safe='/-_.~')}" if key or not self._bucket else self._bucket
@@ -76,18 +83,19 @@ class S3Requests:
         target = f"{path}?{'&'.join(pairs)}"
         for sending in range(1, MAX_SEND_ATTEMPTS):
             try:
-                return await self._send_once(method, target, body)
+                return await self._send_once(method, target, body, meanwhile)
             except S3Refused as refused:
                 if not refused.is_temporary:
                     raise
             except ConnectionError:
                 pass
             await asyncio.sleep(FIRST_PAUSE_SECONDS * 2 ** (sending - 1))
-        return await self._send_once(method, target, body)
+        return await self._send_once(method, target, body, meanwhile)
 
-    async def _send_once(self, method: str, target: str, body: bytes) -> HttpAnswer:
+    async def _send_once(self, method: str, target: str, body: bytes, meanwhile: Callable[[], None]) -> HttpAnswer:
+        headers = self._signed_headers(method, target, body)
         async with asyncio.timeout(self._timeout):
-            answer = await self._server.exchange(method, target, self._signed_headers(method, target, body), body)
+            answer = await self._server.exchange(method, target, headers, body, meanwhile)
         if answer.status >= 300:
             raise S3Refused(answer.status, answer.body)
         return answer

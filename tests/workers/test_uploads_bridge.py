@@ -176,14 +176,14 @@ def test_an_upload_that_completes_after_the_move_is_kept_where_a_live_row_names_
     assert [(line["path"], line["reason"]) for line in logs] == [("a", "an artifact names it")]
 
 
-def test_live_rows_are_looked_at_right_before_each_few_objects_go(folder):
-    begin(folder, *number_paths(MAX_UNLOCKED_UPLOADS + 5))
+def test_live_rows_are_looked_at_right_before_each_few_objects_go(store):
+    begin(store, *number_paths(MAX_UNLOCKED_UPLOADS + 5))
     # It is called after the first of them, and once more at the end.
-    deadline = Deadline(MAX_EXEC_DURATION, safe_point=lambda: live(*folder.keys()))
+    deadline = Deadline(MAX_EXEC_DURATION, safe_point=lambda: live(*store.keys()))
 
-    outcome = run(deadline, artifacts=folder.url)
+    outcome = run(deadline, artifacts=store.url)
 
-    assert (outcome.total_deleted_stale_entries, len(folder.keys())) == (MAX_UNLOCKED_UPLOADS, 5)
+    assert (outcome.total_deleted_stale_entries, len(store.keys())) == (MAX_UNLOCKED_UPLOADS, 5)
 
 
 def test_what_the_forge_registers_once_more_while_it_is_being_deleted_stays_with_the_forge(folder):

@@ -91,7 +91,7 @@ def enqueue(kind: str, count: int) -> None:
             sent.send()
         return
     from forgekeeper.delivery.broker import broker
-    from forgekeeper.delivery.messages import send_children
+    from forgekeeper.delivery.children import send_children
 
     with database.connection_context():
         send_children(

@@ -235,7 +235,7 @@ class Audit:
         return [Intent(*row) for row in database.execute_sql(statement, values).fetchall()]
 
     def find_scopes_with_open_intents(self, record: str, scopes: Sequence[str], *, now: datetime) -> set[str]:
-        """Return those of the *scopes* for which `find_open_intents` would return intents."""
+        """Return the *scopes* with intents that `find_open_intents` would return."""
         if not self.on:
             return set()
         values = {"batch": self._facts["batch"], "record": record, "scopes": scopes, "since": now - MAX_INTENT_AGE}
@@ -323,7 +323,7 @@ class IntentLog(Generic[Key]):
         self._open_intents: dict[int, _OpenIntent[Key]] = {}
 
     def begin(self, items: Mapping[Key, AuditItem]) -> None:
-        """Record the items before their deletion, in the transaction at hand or one of its own.
+        """Record the items before their deletion, in the transaction at hand or in a new transaction.
 
         An item that is recorded again has moved since the first time.
         """

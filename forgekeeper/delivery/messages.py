@@ -177,7 +177,7 @@ class ChildMessages(Middleware):
         message.args = (attempt, *message.args)
 
     def _send_one_by_one(self, broker: Broker, message: MessageProxy, child: ChildSpec, run: int | None) -> None:
-        """Send a message of its own to each child that has no later message than this one."""
+        """Send a message of its own to each child whose last message is this one."""
         assert isinstance(broker, RedisBroker)
         calls = list_calls(message)
         sent: Any = client.hmget(QUEUED_CHILDREN_KEY, [key for key, _ in calls])

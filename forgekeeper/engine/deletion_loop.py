@@ -187,7 +187,7 @@ class _DeletionPass(Generic[ItemT]):
             run.guard.attach(reservation)
 
     def _take_prepared(self) -> list[_MarkedItems[ItemT]]:
-        """Return the prepared items, none if there are none or something keeps them by now."""
+        """Return the prepared items; none if something keeps any of them by now."""
         if self._preparation_error is not None:
             raise self._preparation_error
         if not all(map(self._may_still_delete, self._prepared)):

@@ -263,7 +263,7 @@ class Repository:
         return False
 
     def lacks_extensions(self) -> bool:
-        """Return whether the configuration has no section `extensions`: refs are then files with SHA-1 values.
+        """Return whether the configuration lacks the section `extensions`: refs are then files with SHA-1 values.
 
         Git reads this section from the file alone, not from files that the file includes.
         """
@@ -461,7 +461,7 @@ def _read_plain_oids(git: Git, repository: Repository, names: list[bytes], filel
 
 
 def _find_object_format(git: Git, repository: Repository) -> bytes:
-    """Return the repository's hash; ask git unless its configuration has no section with such formats."""
+    """Return the repository's hash; ask git unless its configuration lacks the section with formats."""
     return b"sha1" if repository.lacks_extensions() else git.run("rev-parse", "--show-object-format").out.strip()
 
 

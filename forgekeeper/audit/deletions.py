@@ -19,7 +19,7 @@ import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.platform.database import Base, Document, database, default_sql
-from forgekeeper.platform.database.arrays import format_array
+from forgekeeper.platform.database.arrays import format_array, split_into_parts
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import write_prefix, write_transaction
 
@@ -249,7 +249,7 @@ class Audit:
         The SQL *first* is executed before, in the request of the first rows.
         """
         facts, numbers = (*self._facts.values(), record, phase, scope), list[int]()
-        for rows in pw.chunked(parts if self.on else (), MAX_AUDIT_ROWS_PER_STATEMENT):
+        for rows in split_into_parts(parts if self.on else (), MAX_AUDIT_ROWS_PER_STATEMENT):
             values = [
                 (*facts, row.intent, format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail))
                 for row in rows
@@ -385,7 +385,7 @@ class IntentLog(Generic[Key]):
 
 def _make_intents(items: Mapping[Key, AuditItem]) -> Iterator[_OpenIntent[Key]]:
     """Yield an intent for each `MAX_RECORDS_PER_ROW` records."""
-    for keys in pw.chunked(items, MAX_RECORDS_PER_ROW):
+    for keys in split_into_parts(items, MAX_RECORDS_PER_ROW):
         said = [items[key] for key in keys]
         ids, names = [item.id for item in said if item.id is not None], [item.name for item in said]
         columns = {name: _merge_equal([item.detail[name] for item in said]) for name in said[0].detail}

@@ -17,7 +17,7 @@ import peewee as pw
 from forgekeeper.api.inspection import RefusedEntry
 from forgekeeper.api.refs import Refs
 from forgekeeper.platform.database import database, exclusions, survey
-from forgekeeper.platform.database.arrays import format_array
+from forgekeeper.platform.database.arrays import format_array, split_into_parts
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import KeyPage
 from forgekeeper.platform.database.sessions import execute_prepared
@@ -196,7 +196,7 @@ class RefQueue:
         the ref moved.  Rows that are closed or locked stay as they are.
         """
         seen = ((row.id, oid) for row, oid in values if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid))
-        for some in map(dict, pw.chunked(seen, MAX_REFS_PER_STATEMENT)):
+        for some in map(dict, split_into_parts(seen, MAX_REFS_PER_STATEMENT)):
             parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
             yield survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters)
 
@@ -207,7 +207,7 @@ class RefQueue:
         counted.
         """
         closed = Counter[str]()
-        for some in map(dict, pw.chunked(reasons.items(), MAX_REFS_PER_STATEMENT)):
+        for some in map(dict, split_into_parts(reasons.items(), MAX_REFS_PER_STATEMENT)):
             ids, refs = format_array(row.id for row in some), format_array(row.ref for row in some)
             values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(some.values())}
             ((processed, rejected),) = self._fetch_rows(CLOSE_PENDING_ROWS, values)

@@ -152,8 +152,12 @@ class Repository:
             while folder and folder not in written:
                 written |= {folder, b"logs/" + folder}
                 folder = folder.rpartition(b"/")[0]
+        missing = set[bytes]()
         for path in sorted(written):
-            if self._file_type(path) == stat.S_IFLNK:
+            kind = None if path.rpartition(b"/")[0] in missing else self._file_type(path)
+            if kind is None:
+                missing.add(path)
+            elif kind == stat.S_IFLNK:
                 shown = path.decode(errors="backslashreplace")
                 return (
                     f"{shown} is a symbolic link, and git would delete files at its target: replace it by a real file"
@@ -167,7 +171,11 @@ class Repository:
         return fits or self.has_reftable()
 
     def has_reftable(self) -> bool:
-        """Return whether refs are kept in tables, not in files."""
+        """Return whether refs were kept in tables, not in files, when this was first asked."""
+        return self._has_reftable
+
+    @cached_property
+    def _has_reftable(self) -> bool:
         return (self.git_dir / "reftable").is_dir()
 
     def has_file(self, name: bytes) -> bool:

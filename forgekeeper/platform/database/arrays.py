@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 def format_array(values: Iterable[object]) -> str:
@@ -18,3 +22,13 @@ def format_array(values: Iterable[object]) -> str:
     if "\\" in joined or '"' in joined:
         texts = [text and text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
     return "{" + ",".join(["NULL" if text is None else f'"{text}"' for text in texts]) + "}"
+
+
+def split_into_parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of up to *size* items.
+
+    Peewee's `chunked` fills its last part up to *size*, which takes longer than a small statement.
+    """
+    rest = iter(items)
+    while part := [*islice(rest, size)]:
+        yield part

@@ -22,6 +22,7 @@ from forgekeeper.platform.database import Base, Document, database, default_sql
 from forgekeeper.platform.database.arrays import format_array, split_into_parts
 from forgekeeper.platform.database.common_tables import CommonTable
 from forgekeeper.platform.database.sessions import write_prefix, write_transaction
+from forgekeeper.platform.database.survey import inline_values
 
 MAX_RECORDS_PER_ROW = 250
 """Maximum records in a row: their ids stay inside the row and are searched there."""
@@ -248,18 +249,36 @@ class Audit:
 
         The SQL *first* is executed before, in the request of the first rows.
         """
-        facts, numbers = (*self._facts.values(), record, phase, scope), list[int]()
+        numbers = list[int]()
         for rows in split_into_parts(parts if self.on else (), MAX_AUDIT_ROWS_PER_STATEMENT):
-            values = [
-                (*facts, row.intent, format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail))
-                for row in rows
-            ]
-            # Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
-            statement = first + INSERT_ROWS.format(rows=", ".join([ROW_VALUES] * len(values)))
-            inserted = database.execute_sql(statement, [value for row in values for value in row])
+            statement = first + INSERT_ROWS.format(rows=_list_places(rows))
+            inserted = database.execute_sql(statement, self._list_values(phase, record, rows, scope))
             numbers += [number for (number,) in inserted.fetchall()]
             first = ""
         return numbers
+
+    def write_rows(self, phase: str, record: str, rows: Sequence[_RowOfRecords]) -> str:
+        """Return the SQL that inserts the rows, for use in another statement with values; empty without rows."""
+        if not rows:
+            return ""
+        return inline_values(INSERT_ROWS.format(rows=_list_places(rows)), self._list_values(phase, record, rows)) + "; "
+
+    def _list_values(
+        self, phase: str, record: str, rows: Sequence[_RowOfRecords], scope: str | None = None
+    ) -> list[object]:
+        values: list[object] = []
+        for row in rows:
+            values += [*self._facts.values(), record, phase, scope, row.intent]
+            values += [format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail)]
+        return values
+
+
+def _list_places(rows: Sequence[_RowOfRecords]) -> str:
+    """Return the places of the rows' values.
+
+    Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
+    """
+    return ", ".join([ROW_VALUES] * len(rows))
 
 
 def expand_records(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
@@ -357,6 +376,21 @@ class IntentLog(Generic[Key]):
             del self._open_intents[number]
         self._open_intents |= begun
 
+    def write_outcomes(self, states: Mapping[Key, str]) -> str | None:
+        """Return the SQL that records the *states* of begun records, for a request that is a transaction of its own.
+
+        None if that takes more than one statement.  Call `forget_intents` after the commit.
+        """
+        outcomes, left = self._find_outcomes(states) if self._audit.on else ({}, [])
+        if left or len(outcomes) > MAX_AUDIT_ROWS_PER_STATEMENT:
+            return None
+        return write_prefix() + self._audit.write_rows("outcome", self._record, list(outcomes.values()))
+
+    def forget_intents(self, states: Mapping[Key, str]) -> None:
+        """Forget the intents of records whose *states* are committed."""
+        for number in [number for number, intent in self._open_intents.items() if states.keys() & {*intent.keys}]:
+            del self._open_intents[number]
+
     def open_keys(self) -> list[Key]:
         """Return the keys of the records without a recorded outcome."""
         return list(dict.fromkeys(key for intent in self._open_intents.values() for key in intent.keys))
@@ -368,6 +402,12 @@ class IntentLog(Generic[Key]):
 
     def _close_intents(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, _OpenIntent[Key]]]:
         """Close intents with a known state; records without a known state get new intents."""
+        outcomes, left = self._find_outcomes(states)
+        self._audit.insert_rows("outcome", self._record, outcomes.values())
+        return list(outcomes), self._insert_intents(left)
+
+    def _find_outcomes(self, states: Mapping[Key, str]) -> tuple[dict[int, _RowOfRecords], list[_OpenIntent[Key]]]:
+        """Return the outcomes of intents with a known state, and intents of their records without a known state."""
         outcomes, left = dict[int, _RowOfRecords](), list[_OpenIntent[Key]]()
         latest = {key: number for number, intent in self._open_intents.items() for key in intent.keys}
         for number, intent in self._open_intents.items():
@@ -379,8 +419,7 @@ class IntentLog(Generic[Key]):
             outcomes[number] = row._replace(intent=number, detail={**row.detail, "state": become})
             still_open = [place for place, key in enumerate(intent.keys) if key not in states and latest[key] == number]
             left += [intent.pick_records(still_open)] if still_open else []
-        self._audit.insert_rows("outcome", self._record, outcomes.values())
-        return list(outcomes), self._insert_intents(left)
+        return outcomes, left
 
 
 def _make_intents(items: Mapping[Key, AuditItem]) -> Iterator[_OpenIntent[Key]]:

@@ -272,6 +272,8 @@ class _DeletionPass(Generic[ItemT]):
 
     def _remove_excluded(self, claimed: Sequence[ItemT]) -> list[ItemT]:
         """Return the items that nobody excludes; the others stay as they were claimed."""
+        if not self._source.may_be_excluded():
+            return list(claimed)
         excluded = exclusions.find_excluded(
             self._run.declared.batch.name, partial(map, self._source.exclusion_key, claimed)
         )
@@ -420,10 +422,17 @@ class _DeletionPass(Generic[ItemT]):
         ours = {one: state.state for one, state in states.items() if one in going}
         deleted = Amount(sum(state in DELETED_STATES for state in ours.values()))
         certain = sum(state in CERTAIN_STATES for state in ours.values())
-        with intended.recording_states(ours):
-            counts = self._source.settle(states)
-            if certain:
-                guard.settle(deleted, of_reserved=certain)
+        is_small = len(states) <= self._source.max_items_per_request and guard.records_left is None
+        outcomes = intended.write_outcomes(ours) if is_small else None
+        if outcomes is not None:
+            with engine_step():
+                counts = self._source.settle_after(outcomes, states)
+            intended.forget_intents(ours)
+        else:
+            with intended.recording_states(ours):
+                counts = self._source.settle(states)
+                if certain:
+                    guard.settle(deleted, of_reserved=certain)
         if certain:
             guard.note_settled(deleted, of_reserved=certain)
         with engine_step():

@@ -97,10 +97,15 @@ class RefTarget(ItemTarget[PendingRef]):
     def _find_repository(self) -> tuple[Path, str]:
         find_installation = partial(self._run.read_once, "installation", Installation.ensure_id)
         root = prove_root(self._run.settings, find_installation)
-        paths = self._queue.read_paths([self._project])
-        if self._project not in paths:
+        path = self.find_path()
+        if path is None:
             raise RepositoryMissing("the project does not exist")
-        return root, paths[self._project]
+        return root, path
+
+    def find_path(self) -> str | None:
+        """Return the repository's path below the root, None without a project; read for all children of the message."""
+        read = partial(self._queue.read_paths, self._run.list_shared_ids(self._project))
+        return self._run.read_once("paths", read).get(self._project)
 
     def handle_error(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
         if isinstance(error, GitTimedOut):

@@ -31,6 +31,7 @@ class ItemSource(ABC, Generic[ItemT]):
     claims_all_due = False
     decides_for_good = False
     deleted_field = "deleted"
+    max_items_per_request = 0
     share: str | None = None
 
     def begin_run(self) -> Mapping[str, Any]:
@@ -52,6 +53,10 @@ class ItemSource(ABC, Generic[ItemT]):
     @abstractmethod
     def exclusion_key(self, one: ItemT) -> tuple[int | None, str | None]:
         """Return the project and name that people exclude the item by; None if it has none."""
+
+    def may_be_excluded(self) -> bool:
+        """Return whether people may exclude items; if False, `find_lost` returns the items once people exclude any."""
+        return True
 
     @abstractmethod
     def claim_next(self, page: KeyPage) -> Sequence[ItemT]:
@@ -87,6 +92,10 @@ class ItemSource(ABC, Generic[ItemT]):
     @abstractmethod
     def settle(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
         """Close or retry items in the transaction of the outcome; return how fields of the result grow."""
+
+    def settle_after(self, first: str, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
+        """Execute the SQL *first*, then settle up to *max_items_per_request* items, in one request and transaction."""
+        raise NotImplementedError
 
     def settle_outside_database(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
         """Close or retry, after that commit, items outside the database; return how fields of the result grow."""

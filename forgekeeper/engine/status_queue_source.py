@@ -15,7 +15,7 @@ from forgekeeper.engine.source import KeyedSource
 from forgekeeper.engine.target import ItemState
 from forgekeeper.guards.repositories import require_repositories
 from forgekeeper.platform.database.queries import KeyPage, filter_keys
-from forgekeeper.sources.status_queue import PendingRef, RefQueue
+from forgekeeper.sources.status_queue import MAX_REFS_PER_STATEMENT, PendingRef, RefQueue
 
 MAX_SHARED_ROWS = 50
 """Rows of a project that one read returns for all children of a message; a project with as many reads its own."""
@@ -28,6 +28,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
     """
 
     fails_with_chunk = claims_all_due = True
+    max_items_per_request = MAX_REFS_PER_STATEMENT
 
     def __init__(self, refs: Refs[Any], run: Run[Any]) -> None:
         if run.lease is None:
@@ -87,13 +88,28 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         values = ((row, item.detail["oid"]) for row, item in items.items())
         return self._queue.record_expected_oids(self._project, values)
 
+    def may_be_excluded(self) -> bool:
+        return self._run.shared is None or self._run.read_once("exclusions", self._queue.has_exclusions)
+
     def find_lost(self, items: Sequence[PendingRef]) -> list[PendingRef]:
-        pending = self._queue.find_pending(self._project, [row.id for row in items])
+        ids = [row.id for row in items]
+        if self._run.shared is None:
+            pending = self._queue.find_pending(self._project, ids)
+        else:
+            # Read for all children of the message, perhaps some seconds ago.
+            path, may_be_excluded = self.target.find_path(), self.may_be_excluded()
+            pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=may_be_excluded)
+            if not pending and not may_be_excluded and self._queue.has_exclusions():
+                pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=True)
+                pending -= {items[place].id for place in self._queue.find_excluded(items)}
         return [row for row in items if row.id not in pending]
 
     def settle(self, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
+        return self.settle_after("", states)
+
+    def settle_after(self, first: str, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
         reasons = {row: one.reason for row, one in states.items()}
-        processed, rejected = self._queue.settle(self._project, reasons)
+        processed, rejected = self._queue.settle(self._project, reasons, first=first)
         if self.target.is_closed_without_git:
             return {"gone": processed}
         return {"total_deletes": processed, "rejected": rejected}

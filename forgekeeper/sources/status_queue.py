@@ -61,6 +61,11 @@ SELECT_STILL_PENDING = """
     select {key} from {table}
     where {status} = {pending} and {project} = %(project)s::bigint and {key} = any(%(ids)s::bigint[])
 """
+SELECT_STILL_AS_READ = f"""
+    {SELECT_STILL_PENDING}
+    and exists (select from {{projects}} where {{path_key}} = %(project)s::bigint and {{path}} = %(path)s::text)
+    and (%(may_be_excluded)s::boolean or not {exclusions.SELECT_HAS_EXCLUSIONS.replace("select exists", "exists", 1)})
+"""
 # Project and ref are compared, too: after a restore of an older database another row may have the id.
 CLOSE_PENDING_ROWS = """
     with closed as (
@@ -162,8 +167,12 @@ class RefQueue:
 
     def drop_excluded(self, page: Sequence[PendingRef]) -> list[PendingRef]:
         """Return the rows of a page that nobody excludes from the batch."""
-        kept = exclusions.find_excluded(self._batch, lambda: [(row.project_id, row.ref) for row in page])
+        kept = self.find_excluded(page)
         return [row for place, row in enumerate(page) if place not in kept]
+
+    def find_excluded(self, page: Sequence[PendingRef]) -> set[int]:
+        """Return the places of the rows of a page that people exclude from the batch."""
+        return exclusions.find_excluded(self._batch, lambda: [(row.project_id, row.ref) for row in page])
 
     def read_page(self, project: int, page: KeyPage) -> list[PendingRef]:
         """Return a page of the project's pending rows, in the order of their ids."""
@@ -189,6 +198,22 @@ class RefQueue:
         found = execute_prepared("still_pending", statement, {"project": project, "ids": format_array(ids)})
         return {key for (key,) in found.fetchall()}
 
+    def has_exclusions(self) -> bool:
+        """Return whether people exclude anything from the batch."""
+        return exclusions.has_exclusions(self._batch)
+
+    def find_still_as_read(
+        self, project: int, ids: Sequence[int], *, path: str | None, may_be_excluded: bool
+    ) -> set[int]:
+        """Return the *ids* that are pending rows of the project; none if it has another *path* by now.
+
+        None, too, if people exclude anything from the batch now, unless rows *may_be_excluded*.
+        """
+        values = {"project": project, "ids": format_array(ids), "path": path, "may_be_excluded": may_be_excluded}
+        values |= {"batch": self._batch, "kinds": list(exclusions.EXCLUSION_KINDS)}
+        found = execute_prepared("still_as_read", self._write_statement(SELECT_STILL_AS_READ), values)
+        return {key for (key,) in found.fetchall()}
+
     def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> Iterator[str]:
         """Yield statements that record each ref's value as the expected object id of its row, unless it has one.
 
@@ -200,8 +225,10 @@ class RefQueue:
             parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
             yield survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters)
 
-    def settle(self, project: int, reasons: Mapping[PendingRef, str | None]) -> tuple[int, int]:
+    def settle(self, project: int, reasons: Mapping[PendingRef, str | None], *, first: str = "") -> tuple[int, int]:
         """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
+
+        The SQL *first* begins the request of the first rows.
 
         Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
         counted.
@@ -210,7 +237,8 @@ class RefQueue:
         for some in map(dict, split_into_parts(reasons.items(), MAX_REFS_PER_STATEMENT)):
             ids, refs = format_array(row.id for row in some), format_array(row.ref for row in some)
             values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(some.values())}
-            ((processed, rejected),) = self._fetch_rows(CLOSE_PENDING_ROWS, values)
+            statement = first + self._write_statement(CLOSE_PENDING_ROWS)
+            processed, rejected = database.execute_sql(statement, values).fetchone()
             closed.update(processed=processed, rejected=rejected)
         return closed["processed"], closed["rejected"]
 

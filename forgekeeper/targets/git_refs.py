@@ -63,7 +63,7 @@ TOO_LONG_TO_LOCK = RefOutcome(
 )  # packed by a clone, which locks none; no deletion ever can
 REF_LOCKED = RefOutcome("locked", "another process holds the lock of the ref")
 REF_CHANGED = RefOutcome("locked", "the ref or HEAD has changed in the meantime")
-ROW_CLOSED = RefOutcome("locked", "another process has closed the row of the ref")
+ROW_CLOSED = RefOutcome("locked", "the row of the ref was closed, or excluded, in the meantime")
 
 
 def delete_refs(

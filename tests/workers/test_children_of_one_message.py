@@ -28,6 +28,7 @@ EXCLUDE_THIRD = """
     insert into exclusions (kind, subject, number, reason, by, since)
     values ('project', '3', 3, 'test', 'test', clock_timestamp())
 """
+MOVE_THIRD = "update projects set disk_path = 'elsewhere.git' where id = 3"
 MAKE_SECOND_UNREADABLE = """
     alter table batched_git_ref_updates_deletions rename to real_rows;
     create view batched_git_ref_updates_deletions as
@@ -159,6 +160,13 @@ def test_no_child_begins_after_the_batch_is_stopped(work, repositories, monkeypa
 
 def test_a_project_that_is_excluded_while_others_are_worked_on_keeps_its_refs(work, repositories):
     with before_each("update", "batched_git_ref_updates_deletions", EXCLUDE_THIRD):
+        work()
+
+    assert (waiting_projects(), REF in repositories[3].refs()) == ({3}, True)
+
+
+def test_a_repository_that_moves_while_others_are_worked_on_keeps_its_refs(work, repositories):
+    with before_each("update", "batched_git_ref_updates_deletions", MOVE_THIRD):
         work()
 
     assert (waiting_projects(), REF in repositories[3].refs()) == ({3}, True)

@@ -285,7 +285,9 @@ def in_code():
                 and isinstance(node.func, ast.Attribute)
                 and ast.unparse(node.func.value) in CLIENTS
             ):
-                yield from AS.get(node.func.attr, {node.func.attr})
+                # The first argument of a postponed command is its name.
+                name = node.args[0].value.lower() if node.func.attr == "postpone" else node.func.attr
+                yield from AS.get(name, {name})
                 if node.func.attr == "zrange" and any(keyword.arg == "desc" for keyword in node.keywords):
                     yield "zrevrange"
 

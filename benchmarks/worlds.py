@@ -94,7 +94,7 @@ def run(batch: str, settings: Settings) -> tuple[dict[str, Any], float]:
     """Execute a run of *batch* in this process; return its result and its seconds."""
     started = JobRun.start_here(batch, by=process_identity())
     assert started is not None, f"a run of {batch} is open"
-    runner = Runner(settings, lambda _run, _child, keyed: EnqueueCounts(len(keyed)))
+    runner = Runner(settings, lambda _run, _child, keyed, **_options: EnqueueCounts(len(keyed)))
     began = monotonic()
     with runner.create_attempt(BATCHES[batch], started) as attempt:
         attempt.work_if_allowed()

@@ -77,7 +77,8 @@ def fill(settings, folder, installation, *, hostile=False):
     _processes()
     _quarantine(said)
     hour = timedelta(hours=1)
-    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, max_duration=hour, clock=time.monotonic).acquire()
+    clocks = {"clock": time.monotonic, "read_second": lambda: int(client.time()[0])}
+    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, max_duration=hour, **clocks).acquire()
 
 
 def _work(settings):

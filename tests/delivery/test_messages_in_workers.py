@@ -29,6 +29,20 @@ def quarantined():
     return {(row.key, row.reason) for row in Quarantined.select()}
 
 
+def restart_until_quarantined(start_worker):
+    """Start a worker again each time that it is killed, until the quarantine has a row."""
+    worker = None
+
+    def given_up():
+        nonlocal worker
+        if worker is None or worker.ended():
+            # One thread: other messages wait prefetched behind the killer each time.
+            worker = start_worker(threads=1)
+        return quarantined()
+
+    eventually(given_up)
+
+
 # Processes that are killed
 
 
@@ -53,16 +67,7 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
     neighbours = [str(number) for number in range(5)]
     for key in neighbours:
         sent.push("note", key)
-    worker = None
-
-    def given_up():
-        nonlocal worker
-        if worker is None or worker.ended():
-            # One thread: the neighbours lie prefetched behind it each time.
-            worker = start_worker(threads=1)
-        return quarantined()
-
-    eventually(given_up)
+    restart_until_quarantined(start_worker)
 
     eventually(lambda: sent.left() == 0)
     assert quarantined() == {("bad", "worker_lost")}
@@ -74,15 +79,7 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
 def test_the_child_of_a_message_that_kills_its_process_is_quarantined_and_the_others_are_done(start_worker, sent):
     others = ["1", "2", "3"]
     sent.push_children("kill_if_bad", "1", "bad", "2", "3")
-    worker = None
-
-    def given_up():
-        nonlocal worker
-        if worker is None or worker.ended():
-            worker = start_worker(threads=1)
-        return quarantined()
-
-    eventually(given_up)
+    restart_until_quarantined(start_worker)
 
     eventually(lambda: sent.left() == 0)
     assert quarantined() == {("bad", "worker_lost")}

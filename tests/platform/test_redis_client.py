@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 class Interrupted(BaseException):
-    """What an interrupt raises in the middle of a command."""
+    """The exception of an interrupt in the middle of a command."""
 
 
 def test_a_connection_that_the_server_has_closed_is_not_used(urls):

@@ -15,10 +15,10 @@ import pytest
 import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
-from redis.lock import Lock
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.migrate import OWN_TABLES
+from forgekeeper.platform.coordination.leases import RELEASE_OURS, RENEW_OURS, TAKE_FREE
 from forgekeeper.platform.database import relations, schema
 from forgekeeper.targets import sentinel
 from models import FORGE_MODELS
@@ -252,8 +252,8 @@ CONNECTING = {"ping", "select", "evalsha", "script|load"}
 CLIENTS = {"client", "pipe", "broker.client", "self.client", "self._client"}
 OPTIONAL = {"info"}
 NO_COMMANDS = {"execute", "execute_command"}
-LOCKS = (Lock.LUA_RELEASE_SCRIPT, Lock.LUA_REACQUIRE_SCRIPT)
-"""Scripts of redis-py that leases run."""
+LOCKS = (TAKE_FREE, RENEW_OURS, RELEASE_OURS)
+"""Scripts of leases."""
 AS = {"pipeline": {"multi", "exec"}, "delete": {"del"}, "scan_iter": {"scan"}}
 AS["register_script"] = {call for script in LOCKS for call in re.findall(r"redis\.call\('(\w+)'", script)}
 """What the client's methods are on the wire, where that is not their name."""

@@ -68,7 +68,7 @@ class Worker(redis.Redis):
         if self.away:
             raise redis.ConnectionError("no way to the server")
         reply = super().execute_command(*args, **options)
-        if args[0] in {"SET", "EVALSHA"}:
+        if args[0] == "EVALSHA":
             self.sent.append(args)
             if self.lose:
                 self.lose -= 1
@@ -85,7 +85,7 @@ class Worker(redis.Redis):
 
     @property
     def owner(self):
-        return self.held._value.encode()
+        return self.held.value.encode()
 
     def trusts(self):
         try:
@@ -213,7 +213,7 @@ class Sequences(RuleBasedStateMachine):
         worker = self.workers[who]
         if worker.sent and not worker.away:
             command = worker.sent[which % len(worker.sent)]
-            key, owner = command[1:3] if command[0] == "SET" else command[3:5]
+            key, owner = command[3], command[-1]
             name = key.removeprefix(LEASE_KEY_PREFIX)
             before = self.look().get(name)
             worker.execute_command(*command)

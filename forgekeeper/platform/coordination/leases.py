@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import uuid4
 
 import redis
-from redis.lock import Lock
+from redis.commands.core import Script
 
 from forgekeeper.platform.coordination.redis_values import decode_text, encode_text, parse_second, to_datetime
 from forgekeeper.platform.database.sessions import engine_step
@@ -28,6 +28,35 @@ from metrics.threads import CriticalThread
 
 LEASE_KEY_PREFIX = "forgekeeper:lease:"
 """Prefix of keys.  The value, which expires, has a token, the second of the claim by Redis's clock, and the holder."""
+
+
+# Each script gets the keys and values of some leases.
+# A repeated call finds what a call whose reply was lost has taken.
+TAKE_FREE = """
+    local taken = {}
+    for place, key in ipairs(KEYS) do
+        local value = ARGV[place + 1]
+        local is_ours = redis.call('set', key, value, 'nx', 'px', ARGV[1]) or redis.call('get', key) == value
+        taken[place] = is_ours and 1 or 0
+    end
+    return taken
+"""
+RENEW_OURS = """
+    local renewed = {}
+    for place, key in ipairs(KEYS) do
+        renewed[place] = redis.call('get', key) == ARGV[place + 1] and redis.call('pexpire', key, ARGV[1]) or 0
+    end
+    return renewed
+"""
+RELEASE_OURS = """
+    local released = 0
+    for place, key in ipairs(KEYS) do
+        if redis.call('get', key) == ARGV[place] then
+            released = released + redis.call('del', key)
+        end
+    end
+    return released
+"""
 
 
 class LeaseTaken(Exception):
@@ -52,49 +81,15 @@ class HeldLease(NamedTuple):
 
 
 class Lease:
-    """A lease; call `check` at every safe point."""
+    """A lease of a group; call `check` at every safe point."""
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        name: str,
-        holder: str,
-        *,
-        ttl: timedelta,
-        max_duration: timedelta,
-        clock: Callable[[], float],
-        read_second: Callable[[], int],
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._key = LEASE_KEY_PREFIX + name
-        self._holder, self._value = holder, ""
-        self._ttl = ttl.total_seconds()
-        self._milliseconds = round(self._ttl * 1_000)
-        self._max_duration = max_duration.total_seconds()
-        self._clock, self._read_second = clock, read_second
+    def __init__(self, group: LeaseGroup, name: str) -> None:
+        self.key = LEASE_KEY_PREFIX + name
+        self.value = f"{uuid4().hex} {group.second} {group.holder}"
+        self._name, self._group = name, group
         # Redis starts the ttl later, when the command arrives: so we never count longer than Redis.
-        self._taken_at = self._confirmed_at = clock()
+        self._taken_at = self._confirmed_at = group.clock()
         self._is_lost = False
-
-    def acquire(self) -> bool:
-        """Take the lease if it is free, and return whether it was; if the reply was lost, ask for the outcome."""
-        with engine_step():
-            try:
-                return self._set_key()
-            except (redis.ConnectionError, redis.TimeoutError):
-                return self._set_key() or self._client.get(self._key) == self._value.encode()
-
-    def _set_key(self) -> bool:
-        self._value = self._value or f"{uuid4().hex} {self._read_second()} {self._holder}"
-        return bool(self._client.set(self._key, self._value, nx=True, px=self._milliseconds))
-
-    def release(self) -> None:
-        """Release the lease if it is ours; if Redis is unreachable, the lease expires."""
-        for _ in range(2):  # one connection may have been lost
-            with suppress(redis.RedisError):
-                self._run_if_ours(Lock.LUA_RELEASE_SCRIPT)
-                break
 
     def check(self) -> None:
         """Renew the lease; raise `LeaseLost` unless it is ours.
@@ -102,7 +97,7 @@ class Lease:
         If Redis does not answer within the client's timeout, its last answer counts for *ttl*.
         """
         if self.is_ours:
-            self.renew()
+            self._group.renew([self])
         if doubt := self._why_lost():
             raise LeaseLost(f"the lease {self._name} {doubt}")
 
@@ -111,49 +106,100 @@ class Lease:
         """Whether the last answer of Redis still counts."""
         return self._why_lost() is None
 
-    def renew(self) -> None:
-        """Renew the lease if Redis answers; `check` raises if it is lost."""
-        asked = self._clock()
-        try:
-            renewed = self._run_if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
-        except redis.RedisError:
-            return  # unconfirmed: `_why_lost` counts the time since the last confirmation
-        if renewed:
-            self._confirmed_at = asked
+    def note_answer(self, *, is_ours: bool, asked_at: float) -> None:
+        """Note Redis's answer to a request that was sent at *asked_at*."""
+        if is_ours:
+            self._confirmed_at = asked_at
         else:
             self._is_lost = True
 
     def _why_lost(self) -> str | None:
-        now = self._clock()
+        now, ttl, most = self._group.clock(), self._group.ttl_seconds, self._group.max_seconds
         if self._is_lost:
             return "was deleted, or another process holds it"
-        if now - self._confirmed_at >= self._ttl:
-            return f"could not be renewed for {self._ttl:g} s"
-        if now - self._taken_at >= self._max_duration:
-            return f"was held for the maximum of {self._max_duration:g} s"
+        if now - self._confirmed_at >= ttl:
+            return f"could not be renewed for {ttl:g} s"
+        if now - self._taken_at >= most:
+            return f"was held for the maximum of {most:g} s"
         return None
 
-    def _run_if_ours(self, script: str, *values: int) -> bool:
-        """Run a script of redis-py's locks if the lease is ours; return whether it is."""
+
+class LeaseGroup:
+    """Leases with one *holder*: each step is one request for any number of them."""
+
+    def __init__(
+        self, client: redis.Redis, holder: str, *, ttl: timedelta, max_duration: timedelta, clock: Callable[[], float]
+    ) -> None:
+        self.holder = holder
+        self.clock = clock
+        self.ttl_seconds, self.max_seconds = ttl.total_seconds(), max_duration.total_seconds()
+        self._client = client
+
+    @cached_property
+    def second(self) -> int:
+        """The second of the claim by Redis's clock."""
         with engine_step():
-            return bool(self._client.register_script(script)(keys=[self._key], args=[self._value, *values]))
+            return int(_ask_twice(self._client.time)[0])
+
+    def take(self, names: Sequence[str]) -> dict[str, Lease]:
+        """Take the leases that are free; return them by name."""
+        leases = {name: Lease(self, name) for name in names}
+        taken = _ask_twice(partial(self._run, TAKE_FREE, [*leases.values()], self._milliseconds))
+        return {name: lease for (name, lease), is_ours in zip(leases.items(), taken, strict=True) if is_ours}
+
+    def renew(self, leases: Sequence[Lease]) -> None:
+        """Renew leases if Redis answers; `Lease.check` raises if one is lost."""
+        asked_at = self.clock()
+        # If Redis does not answer, the time since the last confirmation counts.
+        with suppress(redis.RedisError):
+            renewed = self._run(RENEW_OURS, leases, self._milliseconds)
+            for lease, is_ours in zip(leases, renewed, strict=True):
+                lease.note_answer(is_ours=bool(is_ours), asked_at=asked_at)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """Release the leases that are ours; if Redis is unreachable, they expire."""
+        for _ in range(2):  # one connection may have been lost
+            with suppress(redis.RedisError):
+                self._run(RELEASE_OURS, leases)
+                break
+
+    @property
+    def _milliseconds(self) -> int:
+        return round(self.ttl_seconds * 1_000)
+
+    def _run(self, script: str, leases: Sequence[Lease], *values: int) -> Any:
+        keys, args = [lease.key for lease in leases], [*map(str, values), *(lease.value for lease in leases)]
+        with engine_step():
+            return _register_script(self._client, script)(keys=keys, args=args)
+
+
+def _ask_twice(ask: Callable[[], Any]) -> Any:
+    """Return the answer of *ask*; if the reply was lost, ask again."""
+    try:
+        return ask()
+    except (redis.ConnectionError, redis.TimeoutError):
+        return ask()
+
+
+@lru_cache(maxsize=8)
+def _register_script(client: redis.Redis, script: str) -> Script:
+    return client.register_script(script)
 
 
 class _Renewal(CriticalThread):
     """The thread that renews leases every third of their *ttl*, until stopped or until all are lost."""
 
-    def __init__(self, leases: Mapping[str, Lease], ttl: timedelta) -> None:
+    def __init__(self, group: LeaseGroup, leases: Mapping[str, Lease]) -> None:
         super().__init__(f"leases {', '.join(leases)}")
-        self._leases, self._pause_seconds = leases, ttl.total_seconds() / 3
+        self._group, self._leases = group, leases
 
     def run_until_stopped(self) -> None:
         """Renew the leases that are not lost; `Lease.check` tells their holder."""
-        while not self.stopped.wait(self._pause_seconds):
+        while not self.stopped.wait(self._group.ttl_seconds / 3):
             ours = [one for one in self._leases.values() if one.is_ours]
             if not ours:
                 break
-            for one in ours:
-                self.take_turn(one.renew)
+            self.take_turn(partial(self._group.renew, ours))
         self.stopped.set()
 
 
@@ -194,24 +240,20 @@ def hold_leases(
     """
     if is_forbidden is not None and is_forbidden():
         raise LeaseInTransaction(f"the lease {names[0]} cannot be taken inside a database transaction")
-    read_second = cache(lambda: int(client.time()[0]))
-    options: dict[str, Any] = {"ttl": ttl, "max_duration": max_duration, "clock": clock, "read_second": read_second}
+    group = LeaseGroup(client, holder, ttl=ttl, max_duration=max_duration, clock=clock)
     held: dict[str, Lease] = {}
     renewal: _Renewal | None = None
     try:
-        for name in names:
-            lease = Lease(client, name, holder, **options)
-            if lease.acquire():
-                held[name] = lease
+        held = group.take(names)
         if held:
-            renewal = _Renewal(held, ttl)
+            renewal = _Renewal(group, held)
             renewal.start()
         yield held
     finally:
         if renewal is not None:
             renewal.stopped.set()
-        for lease in held.values():
-            lease.release()
+        if held:
+            group.release([*held.values()])
         if renewal is not None and renewal.is_alive():
             renewal.join()
 
@@ -253,4 +295,4 @@ def break_lease(client: redis.Redis, name: str, *, held: HeldLease | None = None
     value: Any = client.get(key)
     if value is None or _parse_lease(key, value, 0)[:3] != held[:3]:
         return False
-    return bool(client.register_script(Lock.LUA_RELEASE_SCRIPT)(keys=[key], args=[value]))
+    return bool(_register_script(client, RELEASE_OURS)(keys=[key], args=[value]))

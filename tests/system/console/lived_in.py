@@ -16,7 +16,7 @@ from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import Lease
+from forgekeeper.platform.coordination.leases import LeaseGroup
 from forgekeeper.platform.database import database, now
 from forgekeeper.targets import sentinel
 from tests.harness.performing import run_as_worker
@@ -77,8 +77,8 @@ def fill(settings, folder, installation, *, hostile=False):
     _processes()
     _quarantine(said)
     hour = timedelta(hours=1)
-    clocks = {"clock": time.monotonic, "read_second": lambda: int(client.time()[0])}
-    Lease(client, "git:sample/3.git", f"{WORKER} run 12", ttl=hour, max_duration=hour, **clocks).acquire()
+    group = LeaseGroup(client, f"{WORKER} run 12", ttl=hour, max_duration=hour, clock=time.monotonic)
+    group.take(["git:sample/3.git"])
 
 
 def _work(settings):

@@ -21,8 +21,7 @@ from playhouse.postgres_ext import ArrayField, DateTimeTZField
 from forgekeeper.platform.database import Base, Document, database, default_sql
 from forgekeeper.platform.database.arrays import format_array, split_into_parts
 from forgekeeper.platform.database.common_tables import CommonTable
-from forgekeeper.platform.database.sessions import write_prefix, write_transaction
-from forgekeeper.platform.database.survey import inline_values
+from forgekeeper.platform.database.sessions import Statement, execute_in_one_request, write_transaction
 
 MAX_RECORDS_PER_ROW = 250
 """Maximum records in a row: their ids stay inside the row and are searched there."""
@@ -49,10 +48,13 @@ SELECT_OPEN_INTENTS = f"select id, ids, cardinality(hashes), detail, run {FROM_O
 SELECT_SCOPES_WITH_OPEN_INTENTS = f"select distinct scope {FROM_OPEN_INTENTS.format(is_it='= any(%(scopes)s)')}"
 INSERT_ROWS = """
     insert into audit_deletions (batch, run, tick, child, record, phase, scope, intent, ids, hashes, detail)
-    values {rows}
+    select %(batch)s::text, %(run)s::bigint, %(tick)s::timestamptz, %(child)s::text, %(record)s::text, %(phase)s::text,
+        %(scope)s::text, part.intent, part.ids::bigint[], part.hashes::integer[], part.detail::jsonb
+    from unnest(%(intents)s::bigint[], %(ids)s::text[], %(hashes)s::text[], %(details)s::text[])
+        with ordinality as part (intent, ids, hashes, detail, place)
+    order by part.place
     returning id
 """
-ROW_VALUES = "(%s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s::integer[], %s::jsonb)"
 Key = TypeVar("Key", bound=Hashable)
 MOVED_STATE = "moved"
 """State of a record that has changed since and was recorded again."""
@@ -243,42 +245,40 @@ class Audit:
         return {scope for (scope,) in database.execute_sql(SELECT_SCOPES_WITH_OPEN_INTENTS, values).fetchall()}
 
     def insert_rows(
-        self, phase: str, record: str, parts: Iterable[_RowOfRecords], *, scope: str | None = None, first: str = ""
+        self,
+        phase: str,
+        record: str,
+        parts: Iterable[_RowOfRecords],
+        *,
+        scope: str | None = None,
+        first: Sequence[Statement] = (),
     ) -> list[int]:
         """Insert a row for each part; return their ids, in the order of the parts.
 
-        The SQL *first* is executed before, in the request of the first rows.
+        The statements *first* are executed before, in the request of the first rows.
         """
         numbers = list[int]()
         for rows in split_into_parts(parts if self.on else (), MAX_AUDIT_ROWS_PER_STATEMENT):
-            statement = first + INSERT_ROWS.format(rows=_list_places(rows))
-            inserted = database.execute_sql(statement, self._list_values(phase, record, rows, scope))
-            numbers += [number for (number,) in inserted.fetchall()]
-            first = ""
+            found = execute_in_one_request([*first, self.write_insert(phase, record, rows, scope=scope)])
+            numbers += [number for (number,) in found.fetchall()]
+            first = ()
         return numbers
 
-    def write_rows(self, phase: str, record: str, rows: Sequence[_RowOfRecords]) -> str:
-        """Return the SQL that inserts the rows, for use in another statement with values; empty without rows."""
-        if not rows:
-            return ""
-        return inline_values(INSERT_ROWS.format(rows=_list_places(rows)), self._list_values(phase, record, rows)) + "; "
-
-    def _list_values(
-        self, phase: str, record: str, rows: Sequence[_RowOfRecords], scope: str | None = None
-    ) -> list[object]:
-        values: list[object] = []
-        for row in rows:
-            values += [*self._facts.values(), record, phase, scope, row.intent]
-            values += [format_array(row.ids), format_array(row.hashes), _encode_detail(row.detail)]
-        return values
-
-
-def _list_places(rows: Sequence[_RowOfRecords]) -> str:
-    """Return the places of the rows' values.
-
-    Written by hand: peewee takes as long to build the statement as PostgreSQL to execute it.
-    """
-    return ", ".join([ROW_VALUES] * len(rows))
+    def write_insert(
+        self, phase: str, record: str, rows: Sequence[_RowOfRecords], *, scope: str | None = None
+    ) -> Statement:
+        """Return the statement that inserts the rows; written by hand, as peewee takes as long as PostgreSQL."""
+        values = {
+            **self._facts,
+            "record": record,
+            "phase": phase,
+            "scope": scope,
+            "intents": format_array(row.intent for row in rows),
+            "ids": format_array(format_array(row.ids) for row in rows),
+            "hashes": format_array(format_array(row.hashes) for row in rows),
+            "details": format_array(_encode_detail(row.detail) for row in rows),
+        }
+        return Statement("audit", INSERT_ROWS, values)
 
 
 def expand_records(ids: Sequence[int], detail: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
@@ -351,19 +351,15 @@ class IntentLog(Generic[Key]):
                 begun = self._insert_intents(list(_make_intents(items)))
             self._open_intents |= begun
 
-    def commit(self, items: Mapping[Key, AuditItem], *, after: Iterable[str] = ()) -> None:
+    def commit(self, items: Mapping[Key, AuditItem], *, after: Sequence[Statement] = ()) -> None:
         """Record the items before their deletion *after* some statements, in a transaction.
 
         A few items are recorded in one request.  Call it outside a transaction.
         """
-        if len(items) <= MAX_RECORDS_PER_ROW and self._audit.on and items:
-            first = "".join((write_prefix(), *(f"{one}; " for one in after)))
-            self._open_intents |= self._insert_intents(list(_make_intents(items)), first=first)
-            return
-        with write_transaction():
-            for one in after:
-                database.execute_sql(one, {})
-            begun = self._insert_intents(list(_make_intents(items))) if self._audit.on else {}
+        with nullcontext() if len(items) <= MAX_RECORDS_PER_ROW else write_transaction():
+            begun = self._insert_intents(list(_make_intents(items)), first=after) if self._audit.on and items else {}
+            if after and not begun:
+                execute_in_one_request(after)
         self._open_intents |= begun
 
     @contextmanager
@@ -376,15 +372,15 @@ class IntentLog(Generic[Key]):
             del self._open_intents[number]
         self._open_intents |= begun
 
-    def write_outcomes(self, states: Mapping[Key, str]) -> str | None:
-        """Return the SQL that records the *states* of begun records, for a request that is a transaction of its own.
+    def write_outcomes(self, states: Mapping[Key, str]) -> list[Statement] | None:
+        """Return the statements that record the *states* of begun records, for a request with other statements.
 
-        None if that takes more than one statement.  Call `forget_intents` after the commit.
+        None if they are too many rows for a request.  Call `forget_intents` after the commit.
         """
         outcomes, left = self._find_outcomes(states) if self._audit.on else ({}, [])
         if left or len(outcomes) > MAX_AUDIT_ROWS_PER_STATEMENT:
             return None
-        return write_prefix() + self._audit.write_rows("outcome", self._record, list(outcomes.values()))
+        return [self._audit.write_insert("outcome", self._record, [*outcomes.values()])] if outcomes else []
 
     def forget_intents(self, states: Mapping[Key, str]) -> None:
         """Forget the intents of records whose *states* are committed."""
@@ -395,7 +391,9 @@ class IntentLog(Generic[Key]):
         """Return the keys of the records without a recorded outcome."""
         return list(dict.fromkeys(key for intent in self._open_intents.values() for key in intent.keys))
 
-    def _insert_intents(self, intents: Sequence[_OpenIntent[Key]], *, first: str = "") -> dict[int, _OpenIntent[Key]]:
+    def _insert_intents(
+        self, intents: Sequence[_OpenIntent[Key]], *, first: Sequence[Statement] = ()
+    ) -> dict[int, _OpenIntent[Key]]:
         rows = [intent.row for intent in intents]
         numbers = self._audit.insert_rows("intent", self._record, rows, scope=self._scope, first=first)
         return dict(zip(numbers, intents, strict=True))

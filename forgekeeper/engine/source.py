@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic
 
 from forgekeeper.audit.deletions import AuditItem
 from forgekeeper.engine.target import ItemState, ItemT
 from forgekeeper.platform.database.queries import KeyPage
+from forgekeeper.platform.database.sessions import Statement
 
 
 class ItemSource(ABC, Generic[ItemT]):
@@ -77,7 +78,7 @@ class ItemSource(ABC, Generic[ItemT]):
         Items that are not returned belong to another worker, or to a person.
         """
 
-    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> Iterable[str]:
+    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> Sequence[Statement]:
         """Return statements that store the observed values of announced items in their rows.
 
         They are executed in the transaction of the intent.  If a record makes one fail, nothing is stored and the items
@@ -93,8 +94,8 @@ class ItemSource(ABC, Generic[ItemT]):
     def settle(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
         """Close or retry items in the transaction of the outcome; return how fields of the result grow."""
 
-    def settle_after(self, first: str, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
-        """Execute the SQL *first*, then settle up to *max_items_per_request* items, in one request and transaction."""
+    def settle_after(self, first: Sequence[Statement], states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:
+        """Execute statements *first*, then settle up to *max_items_per_request* items, in one request."""
         raise NotImplementedError
 
     def settle_outside_database(self, states: Mapping[ItemT, ItemState]) -> Mapping[str, int]:

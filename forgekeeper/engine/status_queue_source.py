@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from forgekeeper.engine.source import KeyedSource
 from forgekeeper.engine.target import ItemState
 from forgekeeper.guards.repositories import require_repositories
 from forgekeeper.platform.database.queries import KeyPage, filter_keys
+from forgekeeper.platform.database.sessions import Statement
 from forgekeeper.sources.status_queue import MAX_REFS_PER_STATEMENT, PendingRef, RefQueue
 
 MAX_SHARED_ROWS = 50
@@ -84,7 +85,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         # Only git's deletion says which value each ref had.
         return {row: kept.get(row) for row in items}
 
-    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> Iterator[str]:
+    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> list[Statement]:
         values = ((row, item.detail["oid"]) for row, item in items.items())
         return self._queue.record_expected_oids(self._project, values)
 
@@ -105,9 +106,9 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         return [row for row in items if row.id not in pending]
 
     def settle(self, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
-        return self.settle_after("", states)
+        return self.settle_after((), states)
 
-    def settle_after(self, first: str, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
+    def settle_after(self, first: Sequence[Statement], states: Mapping[PendingRef, ItemState]) -> dict[str, int]:
         reasons = {row: one.reason for row, one in states.items()}
         processed, rejected = self._queue.settle(self._project, reasons, first=first)
         if self.target.is_closed_without_git:

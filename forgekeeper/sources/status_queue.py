@@ -20,7 +20,7 @@ from forgekeeper.platform.database import database, exclusions, survey
 from forgekeeper.platform.database.arrays import format_array, split_into_parts
 from forgekeeper.platform.database.naming import quote_name, relation_name
 from forgekeeper.platform.database.queries import KeyPage
-from forgekeeper.platform.database.sessions import execute_prepared
+from forgekeeper.platform.database.sessions import Statement, execute_in_one_request, execute_prepared
 
 MAX_PROJECT_ID = 2**63 - 1
 MAX_REFS_PER_STATEMENT = 2_500
@@ -74,7 +74,7 @@ CLOSE_PENDING_ROWS = """
             {updated_at} = clock_timestamp(),
             {processed_at} = case when reasons.reason is null then clock_timestamp() end
         from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
-        where deletion.{key} = reasons.id and deletion.{project} = %(project)s and deletion.{ref} = reasons.ref
+        where deletion.{key} = reasons.id and deletion.{project} = %(project)s::bigint and deletion.{ref} = reasons.ref
           and deletion.{status} = {pending}
         returning reasons.reason
     )
@@ -86,7 +86,7 @@ RECORD_EXPECTED_OIDS = """
         select deletion.{key} as id, oid
         from unnest(%(ids)s::bigint[], %(oids)s::text[]) as looked (id, oid)
             join {table} as deletion on deletion.{key} = looked.id
-        where deletion.{project} = %(project)s and deletion.{status} = {pending} and deletion.{expected} is null
+        where deletion.{project} = %(project)s::bigint and deletion.{status} = {pending} and deletion.{expected} is null
         for no key update of deletion skip locked
     )
     update {table} as deletion set {expected} = seen.oid
@@ -214,31 +214,36 @@ class RefQueue:
         found = execute_prepared("still_as_read", self._write_statement(SELECT_STILL_AS_READ), values)
         return {key for (key,) in found.fetchall()}
 
-    def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> Iterator[str]:
-        """Yield statements that record each ref's value as the expected object id of its row, unless it has one.
+    def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> list[Statement]:
+        """Return statements that record each ref's value as the expected object id of its row, unless it has one.
 
         From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
         the ref moved.  Rows that are closed or locked stay as they are.
         """
         seen = ((row.id, oid) for row, oid in values if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid))
-        for some in map(dict, split_into_parts(seen, MAX_REFS_PER_STATEMENT)):
-            parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
-            yield survey.inline_values(self._write_statement(RECORD_EXPECTED_OIDS), parameters)
+        text, parts = self._write_statement(RECORD_EXPECTED_OIDS), split_into_parts(seen, MAX_REFS_PER_STATEMENT)
+        return [
+            Statement(
+                "expected", text, {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
+            )
+            for some in map(dict, parts)
+        ]
 
-    def settle(self, project: int, reasons: Mapping[PendingRef, str | None], *, first: str = "") -> tuple[int, int]:
+    def settle(
+        self, project: int, reasons: Mapping[PendingRef, str | None], *, first: Sequence[Statement] = ()
+    ) -> tuple[int, int]:
         """Close the project's rows: rejected if there is a reason, else processed; return the number of each.
 
-        The SQL *first* begins the request of the first rows.
-
-        Rows that another process has closed, and rows that now have another project or ref, are left unchanged and not
-        counted.
+        The statements *first* are executed before, in the request of the first rows.  Rows that another process has
+        closed, and rows that now have another project or ref, are left unchanged and not counted.
         """
         closed = Counter[str]()
         for some in map(dict, split_into_parts(reasons.items(), MAX_REFS_PER_STATEMENT)):
             ids, refs = format_array(row.id for row in some), format_array(row.ref for row in some)
             values = {"project": project, "ids": ids, "refs": refs, "reasons": format_array(some.values())}
-            statement = first + self._write_statement(CLOSE_PENDING_ROWS)
-            processed, rejected = database.execute_sql(statement, values).fetchone()
+            statement = Statement("close", self._write_statement(CLOSE_PENDING_ROWS), values)
+            processed, rejected = execute_in_one_request([*first, statement]).fetchone()
+            first = ()
             closed.update(processed=processed, rejected=rejected)
         return closed["processed"], closed["rejected"]
 

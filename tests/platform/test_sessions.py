@@ -12,7 +12,13 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from demo.servers import run_servers
 from forgekeeper.platform.database import database, release_connection
-from forgekeeper.platform.database.sessions import Timeouts, execute_prepared, open_pool
+from forgekeeper.platform.database.sessions import (
+    Statement,
+    Timeouts,
+    execute_in_one_request,
+    execute_prepared,
+    open_pool,
+)
 from tests.harness.thorough import whole_only
 from tests.system.proxy import Proxy, postgres_through
 
@@ -151,6 +157,35 @@ def test_a_statement_that_fails_for_another_reason_is_not_executed_twice(databas
         execute_prepared("divide", statement, {"by": 0})
 
     assert database.execute_sql("select last_value from counted").fetchone() == (2,)
+
+
+def keep(number, by=1):
+    """Return a statement that keeps a number; it fails if *by* is 0."""
+    return Statement(
+        "keep", "insert into kept select %(number)s::bigint / %(by)s::bigint", {"number": number, "by": by}
+    )
+
+
+def test_each_statement_of_a_request_has_its_own_values(database):
+    database.execute_sql("create temp table kept (number bigint)")
+
+    for _ in range(2):
+        execute_in_one_request([keep(1), keep(2)])
+
+    assert database.execute_sql("select number from kept").fetchall() == [(1,), (2,), (1,), (2,)]
+    assert len(names()) == 1
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_request_that_fails_changes_nothing(database, prepared):
+    database.execute_sql("create temp table kept (number bigint)")
+    if prepared:
+        execute_in_one_request([keep(0)])
+
+    with pytest.raises(Exception, match="division by zero"):
+        execute_in_one_request([keep(1), keep(2, by=0)])
+
+    assert database.execute_sql("select number from kept where number > 0").fetchall() == []
 
 
 def test_no_statement_is_compiled_however_dear_its_plan_looks(opened):

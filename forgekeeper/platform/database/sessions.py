@@ -8,7 +8,7 @@ is read-only: only the engine writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from functools import cache
 from hashlib import md5
 from json import loads
 from select import POLLIN, poll
-from typing import Any
+from typing import Any, NamedTuple
 
 import peewee as pw
 from playhouse.pool import PooledPostgresqlDatabase
@@ -348,35 +348,78 @@ def write_prefix() -> str:
     return "set transaction read write; " if _guarded_batch.get() else ""
 
 
-def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, prefix: str = "") -> Any:
-    """Execute *statement*, prepared once per connection and not parsed again for each chunk.
+class Statement(NamedTuple):
+    """A statement with its *values*; it is prepared as *name* and a part of its hash.
 
-    It is prepared as *name* and a part of its hash; *prefix* is sent before it in the same request.  If the statement
-    cannot be prepared, for example within a transaction of the caller, it is executed directly.  A value needs a cast
-    if PostgreSQL cannot infer its type.  Without preparing a run took a third longer: `benchmarks statuses`.
+    A value needs a cast if PostgreSQL cannot infer its type.
+    """
+
+    name: str
+    text: str
+    values: Mapping[str, Any]
+
+
+def execute_prepared(name: str, statement: str, values: Mapping[str, Any], *, prefix: str = "") -> Any:
+    """Execute *statement*, prepared once per connection; *prefix* is sent before it in the same request.
+
+    Without preparing a run took a third longer: `benchmarks statuses`.
+    """
+    return _execute_request([Statement(name, statement, values)], prefix)
+
+
+def execute_in_one_request(statements: Sequence[Statement]) -> Any:
+    """Execute writing statements of the engine, each prepared once per connection; return the cursor of the last.
+
+    Unless a transaction is open, they are a transaction of their own.
+    """
+    return _execute_request(statements, "" if database.in_transaction() else write_prefix())
+
+
+def _execute_request(statements: Sequence[Statement], prefix: str) -> Any:
+    """Execute statements in one request.
+
+    If one cannot be prepared, for example within a transaction of the caller, all are executed directly.
     """
     connection = database.connection()
-    known = connection.prepared
-    full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
-    if known is not None and _is_idle(connection) and (full in known or len(known) < MAX_PREPARED_STATEMENTS):
-        numbered, given = _number_values(statement)
+    forms = [_write_forms(place, one.name, one.text) for place, one in enumerate(statements)]
+    names = {form.name for form in forms}
+    values = {f"{place}_{name}": value for place, one in enumerate(statements) for name, value in one.values.items()}
+    if (known := connection.prepared) is not None and _is_idle(connection):
         try:
-            if full not in known:
-                database.execute_sql(f"prepare {full} as {numbered}", {})
-                known.add(full)
-            return database.execute_sql(f"{prefix}execute {full}{given}", values)
+            if len(known | names) <= MAX_PREPARED_STATEMENTS:
+                for form in forms:
+                    if form.name not in known:
+                        database.execute_sql(form.prepare, {})
+                        known.add(form.name)
+                return database.execute_sql(prefix + "; ".join(form.execute for form in forms), values)
         except pw.PeeweeException as error:
-            if connection.closed or (full in known and sqlstate(error) not in UNUSABLE_STATEMENT_ERRORS):
+            if connection.closed or (names <= known and sqlstate(error) not in UNUSABLE_STATEMENT_ERRORS):
                 raise
             connection.prepared = None
             if not _is_idle(connection):
                 database.execute_sql("rollback")
-    return database.execute_sql(prefix + statement, values)
+    return database.execute_sql(prefix + "; ".join(form.direct for form in forms), values)
+
+
+class _Forms(NamedTuple):
+    """A statement under its *name*: the SQL that prepares it, executes it prepared, and executes it directly."""
+
+    name: str
+    prepare: str
+    execute: str
+    direct: str
 
 
 @cache
-def _number_values(statement: str) -> tuple[str, str]:
-    """Return the statement with numbered values, and the list of values for ``execute``."""
+def _write_forms(place: int, name: str, statement: str) -> _Forms:
+    """Return the forms of the statement at a *place* of a request, which begins the names of its values."""
+    full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
     names = list(dict.fromkeys(VALUE_PATTERN.findall(statement)))
-    given = ", ".join(f"%({name})s" for name in names)
-    return VALUE_PATTERN.sub(lambda found: f"${names.index(found[1]) + 1}", statement), f"({given})" if names else ""
+    numbered = VALUE_PATTERN.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    given = ", ".join(f"%({place}_{name})s" for name in names)
+    return _Forms(
+        full,
+        f"prepare {full} as {numbered}",
+        f"execute {full}({given})" if names else f"execute {full}",
+        VALUE_PATTERN.sub(rf"%({place}_\1)s", statement),
+    )

@@ -14,6 +14,7 @@ from demo.servers import Servers
 from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.engine.attempt import Runner
+from forgekeeper.engine.message_attempt import execute_message
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.settings import Settings
@@ -90,10 +91,8 @@ def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS)
     while more:
         more = False
         for number in range(number_of_buckets):
-            with runner.create_child_attempt(
-                delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=run
-            ) as attempt:
-                attempt.work_if_allowed()
+            calls = [(f"delete_artifact_bucket:{number}", ())]
+            (attempt,) = execute_message(runner, delete_artifact_bucket, calls, run).ended
             assert attempt.error is None, attempt.error
             destroyed += attempt.result_fields()["destroyed"]
             more = more or attempt.wants_successor

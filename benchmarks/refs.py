@@ -20,6 +20,7 @@ from demo.sample_data import create_repository, list_refs
 from demo.servers import Servers
 from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.engine.attempt import Runner
+from forgekeeper.engine.message_attempt import execute_message
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
 from forgekeeper.platform.installation import Installation
@@ -143,8 +144,8 @@ def _called(settings: Settings) -> float:
     runner = Runner(settings, lambda *_sent: EnqueueCounts(0))
     gc.freeze()  # as a worker process does
     began = monotonic()
-    with runner.create_child_attempt(clean_project_refs, f"clean_project_refs:{PROJECT}", run=1) as attempt:
-        attempt.work_if_allowed(PROJECT)
+    calls = [(f"clean_project_refs:{PROJECT}", (PROJECT,))]
+    (attempt,) = execute_message(runner, clean_project_refs, calls, 1).ended
     seconds = monotonic() - began
     runner.stop()
     assert attempt.error is None, attempt.error

@@ -14,6 +14,7 @@ from benchmarks.uploads import UPLOAD_KEYS
 from forgekeeper.api.answers import EnqueueCounts
 from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.engine.attempt import Runner
+from forgekeeper.engine.message_attempt import execute_message
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client, process_identity
 from forgekeeper.platform.database import database
@@ -125,10 +126,8 @@ def _work_artifacts(settings: Settings) -> tuple[int, float]:
     for number in range(MAX_BUCKETS):
         more = True
         while more:
-            with runner.create_child_attempt(
-                delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=1
-            ) as attempt:
-                attempt.work_if_allowed()
+            calls = [(f"delete_artifact_bucket:{number}", ())]
+            (attempt,) = execute_message(runner, delete_artifact_bucket, calls, 1).ended
             assert attempt.error is None, attempt.error
             destroyed, more = destroyed + attempt.result_fields()["destroyed"], attempt.wants_successor
     seconds = monotonic() - began

@@ -17,8 +17,10 @@ from forgekeeper.api.batches import BatchSpec, ChildSpec
 from forgekeeper.cli.connection import describe_with_remedy
 from forgekeeper.cli.terminal import Problem, err, print_sentences, show_progress_line
 from forgekeeper.engine.attempt import Attempt, Runner
+from forgekeeper.engine.message_attempt import execute_message
 from forgekeeper.ledger.job_runs import StartedRun
 from forgekeeper.platform import shutdown
+from forgekeeper.platform.database.arrays import split_into_parts
 from forgekeeper.platform.settings import Settings
 from forgekeeper.platform.worker_shutdown import terminate_git_processes
 from metrics.logs import describe_error
@@ -29,13 +31,13 @@ CHECK_COMMAND = "`forgekeeper check"
 
 def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> dict[str, Any]:
     """Execute the attempt in this process; return its result or raise `Problem` if it failed."""
-    children: list[tuple[ChildSpec, KeyedArguments]] = []
+    messages: list[tuple[ChildSpec, list[KeyedArguments]]] = []
 
     def collect_children(
-        _run: int, child: ChildSpec, keyed_args: Sequence[KeyedArguments], **_options: object
+        _run: int, child: ChildSpec, calls: Sequence[KeyedArguments], *, per_message: int = 1
     ) -> EnqueueCounts:
-        children.extend((child, one) for one in keyed_args)
-        return EnqueueCounts(len(keyed_args))
+        messages.extend((child, some) for some in split_into_parts(calls, per_message))
+        return EnqueueCounts(len(calls))
 
     runner = Runner(settings, collect_children)
     # A manual run is not retried; workers retry a scheduled run that was taken over.
@@ -47,7 +49,7 @@ def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> di
         if attempt.blocked is not None:
             print_sentences([f"{batch.name} is blocked: {attempt.blocked}"], err)
         # As in a worker, children sent before a failure are executed.
-        results = _work_on_children(children, runner, run=started.id)
+        results = _work_on_messages(messages, runner, run=started.id)
     if attempt.held is not None:
         print_sentences([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):
@@ -68,26 +70,28 @@ def _describe_cause(error: BaseException | None) -> str:
     )
 
 
-def _work_on_children(calls: list[tuple[ChildSpec, KeyedArguments]], runner: Runner, *, run: int) -> dict[str, Any]:
+def _work_on_messages(
+    messages: list[tuple[ChildSpec, list[KeyedArguments]]], runner: Runner, *, run: int
+) -> dict[str, Any]:
     """Execute the children of a run in this process until drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
-    for child, (key, args) in calls:
-        more = not shutdown.requested.is_set()
-        while more:
-            with runner.create_child_attempt(child, key, run=run) as attempt:
-                attempt.work_if_allowed(*args)
-            if attempt.error is not None:
-                failures.append(f"{key}: {_describe_cause(attempt.error)}")
-                break
-            if attempt.blocked is not None:
-                print_sentences([f"{key} is blocked: {attempt.blocked}"], err)
-            outcomes.append(attempt.result_fields())
-            more = attempt.wants_successor and not shutdown.requested.is_set()
+    for child, calls in messages:
+        left = calls
+        while left and not shutdown.requested.is_set():
+            message = execute_message(runner, child, left, run)
+            for attempt in message.ended:
+                if attempt.error is not None:
+                    failures.append(f"{attempt.message_id}: {_describe_cause(attempt.error)}")
+                    continue
+                if attempt.blocked is not None:
+                    print_sentences([f"{attempt.message_id} is blocked: {attempt.blocked}"], err)
+                outcomes.append(attempt.result_fields())
+            left = message.successors
     if failures:
-        count = f"{len(failures)} of {len(calls)} children failed"
+        count = f"{len(failures)} of {sum(len(calls) for _child, calls in messages)} children failed"
         raise Problem(f"{count}, the first {failures[0]}; the next run will retry them")
-    return {"children": outcomes} if calls else {}
+    return {"children": outcomes} if messages else {}
 
 
 @contextmanager

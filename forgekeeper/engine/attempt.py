@@ -91,9 +91,9 @@ class Runner:
         return Attempt(self, batch, str(started.id), started.id, started, final=final)
 
     def create_child_attempt(
-        self, child: ChildSpec, message_id: str, *, run: int | None = None, shared: SharedWork | None = None
+        self, child: ChildSpec, message_id: str, shared: SharedWork, *, run: int | None = None
     ) -> Attempt:
-        """Create an attempt at a child; *run* is the run that sent it, if known, *shared* the work of its message."""
+        """Create an attempt at a child; *shared* is the work of its message, *run* the run that sent it, if known."""
         return Attempt(self, child, message_id, run, shared=shared)
 
 
@@ -202,12 +202,11 @@ class Attempt:
         """Close the attempt with an *error* of any kind, or with the outcome; needs a connection."""
         self.error = error
         try:
-            if self.run.shared is None:
-                # If the server is away, only the audit knows the number of deletions.
-                write_or_log("totals not written", self._guard.count_unreserved)
             if self.row is None:
                 self._end_child()
             else:
+                # If the server is away, only the audit knows the number of deletions.
+                write_or_log("totals not written", self._guard.count_unreserved)
                 self.state = self._end_run(self.row.started)
         finally:
             if self.row is not None:
@@ -294,7 +293,7 @@ class Attempt:
         return JobRun.succeed(started, result, ordinary=self.is_ordinary)
 
     def _end_child(self) -> None:
-        """Put a failed child into quarantine, or forget an earlier failure of a child that succeeded.
+        """Put a failed child into quarantine; the end of its message forgets failures of a child that succeeded.
 
         A change that cannot be written now is left to the child's next end.
         """
@@ -316,8 +315,6 @@ class Attempt:
             # A child that was braked has not shown that its work can succeed.
             if self._guard.stop_reason is None and self.run.shared is not None:
                 self.run.shared.note_success(key)
-            elif self._guard.stop_reason is None:
-                write_or_log("quarantine not written", partial(quarantine.forget_failures, batch, name, [key]))
 
     def _count_end(self) -> None:
         facts = self._elapsed_seconds(), self.run.outcome, self.error

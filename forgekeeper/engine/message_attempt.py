@@ -24,7 +24,7 @@ class MessageAttempt:
     stops no other.  Children that end with work left, and children that have not begun within `MAX_MESSAGE_TIME`, are
     in *successors* at the end.  If the batch is stopped, the worker shuts down or PostgreSQL is lost, the children that
     have not begun wait for the next run.  If one *may_have_failed* before, the end forgets failures of children that
-    have succeeded.  *message_id* is the key of the child at work.
+    have succeeded.  *message_id* is the key of the child at work, *ended* are the attempts that have ended.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class MessageAttempt:
         self.message_id = calls[0][0]
         self.run_number = run_number
         self.successors: list[KeyedArguments] = []
+        self.ended: list[Attempt] = []
         self._runner, self._child, self._calls = runner, child, list(calls)
         self._shared = SharedWork(child, runner.settings, calls, run_number, may_have_failed=may_have_failed)
         self._ends = time.monotonic() + MAX_MESSAGE_TIME.total_seconds()
@@ -57,10 +58,11 @@ class MessageAttempt:
 
     def _work_on_next(self) -> None:
         self.message_id, arguments = self._calls.pop(0)
-        make = self._runner.create_child_attempt
-        self._attempt = make(self._child, self.message_id, run=self.run_number, shared=self._shared)
+        create = self._runner.create_child_attempt
+        self._attempt = create(self._child, self.message_id, self._shared, run=self.run_number)
         with self._attempt:
             self._attempt.work_if_allowed(*arguments)
+        self.ended.append(self._attempt)
         if self._attempt.wants_successor:
             self.successors.append((self.message_id, arguments))
         self._attempt = None
@@ -76,3 +78,15 @@ class MessageAttempt:
                 self._attempt.close(error)
         finally:
             write_or_log("end of children not written", self._shared.end)
+
+
+def execute_message(
+    runner: Runner, child: ChildSpec, calls: Sequence[KeyedArguments], run_number: int | None
+) -> MessageAttempt:
+    """Execute the children *calls* in this thread, without a message in Redis; return the ended attempt."""
+    attempt = MessageAttempt(runner, child, calls, run_number)
+    try:
+        attempt.work_if_allowed()
+    finally:
+        attempt.close(None)
+    return attempt

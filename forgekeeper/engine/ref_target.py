@@ -44,7 +44,7 @@ class RefTarget(ItemTarget[PendingRef]):
 
     def _find_scopes_with_intents(self) -> set[str]:
         """Return the projects of the message's children with intents of dead attempts."""
-        scopes = [str(one) for one in self._run.list_shared_ids(self._project)]
+        scopes = [str(one) for one in self._run.shared_ids]
         return self._run.audit.find_scopes_with_open_intents(self._record, scopes, now=self._run.now)
 
     def find_states_after_crash(
@@ -104,7 +104,7 @@ class RefTarget(ItemTarget[PendingRef]):
 
     def find_path(self) -> str | None:
         """Return the repository's path below the root, None without a project; read for all children of the message."""
-        read = partial(self._queue.read_paths, self._run.list_shared_ids(self._project))
+        read = partial(self._queue.read_paths, self._run.shared_ids)
         return self._run.read_once("paths", read).get(self._project)
 
     def handle_error(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:

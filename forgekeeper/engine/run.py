@@ -65,7 +65,7 @@ class Run(Generic[OutcomeType]):
     Its *outcome* grows right after the commit of each chunk: it counts finished work, even if the run fails.
     *deadline* ends with the budget of its declaration.  *number* is the id of its row, or of the run that sent the
     child.  *audit* records its deletions, *guard* limits them, and *lease* is a child's exclusive claim.  *shared* is
-    the work that a child shares with the other children of its message.  A child sets
+    the work that a child shares with the other children of its message; None of a batch's run.  A child sets
     *has_more_work* if it has left work for its successor.  A batch sets *skipped* to the reason why it did nothing.
     """
 
@@ -106,9 +106,11 @@ class Run(Generic[OutcomeType]):
         """Return the answer of *read*, which is called once for all children of a message."""
         return self.shared.read_once(name, read) if self.shared else read()
 
-    def list_shared_ids(self, own: int) -> list[int]:
-        """Return the first id of each child of the message; without a message, a child's *own*."""
-        return self.shared.ids if self.shared else [own]
+    @property
+    def shared_ids(self) -> list[int]:
+        """The first id of each child of the message."""
+        assert self.shared is not None, f"{self.batch} is a batch: only a child's run has a message"
+        return self.shared.ids
 
     def add_to_result(self, field: str, number: int) -> None:
         """Add *number* to a field of the outcome, if the outcome has the field."""

@@ -71,7 +71,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
 
     def _read_shared_rows(self) -> dict[int, list[PendingRef]]:
         """Return the first rows of each project of the message; none if it has one, or a row that cannot be read."""
-        projects = self._run.list_shared_ids(self._project)
+        projects = self._run.shared_ids
         try:
             return self._queue.read_pages(projects, MAX_SHARED_ROWS) if len(projects) > 1 else {}
         except RECORD_ERRORS as error:
@@ -90,19 +90,15 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         return self._queue.record_expected_oids(self._project, values)
 
     def may_be_excluded(self) -> bool:
-        return self._run.shared is None or self._run.read_once("exclusions", self._queue.has_exclusions)
+        return self._run.read_once("exclusions", self._queue.has_exclusions)
 
     def find_lost(self, items: Sequence[PendingRef]) -> list[PendingRef]:
-        ids = [row.id for row in items]
-        if self._run.shared is None:
-            pending = self._queue.find_pending(self._project, ids)
-        else:
-            # Read for all children of the message, perhaps some seconds ago.
-            path, may_be_excluded = self.target.find_path(), self.may_be_excluded()
-            pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=may_be_excluded)
-            if not pending and not may_be_excluded and self._queue.has_exclusions():
-                pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=True)
-                pending -= {items[place].id for place in self._queue.find_excluded(items)}
+        # Read for all children of the message, perhaps some seconds ago.
+        ids, path, may_be_excluded = [row.id for row in items], self.target.find_path(), self.may_be_excluded()
+        pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=may_be_excluded)
+        if not pending and not may_be_excluded and self._queue.has_exclusions():
+            pending = self._queue.find_still_as_read(self._project, ids, path=path, may_be_excluded=True)
+            pending -= {items[place].id for place in self._queue.find_excluded(items)}
         return [row for row in items if row.id not in pending]
 
     def settle(self, states: Mapping[PendingRef, ItemState]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
@@ -35,9 +35,9 @@ from forgekeeper.engine.register_source import RegisterSource
 from forgekeeper.engine.repository_children import plan_repository_children
 from forgekeeper.engine.run import Run
 from forgekeeper.engine.status_queue_source import StatusQueueSource
-from forgekeeper.platform.connections import client, process_identity
-from forgekeeper.platform.coordination.leases import Lease, LeaseTaken, hold_lease
-from forgekeeper.platform.database import database, exclusions
+from forgekeeper.platform.connections import client
+from forgekeeper.platform.coordination.leases import LeaseTaken
+from forgekeeper.platform.database import exclusions
 from forgekeeper.platform.database.sessions import engine_step
 from forgekeeper.platform.settings import Settings
 
@@ -115,11 +115,12 @@ def execute_answers(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
 
 def _execute_under_lease(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
     try:
-        with _hold_child_lease(run, *ids) as run.lease:
-            answers = partial(_ask_for_answers, run, ask, *ids)
-            answer = answers() if run.declared.batch.buckets is None else ask_in_buckets(run, answers)
-            with closing(answer) if isinstance(answer, Generator) else nullcontext():
-                return _execute_all(run, iter(answer))
+        # The first id of a child names its lease; the end of the message releases it.
+        run.lease = run.shared.find_lease(ids[0]) if run.shared and run.declared.lease else None
+        answers = partial(_ask_for_answers, run, ask, *ids)
+        answer = answers() if run.declared.batch.buckets is None else ask_in_buckets(run, answers)
+        with closing(answer) if isinstance(answer, Generator) else nullcontext():
+            return _execute_all(run, iter(answer))
     except LeaseTaken:
         return "lease_held"
 
@@ -128,22 +129,6 @@ def _ask_for_answers(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> Itera
     """Ask the function; return its answers."""
     answer = ask(run.now, *ids)
     return answer if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)) else [answer]
-
-
-def _hold_child_lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
-    """Hold the lease that lets a child work alone; the first of its ids names the lease."""
-    if not run.declared.lease:
-        return nullcontext()
-    if run.shared is not None:
-        return nullcontext(run.shared.find_lease(ids[0]))
-    return hold_lease(
-        client,
-        f"{run.batch}:{ids[0]}",
-        ttl=run.settings.dead_after,
-        max_duration=run.declared.budget,
-        holder=process_identity(),
-        is_forbidden=database.in_transaction,
-    )
 
 
 def _execute_all(run: Run[Any], answers: Iterator[object]) -> str | None:

@@ -57,12 +57,9 @@ SELECT_PAGES = """
     order by queued.{key}
 """
 SELECT_PATHS = "select {path_key}, {path} from {projects} where {path_key} = any(%(projects)s::bigint[])"
-SELECT_STILL_PENDING = """
-    select {key} from {table}
-    where {status} = {pending} and {project} = %(project)s::bigint and {key} = any(%(ids)s::bigint[])
-"""
 SELECT_STILL_AS_READ = f"""
-    {SELECT_STILL_PENDING}
+    select {{key}} from {{table}}
+    where {{status}} = {{pending}} and {{project}} = %(project)s::bigint and {{key}} = any(%(ids)s::bigint[])
     and exists (select from {{projects}} where {{path_key}} = %(project)s::bigint and {{path}} = %(path)s::text)
     and (%(may_be_excluded)s::boolean or not {exclusions.SELECT_HAS_EXCLUSIONS.replace("select exists", "exists", 1)})
 """
@@ -191,12 +188,6 @@ class RefQueue:
     def read_keys(self, project: int, page: KeyPage) -> list[int]:
         """Return the ids of the rows that `read_page` would return."""
         return [key for (key,) in database.execute(self._select_page(project, page).select(self._key))]
-
-    def find_pending(self, project: int, ids: Sequence[int]) -> set[int]:
-        """Return the *ids* that are pending rows of the project; nothing is locked."""
-        statement = self._write_statement(SELECT_STILL_PENDING)
-        found = execute_prepared("still_pending", statement, {"project": project, "ids": format_array(ids)})
-        return {key for (key,) in found.fetchall()}
 
     def has_exclusions(self) -> bool:
         """Return whether people exclude anything from the batch."""

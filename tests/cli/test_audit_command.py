@@ -11,7 +11,7 @@ from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from models import JobArtifact, ProjectStatistics
 from tests.harness.artifacts import buckets
-from tests.harness.performing import run_attempt, runner_of
+from tests.harness.performing import run_child, runner_of
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, delete_artifact_bucket
 
@@ -45,7 +45,7 @@ def destroyed(settings):
     buckets.tidy(client, 5, silent_for=DAY)
     with runner_of(settings) as runner:
         for _ in range(5):
-            run_attempt(runner.create_child_attempt(delete_artifact_bucket, "delete_artifact_bucket:0", run=77))
+            run_child(runner, delete_artifact_bucket, "delete_artifact_bucket:0", run=77)
     return artifact.id
 
 

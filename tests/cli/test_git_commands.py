@@ -13,11 +13,12 @@ from forgekeeper.api.batches import CHILDREN
 from forgekeeper.audit.acts import Act
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import LeaseLost, hold_lease
+from forgekeeper.platform.coordination.leases import LeaseLost
 from forgekeeper.targets import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import BareRepository, replace_git
-from tests.harness.performing import perform, run_as_worker, run_attempt, runner_of
+from tests.harness.leases import hold_lease
+from tests.harness.performing import perform, run_as_worker, run_child, runner_of
 from tests.harness.programs import LIMIT, eventually
 from tests.harness.settings import settings_with
 from tests.harness.thorough import whole_only
@@ -136,7 +137,7 @@ def failed(fix):
 
 def work_on(run):
     with runner_of(settings_with()) as runner:
-        return run_attempt(runner.create_child_attempt(clean_project_refs, CHILD, run=run), 1)
+        return run_child(runner, clean_project_refs, CHILD, 1, run=run)
 
 
 def test_a_child_that_fails_is_there_with_its_run_and_error_and_counted(failed):

@@ -32,6 +32,7 @@ from forgekeeper.platform.coordination import leases as locks
 from forgekeeper.platform.coordination import redis_values
 from forgekeeper.platform.database import release_connection
 from tests.harness.artifacts import buckets
+from tests.harness.leases import hold_lease
 from tests.harness.stale_uploads import uploads as register
 from tests.harness.tables import TABLES, empty
 from tests.harness.thorough import examples, whole_only
@@ -290,7 +291,7 @@ def test_an_adopted_upload_of_no_known_day_is_still_an_adopted_one(database, sco
 
 
 def test_leases_are_listed_whatever_lies_beside_them(database):
-    with locks.hold_lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
+    with hold_lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
         client.mset(
             {f"{locks.LEASE_KEY_PREFIX}for ever": "x", locks.LEASE_KEY_PREFIX.encode() + b"\xff": b"\xff \xff \xff"}
         )

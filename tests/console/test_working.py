@@ -7,10 +7,10 @@ import pytest
 from forgekeeper.api.batches import list_queues
 from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import hold_lease
 from forgekeeper.platform.database import now
 from tests.harness.artifacts import buckets
 from tests.harness.html import read_rows
+from tests.harness.leases import hold_lease
 
 SCRIPT = "<script>alert(1)</script>"
 

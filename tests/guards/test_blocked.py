@@ -16,7 +16,7 @@ from forgekeeper.platform.installation import INSTALLATION_KEY
 from metrics.catalogue import BLOCKED_REASONS
 from metrics.instruments import WORKER_METRICS
 from tests.harness import clocks
-from tests.harness.performing import attempt_at, runner_of
+from tests.harness.performing import attempt_at, child_attempt, runner_of
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")
@@ -49,7 +49,7 @@ def work(runner):
     """Work on a child that ends so."""
 
     def work(blocked=None):
-        with runner.create_child_attempt(CHILDREN[CHILD], "clean_project_refs:1") as attempt:
+        with child_attempt(runner, CHILDREN[CHILD], "clean_project_refs:1") as attempt:
             attempt.blocked, attempt.run.skipped = blocked, blocked and blocked.reason
 
     return work

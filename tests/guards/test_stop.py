@@ -18,7 +18,7 @@ from forgekeeper.platform.database.sessions import write_transaction
 from models import UserStatus
 from tests.harness.artifacts import turn_on
 from tests.harness.many_rows import statuses
-from tests.harness.performing import attempt_at, run_attempt, runner_of
+from tests.harness.performing import attempt_at, run_attempt, run_child, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.tables import before_each
 from tests.harness.waiting import wait_until
@@ -64,7 +64,7 @@ def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor
         database.execute_sql(ADD_ARTIFACTS.format(number=number, count=2 * BATCH_SIZE))
 
     with before_each("delete", "ci_job_artifacts", STOP), runner_of(settings_with()) as runner:
-        attempt = run_attempt(runner.create_child_attempt(delete_artifact_bucket, "child:1"))
+        attempt = run_child(runner, delete_artifact_bucket, "child:1")
 
     assert (attempt.run.outcome.destroyed, attempt.run.outcome.stopped) == (BATCH_SIZE, "deadline")
     assert attempt.result_fields()["stopped"] == "stopped"

@@ -10,7 +10,7 @@ from metrics.instruments import WORKER_METRICS
 from models import UserStatus
 from tests.harness.every import every
 from tests.harness.many_rows import statuses
-from tests.harness.performing import attempt_at, run_as_worker, run_attempt, runner_of
+from tests.harness.performing import attempt_at, child_attempt, run_as_worker, run_attempt, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts import delete_artifact_bucket
@@ -121,7 +121,7 @@ def test_what_a_child_has_deleted_is_added_to_the_newest_run_of_its_batch():
     for destroyed in (3, 4):
         with (
             runner_of(settings_with()) as runner,
-            runner.create_child_attempt(delete_artifact_bucket, "1", run=12) as attempt,
+            child_attempt(runner, delete_artifact_bucket, "1", run=12) as attempt,
         ):
             attempt.work_if_allowed()
             attempt.run.outcome.destroyed, attempt.run.outcome.bytes = destroyed, 10

@@ -16,7 +16,6 @@ from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import hold_lease
 from forgekeeper.platform.database import now, queries
 from forgekeeper.sources.outbox import MAX_OBJECT_ATTEMPTS, DeletedObject
 from forgekeeper.targets import sentinel
@@ -24,6 +23,7 @@ from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Pr
 from tests.harness.artifacts import buckets
 from tests.harness.catalogue import METRICS, SERIES, select_process_metrics
 from tests.harness.installation import INSTALLATION
+from tests.harness.leases import hold_lease
 from tests.harness.performing import start_run
 from tests.harness.stale_uploads import uploads as register
 

@@ -22,9 +22,9 @@ from forgekeeper.platform.coordination.leases import (
     LeaseLost,
     LeaseTaken,
     break_lease,
-    hold_lease,
     list_leases,
 )
+from tests.harness.leases import hold_lease
 from tests.harness.thorough import examples, machine_settings, whole_only
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]

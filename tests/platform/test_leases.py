@@ -12,9 +12,9 @@ from forgekeeper.platform.coordination.leases import (
     LeaseInTransaction,
     LeaseLost,
     LeaseTaken,
-    hold_lease,
     list_leases,
 )
+from tests.harness.leases import hold_lease
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 

@@ -11,10 +11,11 @@ from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.guards import run_guard
 from forgekeeper.ledger.quarantine import Quarantined, record_failure
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import hold_lease, list_leases
+from forgekeeper.platform.coordination.leases import list_leases
 from forgekeeper.platform.database import database
 from models import GitRefDeletion, Project
 from tests.harness.git_samples import BareRepository
+from tests.harness.leases import hold_lease
 from tests.harness.performing import runner_of
 from tests.harness.ref_deletions import row
 from tests.harness.settings import settings_with

@@ -9,11 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.platform.connections import client
-from forgekeeper.platform.coordination.leases import LeaseLost, break_lease, hold_lease, list_leases
+from forgekeeper.platform.coordination.leases import LeaseLost, break_lease, list_leases
 from forgekeeper.platform.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Crash, clock, crash
 from tests.harness.git_samples import BareRepository, replace_git
+from tests.harness.leases import hold_lease
 from tests.harness.ref_deletions import PROJECT, ProjectOutcome, count_git_commands, lock, pending, row, rows, statuses
 from tests.harness.tables import before_each
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import redis
@@ -201,25 +201,6 @@ class _Renewal(CriticalThread):
                 break
             self.take_turn(partial(self._group.renew, ours))
         self.stopped.set()
-
-
-class LeaseOptions(TypedDict):
-    """Options of leases; `hold_leases` explains them."""
-
-    ttl: timedelta
-    holder: str
-    max_duration: NotRequired[timedelta]
-    is_forbidden: NotRequired[Callable[[], bool]]
-    clock: NotRequired[Callable[[], float]]
-
-
-@contextmanager
-def hold_lease(client: redis.Redis, name: str, **options: Unpack[LeaseOptions]) -> Iterator[Lease]:
-    """Hold the lease *name* during the body, or raise `LeaseTaken` at once; see `hold_leases`."""
-    with hold_leases(client, [name], **options) as held:
-        if name not in held:
-            raise LeaseTaken(f"another process holds the lease {name}")
-        yield held[name]
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.migrate import OWN_TABLES
-from forgekeeper.platform.coordination.leases import RELEASE_OURS, RENEW_OURS, TAKE_FREE
 from forgekeeper.platform.database import relations, schema
 from forgekeeper.targets import sentinel
 from models import FORGE_MODELS
@@ -248,14 +247,11 @@ CALLERS = [*ROOT.glob("forgekeeper/**/*.py"), *ROOT.glob("workers/**/*.py"), *RO
 ON_SAMPLES = {"demo", "sample"}
 """Modules that only ever meet a Redis of their own."""
 CONNECTING = {"ping", "select", "evalsha", "script|load"}
-"""What the clients do by themselves: redis-py loads the scripts, and runs them."""
+"""Commands that connecting and running scripts send."""
 CLIENTS = {"client", "pipe", "broker.client", "self.client", "self._client"}
 OPTIONAL = {"info"}
 NO_COMMANDS = {"execute", "execute_command"}
-LOCKS = (TAKE_FREE, RENEW_OURS, RELEASE_OURS)
-"""Scripts of leases."""
-AS = {"pipeline": {"multi", "exec"}, "delete": {"del"}, "scan_iter": {"scan"}}
-AS["register_script"] = {call for script in LOCKS for call in re.findall(r"redis\.call\('(\w+)'", script)}
+AS = {"pipeline": {"multi", "exec"}, "delete": {"del"}, "scan_iter": {"scan"}, "script_load": {"script|load"}}
 """What the client's methods are on the wire, where that is not their name."""
 ALL = {"allkeys", "allcommands", "allchannels"}
 DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "sort", "restore", "migrate", "script"}

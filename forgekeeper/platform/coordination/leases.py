@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import redis
-from redis.commands.core import Script
 
+from forgekeeper.platform.connections import add_scripts, run_script
 from forgekeeper.platform.coordination.redis_values import decode_text, encode_text, parse_second, to_datetime
 from forgekeeper.platform.database.sessions import engine_step
 from metrics.threads import CriticalThread
@@ -30,33 +30,7 @@ LEASE_KEY_PREFIX = "forgekeeper:lease:"
 """Prefix of keys.  The value, which expires, has a token, the second of the claim by Redis's clock, and the holder."""
 
 
-# Each script gets the keys and values of some leases.
-# A repeated call finds what a call whose reply was lost has taken.
-TAKE_FREE = """
-    local taken = {}
-    for place, key in ipairs(KEYS) do
-        local value = ARGV[place + 1]
-        local is_ours = redis.call('set', key, value, 'nx', 'px', ARGV[1]) or redis.call('get', key) == value
-        taken[place] = is_ours and 1 or 0
-    end
-    return taken
-"""
-RENEW_OURS = """
-    local renewed = {}
-    for place, key in ipairs(KEYS) do
-        renewed[place] = redis.call('get', key) == ARGV[place + 1] and redis.call('pexpire', key, ARGV[1]) or 0
-    end
-    return renewed
-"""
-RELEASE_OURS = """
-    local released = 0
-    for place, key in ipairs(KEYS) do
-        if redis.call('get', key) == ARGV[place] then
-            released = released + redis.call('del', key)
-        end
-    end
-    return released
-"""
+add_scripts("forgekeeper.platform.coordination")
 
 
 class LeaseTaken(Exception):
@@ -144,7 +118,7 @@ class LeaseGroup:
     def take(self, names: Sequence[str]) -> dict[str, Lease]:
         """Take the leases that are free; return them by name."""
         leases = {name: Lease(self, name) for name in names}
-        taken = _ask_twice(partial(self._run, TAKE_FREE, [*leases.values()], self._milliseconds))
+        taken = _ask_twice(partial(self._run, "lease_take", [*leases.values()], self._milliseconds))
         return {name: lease for (name, lease), is_ours in zip(leases.items(), taken, strict=True) if is_ours}
 
     def renew(self, leases: Sequence[Lease]) -> None:
@@ -152,7 +126,7 @@ class LeaseGroup:
         asked_at = self.clock()
         # If Redis does not answer, the time since the last confirmation counts.
         with suppress(redis.RedisError):
-            renewed = self._run(RENEW_OURS, leases, self._milliseconds)
+            renewed = self._run("lease_renew", leases, self._milliseconds)
             for lease, is_ours in zip(leases, renewed, strict=True):
                 lease.note_answer(is_ours=bool(is_ours), asked_at=asked_at)
 
@@ -160,7 +134,7 @@ class LeaseGroup:
         """Release the leases that are ours; if Redis is unreachable, they expire."""
         for _ in range(2):  # one connection may have been lost
             with suppress(redis.RedisError):
-                self._run(RELEASE_OURS, leases)
+                self._run("lease_release", leases)
                 break
 
     @property
@@ -168,9 +142,8 @@ class LeaseGroup:
         return round(self.ttl_seconds * 1_000)
 
     def _run(self, script: str, leases: Sequence[Lease], *values: int) -> Any:
-        keys, args = [lease.key for lease in leases], [*map(str, values), *(lease.value for lease in leases)]
-        with engine_step():
-            return _register_script(self._client, script)(keys=keys, args=args)
+        keys, args = [lease.key for lease in leases], [*values, *(lease.value for lease in leases)]
+        return run_script(self._client, script, keys=keys, args=args)
 
 
 def _ask_twice(ask: Callable[[], Any]) -> Any:
@@ -179,11 +152,6 @@ def _ask_twice(ask: Callable[[], Any]) -> Any:
         return ask()
     except (redis.ConnectionError, redis.TimeoutError):
         return ask()
-
-
-@lru_cache(maxsize=8)
-def _register_script(client: redis.Redis, script: str) -> Script:
-    return client.register_script(script)
 
 
 class _Renewal(CriticalThread):
@@ -276,4 +244,4 @@ def break_lease(client: redis.Redis, name: str, *, held: HeldLease | None = None
     value: Any = client.get(key)
     if value is None or _parse_lease(key, value, 0)[:3] != held[:3]:
         return False
-    return bool(_register_script(client, RELEASE_OURS)(keys=[key], args=[value]))
+    return bool(run_script(client, "lease_release", keys=[key], args=[value]))

@@ -16,6 +16,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.ledger.retry_delays import MAX_LOSSES, MAX_QUARANTINE_WAIT, MAX_RETRIES, QUARANTINE_UNTIL
 from forgekeeper.platform.database import Base, BigIdentityField, database, default_sql
+from forgekeeper.platform.database.arrays import format_array
 from forgekeeper.platform.database.sessions import LAST_INSTANT, execute_prepared, write_transaction
 
 QuarantineReason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
@@ -141,7 +142,8 @@ def find_failed_keys(batch: str, record: str, keys: Collection[str]) -> dict[str
     """
     # Prepared: a fan-out asks for each page of children.
     rows = execute_prepared("failed_keys", SELECT_FAILED_KEYS, _bind_keys(batch, record, keys))
-    found: dict[str, bool] = dict(rows.fetchall())
+    if not (found := dict(rows.fetchall())):
+        return {}
     return {key: found[cleaned] for key in keys if (cleaned := _clean_text(key)) in found}
 
 
@@ -186,7 +188,7 @@ def delete_old(horizon: datetime) -> int:
 
 
 def _bind_keys(batch: str, record: str, keys: Iterable[str]) -> dict[str, object]:
-    return {"batch": batch, "record": record, "keys": [*map(_clean_text, keys)]}
+    return {"batch": batch, "record": record, "keys": format_array(map(_clean_text, keys))}
 
 
 def _clean_text(value: str) -> str:

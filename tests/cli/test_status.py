@@ -320,6 +320,19 @@ def test_a_redis_that_is_full_is_asked_for_what_it_still_says_and_check_says_tha
     assert (checked.status, len(said)) == (1, 1)
 
 
+@pytest.mark.parametrize(("policy", "warnings"), [("noeviction", 0), ("allkeys-lru", 1)])
+def test_check_warns_of_a_redis_that_may_evict_messages(main, server, policy, warnings):
+    before = server.config_get("maxmemory-policy")["maxmemory-policy"]
+    server.config_set("maxmemory-policy", policy)
+    try:
+        checked = main("check", "--json")
+    finally:
+        server.config_set("maxmemory-policy", before)
+
+    said = [message for level, message in checked.findings("redis") if level == "warning" and "evicted" in message]
+    assert len(said) == warnings
+
+
 def test_a_check_of_a_redis_that_takes_writes_changes_nothing_in_it(main, server):
     main("check")
 

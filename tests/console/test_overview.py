@@ -185,7 +185,8 @@ def test_without_processes_it_says_that_nothing_is_sent_and_nobody_works(seen, k
     lines = problems(seen("/"))
 
     assert lines[0] == "✗ unserved all batches no scheduler is running: due runs are not sent Processes"
-    assert any("no worker serves queue cron" in line for line in lines)
+    (line,) = [line for line in lines if "no worker serves queue git" in line]
+    assert [name for name in BATCHES if name in line] == ["git_ref_cleanup"]
 
 
 def test_a_new_installation_shows_first_steps_and_no_problem(seen, known):

@@ -7,10 +7,13 @@ import pytest
 from dramatiq import Message, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
+from structlog.testing import capture_logs
 
-from forgekeeper.api.batches import BATCHES, FeatureFlag
+from forgekeeper.api.batches import BATCHES, CHILDREN, FeatureFlag
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.children import build_child_message
 from forgekeeper.delivery.process import MessageNotReady, ProcessMiddleware
+from forgekeeper.delivery.queues import STARTED_CHILDREN_KEY
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database, release_connection
@@ -88,6 +91,27 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
         closed = thread.submit(run).result()
 
     assert (closed, JobRun.get_by_id(run_id).state) == (state, state)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_child_is_not_started_while_it_cannot_be_put_into_quarantine_and_a_line_says_so():
+    child = CHILDREN["clean_project_refs"]
+    message = MessageProxy(build_child_message(child, [("clean_project_refs:1", (1,))], 7, has_failed=False))
+    client.hset(STARTED_CHILDREN_KEY, message.message_id, 99)
+
+    def start():
+        with pytest.raises(MessageNotReady) as refused:
+            broker.emit_before("process_message", message)
+        broker.emit_after("process_message", message, exception=refused.value)
+        release_connection()
+        return str(refused.value)
+
+    with without_table("quarantine"), capture_logs() as lines, ThreadPoolExecutor(1) as thread:
+        said = thread.submit(start).result()
+
+    assert said.startswith("child clean_project_refs:1 cannot be started: ")
+    (line,) = [line for line in lines if line["event"] == "message not started"]
+    assert (line["actor"], line["message_id"]) == (child.name, message.message_id)
 
 
 @pytest.mark.usefixtures("database")

@@ -77,7 +77,7 @@ def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, c
     with pytest.raises(StoreUnavailable, match="installation") as caught:
         objects(store).delete(["a", "b"])
 
-    assert (caught.value.confirmed, store.keys()) == ({}, {"a", "b"})
+    assert (caught.value.confirmed, caught.value.began, store.keys()) == ({}, False, {"a", "b"})
 
 
 @whole_only
@@ -90,7 +90,7 @@ def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objec
     error = unavailable(objects(s3), paths)
 
     # What the second request said is not believed, and there was no third.
-    assert error.confirmed == dict.fromkeys(paths[:1_000], OBJECT_DELETED)
+    assert (error.confirmed, error.began) == (dict.fromkeys(paths[:1_000], OBJECT_DELETED), True)
     assert s3.keys() == set(paths[2_000::50])
 
 

@@ -236,6 +236,16 @@ def test_of_a_large_hash_some_pages_say_how_much_of_it_is_due(monkeypatch):
     assert (found.pending, found.due) == (5 * ENTRIES_PER_COMMAND + 1, pytest.approx(5 * ENTRIES_PER_COMMAND, rel=0.01))
 
 
+def test_the_oldest_upload_of_all_pages_says_since_when_uploads_are_due():
+    put(*(f"{HERE}:{n}" for n in range(2 * ENTRIES_PER_COMMAND)))
+    put(f"{HERE}:old", age=STALE + 60 * MINUTE)
+    put(*(f"{HERE}:{n}" for n in range(2 * ENTRIES_PER_COMMAND, 4 * ENTRIES_PER_COMMAND)))
+    since_stale = uploads.count_entries(client).due_since
+    client.hdel(uploads.keys.hash, f"{HERE}:old")
+
+    assert (uploads.count_entries(client).due_since - since_stale).total_seconds() == pytest.approx(60 * MINUTE, abs=10)
+
+
 # What is shown of it
 
 

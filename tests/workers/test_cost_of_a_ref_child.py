@@ -13,7 +13,7 @@ from workers.git_ref_cleanup import clean_project_refs
 
 PROJECTS = range(1, 26)
 REFS = [f"refs/mr/{number}" for number in range(1, 6)]
-MAX_GIT_PROCESSES, MAX_TRANSACTIONS, MAX_REDIS_COMMANDS = 1, 8, 6
+MAX_GIT_PROCESSES, MAX_TRANSACTIONS, MAX_REDIS_COMMANDS = 1, 5, 2
 NUMBER_OF_TRANSACTION = """
     select split_part(virtualtransaction, '/', 2)::bigint from pg_locks
     where pid = pg_backend_pid() and locktype = 'virtualxid'

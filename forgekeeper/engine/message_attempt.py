@@ -77,16 +77,23 @@ class MessageAttempt:
             if self._attempt is not None:
                 self._attempt.close(error)
         finally:
-            write_or_log("end of children not written", self._shared.end)
+            self.end()
+
+    def end(self) -> None:
+        """End the shared work: release the leases, count deletions, forget failures."""
+        write_or_log("end of children not written", self._shared.end)
 
 
 def execute_message(
     runner: Runner, child: ChildSpec, calls: Sequence[KeyedArguments], run_number: int | None
 ) -> MessageAttempt:
-    """Execute the children *calls* in this thread, without a message in Redis; return the ended attempt."""
+    """Execute the children *calls* in this thread, without a message in Redis; return the ended attempt.
+
+    An exception that ends the process leaves the child at work without a result.
+    """
     attempt = MessageAttempt(runner, child, calls, run_number)
     try:
         attempt.work_if_allowed()
     finally:
-        attempt.close(None)
+        attempt.end()
     return attempt

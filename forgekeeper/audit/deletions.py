@@ -351,15 +351,20 @@ class IntentLog(Generic[Key]):
                 begun = self._insert_intents(list(_make_intents(items)))
             self._open_intents |= begun
 
-    def commit(self, items: Mapping[Key, AuditItem], *, after: Sequence[Statement] = ()) -> None:
+    def commit(self, items: Mapping[Key, AuditItem], *, after: Iterable[Statement] = ()) -> None:
         """Record the items before their deletion *after* some statements, in a transaction.
 
         A few items are recorded in one request.  Call it outside a transaction.
         """
-        with nullcontext() if len(items) <= MAX_RECORDS_PER_ROW else write_transaction():
-            begun = self._insert_intents(list(_make_intents(items)), first=after) if self._audit.on and items else {}
-            if after and not begun:
-                execute_in_one_request(after)
+        is_small = len(items) <= MAX_RECORDS_PER_ROW
+        first = [*after] if is_small else []
+        with nullcontext() if is_small else write_transaction():
+            # One by one: thousands of values would be in memory at once.
+            for one in () if is_small else after:
+                execute_in_one_request([one])
+            begun = self._insert_intents(list(_make_intents(items)), first=first) if self._audit.on and items else {}
+            if first and not begun:
+                execute_in_one_request(first)
         self._open_intents |= begun
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic
 
@@ -78,7 +78,7 @@ class ItemSource(ABC, Generic[ItemT]):
         Items that are not returned belong to another worker, or to a person.
         """
 
-    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> Sequence[Statement]:
+    def record_observed_values(self, items: Mapping[ItemT, AuditItem]) -> Iterable[Statement]:
         """Return statements that store the observed values of announced items in their rows.
 
         They are executed in the transaction of the intent.  If a record makes one fail, nothing is stored and the items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,7 @@ class StatusQueueSource(KeyedSource[PendingRef]):
         # Only git's deletion says which value each ref had.
         return {row: kept.get(row) for row in items}
 
-    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> list[Statement]:
+    def record_observed_values(self, items: Mapping[PendingRef, AuditItem]) -> Iterator[Statement]:
         values = ((row, item.detail["oid"]) for row, item in items.items())
         return self._queue.record_expected_oids(self._project, values)
 

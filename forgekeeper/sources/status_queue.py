@@ -205,20 +205,17 @@ class RefQueue:
         found = execute_prepared("still_as_read", self._write_statement(SELECT_STILL_AS_READ), values)
         return {key for (key,) in found.fetchall()}
 
-    def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> list[Statement]:
-        """Return statements that record each ref's value as the expected object id of its row, unless it has one.
+    def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> Iterator[Statement]:
+        """Yield statements that record each ref's value as the expected object id of its row, unless it has one.
 
         From then on a push to the ref wins, even if this process dies before git deletes the ref: the next look finds
         the ref moved.  Rows that are closed or locked stay as they are.
         """
         seen = ((row.id, oid) for row, oid in values if row.expected_oid is None and OBJECT_ID_PATTERN.fullmatch(oid))
-        text, parts = self._write_statement(RECORD_EXPECTED_OIDS), split_into_parts(seen, MAX_REFS_PER_STATEMENT)
-        return [
-            Statement(
-                "expected", text, {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
-            )
-            for some in map(dict, parts)
-        ]
+        text = self._write_statement(RECORD_EXPECTED_OIDS)
+        for some in map(dict, split_into_parts(seen, MAX_REFS_PER_STATEMENT)):
+            parameters = {"project": project, "ids": format_array(some), "oids": format_array(some.values())}
+            yield Statement("expected", text, parameters)
 
     def settle(
         self, project: int, reasons: Mapping[PendingRef, str | None], *, first: Sequence[Statement] = ()

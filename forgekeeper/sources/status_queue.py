@@ -45,9 +45,9 @@ SELECT_SMALL_PROJECTS = """
     select project from unnest(%(projects)s::bigint[]) as wanted (project)
     where (
         select count(*) from (
-            select from {table} where {status} = {pending} and {project} = wanted.project limit %(most)s + 1
+            select from {table} where {status} = {pending} and {project} = wanted.project limit %(most)s::integer + 1
         ) as first_rows
-    ) <= %(most)s
+    ) <= %(most)s::integer
 """
 SELECT_PAGES = """
     select queued.{key}, queued.{project}, queued.{ref}, queued.{expected}, queued.{created_at}, queued.{updated_at}
@@ -128,17 +128,16 @@ class RefQueue:
     def find_waiting_projects(self, *, after: int, until: int = MAX_PROJECT_ID, limit: int) -> list[int]:
         """Return up to *limit* ids of projects with pending rows, above *after* and not above *until*."""
         values = {"after": after, "until": until, "limit": limit}
-        return [project for (project,) in self._fetch_rows(SELECT_PROJECTS_WITH_PENDING, values)]
+        return [project for (project,) in self._fetch_rows("waiting", SELECT_PROJECTS_WITH_PENDING, values)]
 
     def find_small_projects(self, projects: Sequence[int], *, most: int) -> set[int]:
         """Return the *projects* with at most that many pending rows."""
-        found = self._fetch_rows(SELECT_SMALL_PROJECTS, {"projects": list(projects), "most": most})
+        found = self._fetch_rows("small", SELECT_SMALL_PROJECTS, {"projects": format_array(projects), "most": most})
         return {project for (project,) in found}
 
     def read_paths(self, projects: Sequence[int]) -> dict[int, str]:
         """Return the repositories' paths below the root by project, without missing projects."""
-        found = execute_prepared("paths", self._write_statement(SELECT_PATHS), {"projects": list(projects)})
-        return dict(found.fetchall())
+        return dict(self._fetch_rows("paths", SELECT_PATHS, {"projects": format_array(projects)}))
 
     def sample_paths(self) -> list[str]:
         """Return the paths of some projects' repositories."""
@@ -181,7 +180,7 @@ class RefQueue:
     def read_pages(self, projects: Sequence[int], limit: int) -> dict[int, list[PendingRef]]:
         """Return up to *limit* pending rows of each project, in the order of their ids."""
         found: dict[int, list[PendingRef]] = {project: [] for project in projects}
-        for row in self._fetch_rows(SELECT_PAGES, {"projects": list(projects), "limit": limit}):
+        for row in self._fetch_rows("pages", SELECT_PAGES, {"projects": format_array(projects), "limit": limit}):
             found[row[1]].append(PendingRef(*row))
         return found
 
@@ -202,8 +201,7 @@ class RefQueue:
         """
         values = {"project": project, "ids": format_array(ids), "path": path, "may_be_excluded": may_be_excluded}
         values |= {"batch": self._batch, "kinds": list(exclusions.EXCLUSION_KINDS)}
-        found = execute_prepared("still_as_read", self._write_statement(SELECT_STILL_AS_READ), values)
-        return {key for (key,) in found.fetchall()}
+        return {key for (key,) in self._fetch_rows("still_as_read", SELECT_STILL_AS_READ, values)}
 
     def record_expected_oids(self, project: int, values: Iterable[tuple[PendingRef, str]]) -> Iterator[Statement]:
         """Yield statements that record each ref's value as the expected object id of its row, unless it has one.
@@ -274,8 +272,8 @@ class RefQueue:
             query = query.where(self._key.not_in(list(page.without)))
         return query.order_by(self._refs.project, self._key).limit(page.limit)
 
-    def _fetch_rows(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = database.execute_sql(self._write_statement(statement), values).fetchall()
+    def _fetch_rows(self, name: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = execute_prepared(name, self._write_statement(statement), values).fetchall()
         return rows
 
     def _write_statement(self, statement: str) -> str:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from select import POLLIN, POLLOUT, poll, select
@@ -179,7 +178,9 @@ class Git:
     def _start_process(
         self, arguments: Iterable[str | bytes], *, stdin: IO[bytes] | int, stdout: IO[bytes] | int, stderr: IO[bytes]
     ) -> Popen[bytes]:
-        program = _find_program(os.environ.get("PATH"))
+        program = shutil.which("git")
+        if program is None:
+            raise GitError("git is not on the PATH: install it, or correct PATH")
         if time.monotonic() >= self.until:
             raise GitTimedOut("the time limit was reached before git started")
         try:
@@ -266,15 +267,6 @@ class Git:
                 return GitTimedOut(said)
         log.error("git survived SIGKILL", pid=process.pid, git_dir=str(self.git_dir))
         return GitError(f"git survived SIGKILL (process {process.pid}): check that its disk answers")
-
-
-@lru_cache(maxsize=1)
-def _find_program(path: str | None) -> str:
-    """Return git's program; it is searched once for each value of PATH."""
-    program = shutil.which("git", path=path)
-    if program is None:
-        raise GitError("git is not on the PATH: install it, or correct PATH")
-    return program
 
 
 def _write_available(stream: IO[bytes], data: memoryview) -> int:

@@ -31,7 +31,7 @@ from workers.expired_job_artifacts import FLAG
 
 SMALLER = 100
 """Factor between the large and the small case."""
-TARGET = 1.1
+TARGET = 1.2
 RESET_PEAK = "5"
 LOCATION = "artifacts"
 UPLOADED = 24 * 60 * 60

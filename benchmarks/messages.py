@@ -41,8 +41,8 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
             "messages/s",
             partial(run, "observed"),
             (
-                Peer("bare Dramatiq", partial(run, "bare"), 0.7),
-                Peer("Sidekiq", partial(_rate_of_sidekiq, servers, round(MESSAGES * scale)), 1.0),
+                Peer("bare Dramatiq", partial(run, "bare"), 0.6),
+                Peer("Sidekiq", partial(_rate_of_sidekiq, servers, round(MESSAGES * scale)), 0.3),
             ),
         ),
         Benchmark(

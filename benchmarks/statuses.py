@@ -70,7 +70,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     world = World(servers, max(1, round(ROWS * scale / 5)))
     bare = partial(world.rate, world.bare_loop)
     peers = (
-        Peer("bare loop, best statement", partial(bare, BEST), 1.4),
+        Peer("bare loop, best statement", partial(bare, BEST), 1.2),
         Peer("bare loop, reference statement", partial(bare, REFERENCE), 2.5),
         Peer("pgbench, best statement", partial(world.rate, world.pgbench), 1.0),
         Peer("one DELETE of all", partial(bare, ALL), 0),

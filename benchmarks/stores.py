@@ -66,7 +66,7 @@ class World:
         """Return the bare clients of the endpoint."""
         return (
             Peer("boto3, one by one, by its rate", self._one_by_one, 100),
-            Peer("boto3, DeleteObjects of 1,000", self._bulk, 0.83),
+            Peer("boto3, DeleteObjects of 1,000", self._bulk, 0.8),
             Peer("s5cmd rm", self._s5cmd, 0.83),
         )
 

@@ -135,8 +135,18 @@ class Servers:
         self.restart_postgres(signal.SIGQUIT, between=lambda: _put_back(self._postgres_folder))
 
     def keep_redis(self):
-        """Copy Redis's log as far as it is written: a log that ends anywhere is one of an earlier moment."""
-        _copy(self._redis_folder, self._redis_folder.with_suffix(".kept"))
+        """Copy Redis's log as far as it is written, while Redis is stopped.
+
+        Redis loads a log that ends in the middle of a command. It does not load a copy that was made while it
+        truncated its log and wrote on: such a copy has wrong bytes in the middle.
+        """
+        pid = self.redis_process
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            _copy(self._redis_folder, self._redis_folder.with_suffix(".kept"))
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def return_redis(self):
         """Let Redis, killed, go back to the copy."""

@@ -176,6 +176,11 @@ class JobRun(Base):
         return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
 
     @classmethod
+    def mark_unsent(cls, run_id: int) -> None:
+        """Let the next `mark_sent` return the run, unless it has started."""
+        database.execute_sql(transitions.MARK_RUN_UNSENT, {"id": run_id})
+
+    @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> StartedRun | None:
         """Start the batch's run; return None if that is not possible.
 

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Literal
 
 import peewee as pw
+import redis
 import structlog
 
 from forgekeeper.ledger.holds import Batch, Hold
@@ -135,12 +136,17 @@ def send_open_run(batch: str, deliver: Deliver, *, again_after: timedelta = RESE
     """Send the batch's open run, unless it must not be sent now.
 
     It is not sent if it runs, waits for its retry, or was sent less than *again_after* ago.  Of several processes only
-    one sends it.  A message that is lost or cannot be sent delays the run by that time.
+    one sends it.  A message that is lost delays the run by that time.  An error of Redis delays it until the next call:
+    if Redis has stored the message nevertheless, the first of two messages starts the run.
     """
     run = JobRun.mark_sent(batch, again_after=again_after)
     if run is None:
         return
-    deliver(run)
+    try:
+        deliver(run)
+    except redis.RedisError:
+        JobRun.mark_unsent(run.id)
+        raise
     SCHEDULER_COUNTERS.inc("forgekeeper_scheduler_enqueued_total", batch)
     SCHEDULER_COUNTERS.set_to_now("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch)
     log.info("run sent", batch=batch, run=run.id, tick=run.tick and run.tick.isoformat())

@@ -42,6 +42,8 @@ MARK_RUN_SENT = f"""
     where batch = %(batch)s and {RUN_IS_UNSENT}
     returning id, batch, token, tick
 """
+# A worker that has the message nevertheless has started the run.
+MARK_RUN_UNSENT = "update job_runs set enqueued_at = null where id = %(id)s and state = 'enqueued'"
 # The result of the last attempt joins the results of earlier attempts, and its error joins theirs.
 EARLIER_RESULTS = """
     case when result is null then '{}' else jsonb_build_object(

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import redis
 
 from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
@@ -142,6 +143,19 @@ def test_a_run_whose_message_was_lost_is_sent_again_within_half_a_minute():
     client.flushdb()
 
     reconcile_at(NOON + 30 * SECOND)
+
+    assert list_sent_runs() == [row().id]
+
+
+def test_a_run_that_redis_refuses_is_sent_in_the_next_turn():
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.RedisError):
+            reconcile_at(NOON)
+    finally:
+        client.config_set("maxmemory", 0)
+
+    reconcile_at(NOON + SECOND)
 
     assert list_sent_runs() == [row().id]
 

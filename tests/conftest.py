@@ -1,6 +1,7 @@
 """Real servers for all tests: started once, and emptied before each test that uses them.
 
 TEST_DATABASE_URL and TEST_REDIS_URL name other servers instead of the embedded servers.  Tests empty that database, too.
+With TEST_POOL_MODE (session, transaction), PgBouncer is between the tests and the embedded PostgreSQL.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ from forgekeeper.platform.settings import PREFIX, Settings
 from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION
+from tests.harness.pgbouncer import run_pgbouncer
 from tests.harness.settings import settings_with
 from tests.harness.tables import empty
 from tests.harness.thorough import SEARCHES
@@ -76,8 +78,13 @@ def urls() -> Iterator[Urls]:
         yield Urls(os.environ["TEST_DATABASE_URL"], os.environ["TEST_REDIS_URL"])
         return
     # The oldest supported Redis; CI also runs the tests with a newer version.
-    with run_servers(postgres_options=OPTIONS, redis=find_bundled_redis()) as running:
-        yield Urls(running.database_url, running.redis_url)
+    with run_servers(postgres_options=OPTIONS, redis=find_bundled_redis()) as running, ExitStack() as stack:
+        database_url = running.database_url
+        if mode := os.environ.get("TEST_POOL_MODE"):
+            # Some tests name a search_path in the URL.
+            ignore = "ignore_startup_parameters = options"
+            database_url = stack.enter_context(run_pgbouncer(database_url, mode, ignore))
+        yield Urls(database_url, running.redis_url)
 
 
 @pytest.fixture(autouse=True)

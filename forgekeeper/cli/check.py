@@ -20,6 +20,7 @@ from forgekeeper.cli.check_buckets import check_stores
 from forgekeeper.cli.check_contract import check_forge_tables
 from forgekeeper.cli.check_others import watch_other_programs
 from forgekeeper.cli.check_places import Finding, check_repositories, check_sentinels, error, ok, warning
+from forgekeeper.cli.check_session import check_session
 from forgekeeper.cli.connection import describe_with_remedy, load_and_configure_logging, record_acts, require_redis
 from forgekeeper.cli.grants import DELETING_PROCESSES, ProcessRole, list_privileges
 from forgekeeper.cli.holding import FIRST_MIGRATION, hold_new_batches, list_deleting_batches
@@ -170,6 +171,7 @@ def collect_findings(
     except pw.OperationalError as refused:
         yield error("postgresql", clean_text(str(refused).strip().splitlines()[0]))
     else:
+        yield from check_session()
         yield from _check_postgresql(settings, process)
         if process is not ProcessRole.SCHEDULER:
             yield from _check_clocks(settings)

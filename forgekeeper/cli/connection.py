@@ -58,11 +58,13 @@ SQLSTATE_CLASS_REMEDIES = {
 CONNECTION_REMEDIES = {
     "password": f"check the user and the password in {DATABASE_VARIABLE}",
     "too many|remaining connection slots": "wait until other connections have ended, or raise its max_connections",
+    "unsupported startup parameter": f"a pooler refuses an option of the URL: remove it from {DATABASE_VARIABLE}",
     "starting up|shutting down|recovery mode": "try again when the server is up",
     # A new session on a server with a full disk fails with this message, before it can send a code.
     "could not write init file|no space left": "free space on the database's disk, then try again",
     "ssl negotiation|server closed the connection": (
-        f"the server at that address may not be PostgreSQL: check {DATABASE_VARIABLE}"
+        "the server at that address may not be PostgreSQL, or is a pooler in statement mode, which must become"
+        f" transaction mode: check {DATABASE_VARIABLE}"
     ),
 }
 """Remedies by words of the message. A failed connection lacks a SQLSTATE."""

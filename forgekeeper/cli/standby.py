@@ -18,7 +18,11 @@ from metrics.threads import DaemonThread
 
 WARN_AFTER_SECONDS = 3.0
 """Seconds that a command may wait before it prints the reason."""
-FIND_WAIT = "select true from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
+# By name: through a pooler, each transaction may have another session.
+FIND_WAIT = """
+    select true from pg_stat_activity
+    where application_name = current_setting('application_name') and wait_event = 'SyncRep'
+"""
 SHOW_STANDBY_NAMES = "select current_setting('synchronous_standby_names')"
 FIND_NO_STANDBY = f"""
     select ({SHOW_STANDBY_NAMES}) <> ''
@@ -35,22 +39,21 @@ NOT_REPLICATED_SENTENCE = (
 
 @contextmanager
 def warn_while_waiting() -> Iterator[None]:
-    """Print a warning once if this thread's session waits for a standby inside the block."""
+    """Print a warning once if a session of this command waits for a standby inside the block."""
     done = threading.Event()
-    backend = database.connection().info.backend_pid
-    DaemonThread(lambda: _watch_session(done, backend), "standby").start()
+    DaemonThread(lambda: _watch_sessions(done), "standby").start()
     try:
         yield
     finally:
         done.set()
 
 
-def _watch_session(done: threading.Event, backend: int) -> None:
+def _watch_sessions(done: threading.Event) -> None:
     while not done.wait(WARN_AFTER_SECONDS):
         with suppress(pw.PeeweeException, MaxConnectionsExceeded):
             try:
                 database.connect()
-                if database.execute_sql(FIND_WAIT, (backend,)).fetchone():
+                if database.execute_sql(FIND_WAIT).fetchone():
                     (names,) = database.execute_sql(SHOW_STANDBY_NAMES).fetchone()
                     err.print(WAITING_SENTENCE.format(names))
                     return

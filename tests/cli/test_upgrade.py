@@ -7,7 +7,8 @@ import pytest
 
 from forgekeeper.platform import database as db
 from forgekeeper.platform import migrations
-from forgekeeper.platform.database.sessions import Timeouts, open_pool
+from forgekeeper.platform.database.session_settings import Timeouts
+from forgekeeper.platform.database.sessions import open_pool
 from tests.harness.programs import Program, eventually
 from tests.harness.thorough import whole_only
 

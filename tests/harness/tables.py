@@ -71,7 +71,5 @@ def before_each(change, table, act):
 def empty():
     """Empty all tables, and reset their sequences.  Only a superuser may empty the audit."""
     if touched := [name for (name,) in db.database.execute_sql(SELECT_TOUCHED_TABLES, [TABLES])]:
-        db.database.execute_sql("set session_replication_role = replica")
-        db.database.execute_sql(f"truncate {', '.join(touched)}")
-        db.database.execute_sql("set session_replication_role = default")
+        db.database.execute_sql(f"set local session_replication_role = replica; truncate {', '.join(touched)}")
     db.database.execute_sql(RESET_SEQUENCES, [TABLES])

@@ -14,7 +14,8 @@ from forgekeeper.cli.migrate import OWN_TABLES
 from forgekeeper.platform import database as db
 from forgekeeper.platform import migrations
 from forgekeeper.platform.database.schema import SchemaDifference, find_differences
-from forgekeeper.platform.database.sessions import DEFAULT_SCHEMAS, Timeouts, open_pool
+from forgekeeper.platform.database.session_settings import Timeouts
+from forgekeeper.platform.database.sessions import DEFAULT_SCHEMAS, open_pool
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 

@@ -12,9 +12,9 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from demo.servers import run_servers
 from forgekeeper.platform.database import database, release_connection
+from forgekeeper.platform.database.session_settings import Timeouts
 from forgekeeper.platform.database.sessions import (
     Statement,
-    Timeouts,
     execute_in_one_request,
     execute_prepared,
     open_pool,

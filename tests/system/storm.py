@@ -34,7 +34,8 @@ from forgekeeper.api.batches import BATCHES, FeatureFlag
 from forgekeeper.platform import migrations
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.sessions import Timeouts, open_pool
+from forgekeeper.platform.database.session_settings import Timeouts
+from forgekeeper.platform.database.sessions import open_pool
 from forgekeeper.sources.register.keys import RegisterKeys
 from tests.harness.installation import INSTALLATION
 from tests.system.service import Service

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import peewee as pw
-import psycopg2
 
 from forgekeeper.platform.database import Base, database
 from forgekeeper.platform.database.naming import relation_name
@@ -162,18 +161,18 @@ def fetch_pages(name: str, statement: str, values: Mapping[str, Any], *, size: i
     """Yield the present rows of *statement* in pages of up to *size* rows.
 
     *name* is the cursor's name, unique in the session.  No transaction stays open between pages: PostgreSQL stores the
-    rows, if necessary on disk, until the cursor is closed or the session ends.  This does not work through a pooler
-    that gives each transaction another session.
+    rows, if necessary on disk, until the cursor is closed or the session ends.  Through a pooler, which may give each
+    transaction another session, one transaction stays open until the last page: the caller must not write in between.
     """
-    # Errors of the server become peewee's exceptions, as everywhere else.
-    with pw.__exception_wrapper__:  # type: ignore[attr-defined]
-        cursor = database.connection().cursor(name, withhold=True)
+    pooled = database.connection().is_pooled
+    with database.atomic() if pooled else nullcontext():
         with database.atomic():
             database.execute_sql(CURSOR_SETTINGS)
-            cursor.execute(statement, values)
+            hold = "without hold" if pooled else "with hold"
+            database.execute_sql(f"declare {name} no scroll cursor {hold} for {statement}", values)
         try:
-            while page := cursor.fetchmany(size):
+            while page := database.execute_sql(f"fetch {size} from {name}").fetchall():
                 yield page
         finally:
-            with suppress(psycopg2.Error):
-                cursor.close()
+            with suppress(pw.PeeweeException):
+                database.execute_sql(f"close {name}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import md5
 from json import loads
@@ -24,41 +24,19 @@ from playhouse.pool import PooledPostgresqlDatabase
 from psycopg2 import extensions
 from psycopg2.extras import register_default_jsonb
 
+from forgekeeper.platform.database.session_settings import Connection, Timeouts, list_settings, to_milliseconds
+
 DEFAULT_SCHEMAS = ("forgekeeper", "public")
 """Default schemas: of forgekeeper's own tables, and of the forge's tables."""
 TIMESTAMPTZ_OID = 1184
-FIXED_SETTINGS = {
-    # Without this date style psycopg2 would set it with a separate statement.
-    "timezone": "UTC",
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-    "bytea_output": "hex",
-    "standard_conforming_strings": "on",
-    "extra_float_digits": "1",
-    "quote_all_identifiers": "off",
-    "transform_null_equals": "off",
-    "array_nulls": "on",
-    "xmloption": "content",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_deferrable": "off",
-    # A crash undoes a commit that is not on disk: the row would exist again, but its object or ref would be deleted.
-    "synchronous_commit": "on",
-    # With sequential scans disabled, PostgreSQL 17 and older overestimates the cost and compiles each chunk's
-    # statement with JIT, for up to a second.
-    "jit": "off",
-}
-"""Settings of every session, overriding the server's, the database's and the role's.  Our statements and the parsing
-of their results depend on them."""
-ESCAPED_SPACE = "\\ "
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 LOCK_NOT_AVAILABLE = "55P03"
 """SQLSTATE: another session holds a lock, and the statement does not wait for it or has waited too long."""
 READ_ONLY_ERROR = "25006"
 """SQLSTATE: a write in a read-only transaction was refused."""
-MAKE_SESSION_READ_ONLY = """
-    select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
-"""
+SELECT_DEFAULT_READ_ONLY = "select current_setting('default_transaction_read_only')"
+MAKE_SESSION_READ_ONLY = f"{SELECT_DEFAULT_READ_ONLY}, set_config('default_transaction_read_only', 'on', false)"
 WRITES_CURE = 'return Rows, Objects or Children so that the engine deletes, or declare writes="why"'
 
 MAX_PREPARED_STATEMENTS = 50
@@ -83,27 +61,6 @@ class DatabaseReadOnly(Exception):
     """Somebody has made this database or role read-only: nothing is deleted until it may write again."""
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Time limits of a session: connection, statement, lock, idle transaction, network."""
-
-    connect: timedelta
-    statement: timedelta
-    lock: timedelta
-    idle_in_transaction: timedelta
-    network: timedelta
-
-
-class Connection(extensions.connection):
-    """A connection that knows its prepared statements, and whether its session is read-only."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepared: set[str] | None = set()
-        """Names of prepared statements; None if nothing may be prepared any more."""
-        self.is_read_only = False
-
-
 class Database(pw.PostgresqlDatabase):
     """A database whose timestamps and JSON documents always convert to Python values.
 
@@ -117,9 +74,12 @@ class Database(pw.PostgresqlDatabase):
         super().__init__(*args, **kwargs)
         self._lock = nullcontext()
         self.schema, self.forge_schema = DEFAULT_SCHEMAS
+        self.settings: dict[str, str] = {}
+        """PostgreSQL's settings for each session, by name."""
 
     def _connect(self) -> Any:
         made = super()._connect()  # type: ignore[misc]
+        made.apply_settings(self.settings)
         extensions.register_type(INSTANT_TYPE, made)
         register_default_jsonb(made, loads=_parse_document)
         return made
@@ -156,37 +116,24 @@ def open_pool(
         made = Pool(None, max_connections=size, timeout=timeouts.connect.total_seconds(), autoconnect=False)
     made.schema, made.forge_schema = schemas
     parameters = extensions.parse_dsn(url)
-    options = _session_options(parameters.pop("options", ""), timeouts, schemas)
+    given = SEARCH_PATH_PATTERN.findall(parameters.get("options", ""))
+    made.settings = list_settings(timeouts, ",".join([*schemas, *given]))
+    if "," in parameters.get("host", ""):
+        # After a failover the first host may be a standby, which accepts connections, too.
+        parameters.setdefault("target_session_attrs", "read-write")
     quarter = max(1, round(timeouts.network.total_seconds() / 4))
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
         # With UTF-8 PostgreSQL itself refuses invalid text, within the statement: nothing has been changed by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         connect_timeout=max(2, round(timeouts.connect.total_seconds())),  # libpq takes 1 for 2
-        tcp_user_timeout=_to_milliseconds(timeouts.network),
+        tcp_user_timeout=to_milliseconds(timeouts.network),
         keepalives_idle=quarter,
         keepalives_interval=quarter,
         keepalives_count=3,
         connection_factory=Connection,
-        options=options,
     )
     database.initialize(made)
-
-
-def _session_options(given: str, timeouts: Timeouts, schemas: tuple[str, str]) -> str:
-    """Return the options of every session: the options *given* in the URL, overridden by ours."""
-    settings = FIXED_SETTINGS | {
-        "statement_timeout": str(_to_milliseconds(timeouts.statement)),
-        "lock_timeout": str(_to_milliseconds(timeouts.lock)),
-        "idle_in_transaction_session_timeout": str(_to_milliseconds(timeouts.idle_in_transaction)),
-        "search_path": ",".join([*schemas, *SEARCH_PATH_PATTERN.findall(given)]),
-    }
-    ours = (f"-c {name}={value.replace(' ', ESCAPED_SPACE)}" for name, value in settings.items())
-    return " ".join([given, *ours]).strip()
-
-
-def _to_milliseconds(duration: timedelta) -> int:
-    return max(1, round(duration.total_seconds() * 1000))
 
 
 def _parse_instant(value: str | bytes | None, cursor: extensions.cursor) -> datetime | None:
@@ -219,17 +166,13 @@ def release_connection() -> None:
     if database.is_closed():
         return
     connection = database.connection()
-    clean = not (connection.closed or connection.is_read_only) and _is_idle(connection)
+    clean = not (connection.closed or connection.is_read_only) and connection.is_idle()
     if clean and not database.in_transaction():
         database.close()
         return
     while database.transaction_depth():
         database.pop_transaction()
     database.manual_close()
-
-
-def _is_idle(connection: Connection) -> bool:
-    return connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -274,7 +217,9 @@ def read_only_session(batch: str) -> Iterator[None]:
 
 
 def _let_only_read() -> None:
-    (before, _now) = database.execute_sql(MAKE_SESSION_READ_ONLY).fetchone()
+    # Through a pooler, each transaction becomes read-only: see `Connection.transaction_prefix`.
+    pooled = database.connection().is_pooled
+    (before, *_) = database.execute_sql(SELECT_DEFAULT_READ_ONLY if pooled else MAKE_SESSION_READ_ONLY).fetchone()
     if before == "on":
         raise DatabaseReadOnly(DatabaseReadOnly.__doc__)
 
@@ -282,7 +227,8 @@ def _let_only_read() -> None:
 def _let_write() -> None:
     """Allow writes again; if that fails, close the connection, as nobody else may use it."""
     try:
-        database.execute_sql("reset default_transaction_read_only")
+        if not database.connection().is_pooled:
+            database.execute_sql("reset default_transaction_read_only")
         database.connection().is_read_only = False
     except pw.PeeweeException:
         with suppress(pw.PeeweeException):
@@ -384,7 +330,7 @@ def _execute_request(statements: Sequence[Statement], prefix: str) -> Any:
     forms = [_write_forms(place, one.name, one.text) for place, one in enumerate(statements)]
     names = {form.name for form in forms}
     values = {f"{place}_{name}": value for place, one in enumerate(statements) for name, value in one.values.items()}
-    if (known := connection.prepared) is not None and _is_idle(connection):
+    if (known := connection.prepared) is not None and connection.is_idle():
         try:
             if len(known | names) <= MAX_PREPARED_STATEMENTS:
                 for form in forms:
@@ -396,7 +342,7 @@ def _execute_request(statements: Sequence[Statement], prefix: str) -> Any:
             if connection.closed or (names <= known and sqlstate(error) not in UNUSABLE_STATEMENT_ERRORS):
                 raise
             connection.prepared = None
-            if not _is_idle(connection):
+            if not connection.is_idle():
                 database.execute_sql("rollback")
     return database.execute_sql(prefix + "; ".join(form.direct for form in forms), values)
 

@@ -27,7 +27,8 @@ from demo.tables import make_tables
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.platform import migrations
 from forgekeeper.platform.database import database
-from forgekeeper.platform.database.sessions import Timeouts, open_pool
+from forgekeeper.platform.database.session_settings import Timeouts
+from forgekeeper.platform.database.sessions import open_pool
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import MachineDelay

@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +26,9 @@ from redis.commands import READ_COMMANDS
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-from forgekeeper.platform.database.sessions import Timeouts, engine_step, open_pool, require_engine
+from forgekeeper.platform.database.session_settings import Timeouts
+from forgekeeper.platform.database.sessions import engine_step, open_pool, require_engine
+from forgekeeper.platform.redis_connections import open_connections
 from forgekeeper.platform.settings import Settings
 
 READ_ONLY_COMMANDS = READ_COMMANDS | {"INFO", "MULTI", "OBJECT", "PING", "TIME"}
@@ -43,31 +44,6 @@ class _Pipeline(Pipeline):
         """Collect a command."""
         _require_permission(args[0])
         return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-
-
-class IdleConnections(redis.ConnectionPool):
-    """The connections to Redis that no thread uses now; a thread that finds none opens one.
-
-    There are never more connections than threads, so nothing limits, counts or locks them.
-    """
-
-    def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:  # noqa: ARG002, Redis's
-        """Return a connection that the server has not closed, as far as this machine knows."""
-        # After a fork, the parent's connections are forgotten.
-        self._checkpid()
-        # `pop` and `append` are atomic.
-        with suppress(IndexError, redis.ConnectionError, OSError):
-            found = self._available_connections.pop()
-            if not found.can_read():
-                return found
-        made: Any = self.connection_class(**self.connection_kwargs)
-        made.connect()
-        return made
-
-    def release(self, connection: Any) -> None:
-        """Keep the connection for the next command, unless it was closed."""
-        if connection.is_connected:
-            self._available_connections.append(connection)
 
 
 class _PostponedCommands(threading.local):
@@ -189,7 +165,7 @@ def configure_clients(
         return
     load_scripts()
     patience = timeouts.redis.total_seconds()
-    client.connection_pool = IdleConnections.from_url(
+    client.connection_pool = open_connections(
         redis_url,
         socket_timeout=patience,
         socket_connect_timeout=patience,

@@ -19,6 +19,8 @@ SECRET = "hunter2"
 DATABASE_URLS = [
     "postgresql://u:hunter2@h/d",
     "postgres://u:hunter2@h1:5432,h2:5433/d?sslmode=require",
+    "postgresql://u:hunter2@h1,h2/d",
+    "postgresql://u:hunter2@h1:5433,h2/d?target_session_attrs=any",
     "postgresql://u@/d?host=/run/postgresql&password=hunter2",
     "host=h dbname=d password=hunter2",
 ]
@@ -35,6 +37,8 @@ MALFORMED_DATABASE_URLS = [
 REDIS_URLS = [
     "redis://:hunter2@h:6379/0",
     "rediss://u:hunter2@h",
+    "redis+sentinel://:hunter2@h1:26379,h2,[::1]:5/main/0?sentinel_password=hunter2",
+    "rediss+sentinel://h/main?password=hunter2&ssl_ca_certs=ca.pem",
     "unix://:hunter2@/run/redis.sock?db=1",
     "unix:///run/redis.sock?password=hunter2",
 ]
@@ -49,6 +53,12 @@ MALFORMED_REDIS_URLS = [
     "redis://h/0?unknown=hunter2",
     "redis://h/0?ssl_cert_reqs=required&password=hunter2",
     "rediss://h/0?ssl_cert_reqs=hunter2",
+    "redis+sentinel://:hunter2@h/0/main",
+    "redis+sentinel://:p/hunter2@h/main",
+    "redis+sentinel://h:hunter2/main",
+    "redis+sentinel://h/main?hunter2",
+    "redis+sentinel://h/main?unknown=hunter2",
+    "redis+sentinel://h?password=hunter2",
     "redis:hunter2",
     "http://:hunter2@h/0",
 ]
@@ -187,10 +197,12 @@ def test_settings_that_are_shown_show_no_password(given, name, url, show):
         ("DATABASE_URL", "postgresql://u:hunter2@h/d?sslpassword=hunter2", "postgresql://u@h:5432/d"),
         ("DATABASE_URL", "postgresql://u@h:6432", "postgresql://u@h:6432/u"),
         ("DATABASE_URL", "postgres://u@h1:5432,h2:5433/d?sslmode=require", "postgresql://u@h1,h2:5432,5433/d"),
+        ("DATABASE_URL", "postgresql://u@h1,h2:5433/d", "postgresql://u@h1,h2:5432,5433/d"),
         ("DATABASE_URL", "host=/run/postgresql dbname=d password=hunter2", "postgresql:///run/postgresql:5432/d"),
         ("REDIS_URL", "redis://h", "redis://h:6379/0"),
         ("REDIS_URL", "redis://hunter2@h/3", "redis://h:6379/3"),
         ("REDIS_URL", "rediss://u:hunter2@h?db=4&ssl_ca_certs=ca.pem", "rediss://h:6379/4"),
+        ("REDIS_URL", "redis+sentinel://:hunter2@h1,h2:5/main/3", "redis+sentinel://h1:26379,h2:5/main/3"),
         ("REDIS_URL", "unix://u:hunter2@/run/redis.sock?db=2", "unix:///run/redis.sock/2"),
     ],
 )

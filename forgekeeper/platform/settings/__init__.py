@@ -163,7 +163,9 @@ class Settings(BaseSettings):
     database_url: DatabaseUrl | None = setting(None, "URL of PostgreSQL: any libpq URI, also of a socket.")
     own_schema: Schema = setting("forgekeeper", "Schema of forgekeeper's own tables.")
     forge_schema: Schema = setting("public", "Schema of the forge's tables, or of views on them.")
-    redis_url: RedisUrl | None = setting(None, "URL of Redis: redis://, rediss:// or unix://.")
+    redis_url: RedisUrl | None = setting(
+        None, "URL of Redis: redis://, rediss:// or unix://, or of its Sentinels: redis+sentinel://."
+    )
     batches: Modules = setting("workers", "Modules that declare batches, separated by commas.")
     repositories_root: Path | None = setting(None, "Folder with the bare repositories.")
     git_server: Literal["refuse", "bypass"] = setting(

@@ -13,6 +13,8 @@ from psycopg2.extensions import parse_dsn
 from pydantic import SecretStr
 from redis.connection import parse_url
 
+from forgekeeper.platform.settings.sentinel_url import SentinelUrl, SentinelUrlError
+
 if TYPE_CHECKING:
     from forgekeeper.platform.settings import Settings
 
@@ -34,7 +36,8 @@ def check_database_url(value: SecretStr) -> SecretStr:
         parts = parse_dsn(value.get_secret_value())
     except psycopg2.ProgrammingError:
         raise ValueError("not a PostgreSQL URL such as postgresql://user@host/name") from None
-    port_is_number = all(port.isdigit() for port in parts.get("port", "0").split(","))
+    # Of several hosts, each may lack its port.
+    port_is_number = all(port.isdigit() or not port for port in parts.get("port", "").split(","))
     looks_split = any("@" in parts.get(key, "")[1:] for key in ("host", "dbname"))
     if not port_is_number or (looks_split and not parts.get("host", "").startswith("/")):
         # Half of the password was parsed as a host or a port, and would be printed as such.
@@ -43,11 +46,14 @@ def check_database_url(value: SecretStr) -> SecretStr:
 
 
 def check_redis_url(value: SecretStr) -> SecretStr:
-    """Validate a URL for redis-py, with options that redis-py knows."""
+    """Validate a URL for redis-py, with options that redis-py knows, or a URL of Sentinels."""
     try:
-        url = urlsplit(value.get_secret_value())
+        sentinel = SentinelUrl.parse(value.get_secret_value())
+        url = urlsplit(sentinel.redis_url if sentinel else value.get_secret_value())
         options = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
         _port = url.port
+    except SentinelUrlError:
+        raise
     except ValueError:
         raise ValueError(UNQUOTED_URL_MESSAGE) from None
     if url.scheme not in {"redis", "rediss", "unix"} or not (url.hostname or url.scheme == "unix"):
@@ -68,11 +74,14 @@ def show_database_url(url: str) -> str:
     at = parse_dsn(url)
     user = at.get("user", "")
     name = at.get("dbname") or user or "postgres"
-    return f"postgresql://{user}{'@' if user else ''}{at.get('host', '')}:{at.get('port', 5432)}/{name}"
+    ports = ",".join(port or "5432" for port in at.get("port", "").split(","))
+    return f"postgresql://{user}{'@' if user else ''}{at.get('host', '')}:{ports}/{name}"
 
 
 def show_redis_url(url: str) -> str:
-    """Return the URL of Redis for display: host and port, or socket, and database number."""
+    """Return the URL of Redis for display: host and port, or socket, or Sentinels and master, and database number."""
+    if (sentinel := SentinelUrl.parse(url)) is not None:
+        return sentinel.show()
     at, scheme = parse_url(url), urlsplit(url).scheme  # type: ignore[no-untyped-call]
     place = at.get("path") or f"{at.get('host')}:{at.get('port', 6379)}"
     return f"{scheme}://{place}/{at.get('db', 0)}"

@@ -1,0 +1,94 @@
+"""The master of a Redis is killed under load, and Sentinels promote its replica; servers that are refused."""
+
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from demo.servers.machine import find_redis
+from forgekeeper.api.batches import BATCHES
+from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.platform.database import database as db
+from tests.harness.waiting import wait_until
+
+from .sentinels import WatchedRedis, find_free_ports
+
+LIMIT = 60.0
+RECOVERY_SECONDS = 10.0
+"""Time from the promotion to the next run that succeeds, as after a failover of PostgreSQL."""
+BATCH = "user_status_cleanup"
+SETTINGS = {f"cron_{batch}": "off" for batch in BATCHES} | {f"cron_{BATCH}": "* * * * * *", "log_format": "json"}
+WORKER = ("worker", "--processes", "1", "--threads", "2")
+SELECT_DELETED = "select one from audit_deletions, unnest(ids) as one where batch = %s and phase = 'done'"
+INSERT_STATUSES = """
+    insert into user_statuses (user_id, clear_status_at)
+    select number, now() - interval '1 hour' from generate_series(%s, %s) as number
+"""
+
+
+@pytest.fixture
+def watched(tmp_path):
+    with ExitStack() as stack:
+        yield WatchedRedis(stack, tmp_path)
+
+
+def succeeded_after(instant):
+    succeeded = JobRun.select().where(JobRun.batch == BATCH, JobRun.state == "succeeded")
+    return any(run.started_at.timestamp() > instant for run in succeeded)
+
+
+def test_after_a_failover_the_next_run_succeeds_and_each_row_is_deleted_once(database, watched, services, say):
+    facts = SETTINGS | {"redis_url": watched.url}
+    services("scheduler", "scheduler", **facts)
+    services("worker", *WORKER, **facts)
+    began = time.time()
+    assert wait_until(lambda: succeeded_after(began), LIMIT)
+    db.execute_sql(INSERT_STATUSES, (1, 500))
+
+    watched.kill_master()
+    db.execute_sql(INSERT_STATUSES, (501, 1000))
+    assert wait_until(watched.replica_is_master, LIMIT)
+    promoted, since = time.time(), time.monotonic()
+    assert wait_until(lambda: succeeded_after(promoted), LIMIT)
+    recovery = time.monotonic() - since
+    assert wait_until(lambda: db.execute_sql("select count(*) from user_statuses").fetchone() == (0,), LIMIT)
+
+    deleted = [one for (one,) in db.execute_sql(SELECT_DELETED, (BATCH,)).fetchall()]
+    say(f"the next run succeeded {recovery:.1f} s after the promotion")
+    assert (sorted(deleted), recovery <= RECOVERY_SECONDS) == (list(range(1, 1001)), True)
+
+
+def start_server(stack, folder, *options):
+    """Start a Redis; return its port when it accepts connections."""
+    (port,) = find_free_ports(1)
+    command = [find_redis(), *options, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+
+    def accepts():
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    assert wait_until(accepts, LIMIT)
+    return port
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [("cluster", "this is a node of a Redis Cluster"), ("sentinel", "this is a Sentinel, not a Redis")],
+)
+def test_a_server_of_another_kind_is_refused_with_a_sentence(database, services, tmp_path, mode, sentence):
+    file = tmp_path / "server.conf"
+    file.touch()
+    options = {"cluster": ["--cluster-enabled", "yes"], "sentinel": [str(file), "--sentinel"]}
+    with ExitStack() as stack:
+        url = f"redis://127.0.0.1:{start_server(stack, tmp_path, *options[mode])}/0"
+        checked = services("check", "check", redis_url=url)
+        worker = services("worker", *WORKER, redis_url=url)
+        checked.process.wait(LIMIT)
+
+        assert wait_until(lambda: sentence in worker.text(), LIMIT)
+        assert (checked.process.returncode, sentence in checked.text()) == (1, True)

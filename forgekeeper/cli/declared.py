@@ -35,7 +35,8 @@ SOURCE_TEXTS = {"environment": ", from the environment", ".env": ", from the fil
 def settings(json: Json = False) -> None:
     """List every setting with its type, default, current value, source and description.
 
-    Settings are environment variables, or lines of a file `.env` in the current folder.
+    Settings are environment variables, or lines of a file `.env` in the current folder. Append _FILE to the name of a
+    URL, or of the object stores, to name a file with the value.
     """
     described = list_settings(load_settings())
     if json:

@@ -14,11 +14,13 @@ from forgekeeper.api.batches import list_queues
 from forgekeeper.cli.commands import build_application
 from forgekeeper.delivery import boot
 from forgekeeper.delivery.boot import load_settings
+from forgekeeper.platform.settings.secret_files import list_secret_settings
 from tests.harness.every import every
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))
 EXAMPLE = FOLDER / "forgekeeper.env"
+CREDENTIALS = FOLDER / "credentials.conf"
 
 
 def parsed(unit):
@@ -67,7 +69,7 @@ def test_a_service_comes_back_says_when_it_is_ready_and_has_the_time_to_end_and_
     # What git replaces has to stay the forge's.
     assert section["User"] == ("git" if "--queues git" in section["ExecStart"] else "forgekeeper")
     assert float(section["TimeoutStopSec"]) >= needs + 10
-    assert (section["Type"], section["TimeoutStartSec"]) == ("notify", "infinity")
+    assert (section["Type"], section["TimeoutStartSec"], section["WatchdogSec"]) == ("notify", "infinity", "60")
     # A worker's processes say it, the children of the one that was started.
     assert section["NotifyAccess"] == ("all" if worker else "main")
 
@@ -91,6 +93,16 @@ def test_a_service_reads_the_file_of_its_role_after_the_one_that_all_share(servi
     assert read == ["/etc/forgekeeper/forgekeeper.env", f"-/etc/forgekeeper/{started(service)[0]}.env"]
 
 
+def test_the_credentials_are_all_settings_with_secrets():
+    text = CREDENTIALS.read_text()
+    secrets = list_secret_settings(boot.settings_class())
+
+    assert re.findall(r"^LoadCredential=(\w+):/etc/forgekeeper/%N/\1$", text, re.MULTILINE) == secrets
+    assert re.findall(r"^Environment=FORGEKEEPER_(\w+)_FILE=%d/(\w+)$", text, re.MULTILINE) == [
+        (name.upper(), name) for name in secrets
+    ]
+
+
 def test_systemd_has_nothing_against_the_units(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
@@ -98,9 +110,13 @@ def test_systemd_has_nothing_against_the_units(tmp_path):
         # The program is not where it will be.
         text = unit.read_text().replace("/opt/forgekeeper/bin/forgekeeper", "/bin/true")
         (tmp_path / unit.name).write_text(text)
+    for service in SERVICES:
+        folder = tmp_path / f"{service.name}.d"
+        folder.mkdir()
+        shutil.copy(CREDENTIALS, folder)
 
     said = subprocess.run(
-        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
+        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.glob("*.*[!d]")))],
         capture_output=True,
         text=True,
         check=False,

@@ -13,6 +13,7 @@ from forgekeeper.delivery import boot
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.settings import PREFIX, BatchFacts, Settings, SettingsError, build_settings_class
 from forgekeeper.platform.settings.reading import MASK, list_settings
+from forgekeeper.platform.settings.secret_files import list_secret_settings
 from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
@@ -101,6 +102,61 @@ def test_an_unknown_name_is_refused_with_the_name_it_resembles(refused):
     message = refused(REDISURL="redis://h")
 
     assert "unknown setting FORGEKEEPER_REDISURL (did you mean FORGEKEEPER_REDIS_URL?)" in message
+
+
+# Secrets in files
+
+SECRETS = {
+    "DATABASE_URL": ("postgresql://u:hunter2@h/d", lambda settings: settings.require_database()),
+    "REDIS_URL": ("redis://:hunter2@h/0", lambda settings: settings.require_redis()),
+    "OBJECT_STORES": ('{"a": "file:///x"}', lambda settings: settings.object_stores["a"].get_secret_value()),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_each_setting_with_secrets_may_be_in_a_file(given, tmp_path, name, end):
+    value, read = SECRETS[name]
+    (tmp_path / "secret").write_bytes((value + end).encode())
+    given(**{f"{name}_FILE": str(tmp_path / "secret")})
+
+    assert read(load_settings()) in value
+    assert shown(name).source == "file"
+
+
+def test_settings_with_secrets_are_all_that_may_be_in_files():
+    assert sorted(name.upper() for name in list_secret_settings(Settings)) == sorted(SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"", "it is empty"),
+        (b"\n", "it is empty"),
+        (b"\xff", "not UTF-8"),
+        (b"x" * 70_000, "65536"),
+    ],
+)
+def test_a_file_without_a_value_is_refused_with_a_reason_and_without_its_content(refused, tmp_path, content, reason):
+    file = tmp_path / SECRET
+    if content is not None:
+        file.write_bytes(content)
+
+    message = refused(REDIS_URL_FILE=str(file))
+
+    assert "cannot read the file that FORGEKEEPER_REDIS_URL_FILE names: " in message
+    assert (reason in message, SECRET in message) == (True, False)
+
+
+def test_a_secret_is_given_once(refused, tmp_path):
+    message = refused(REDIS_URL_FILE=str(tmp_path / "secret"), REDIS_URL="redis://h")
+
+    assert "both FORGEKEEPER_REDIS_URL and FORGEKEEPER_REDIS_URL_FILE are set: remove one of them" in message
+
+
+def test_a_setting_without_secrets_is_in_no_file(refused):
+    assert "unknown setting FORGEKEEPER_LOG_LEVEL_FILE" in refused(LOG_LEVEL_FILE="/x")
 
 
 def test_names_without_the_prefix_are_not_ours(monkeypatch):

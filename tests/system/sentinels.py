@@ -1,13 +1,13 @@
 """A master of Redis, its replica, and three Sentinels that promote the replica."""
 
 import signal
-import socket
 import subprocess
 from contextlib import closing
 
 import redis
 
 from demo.servers.machine import find_redis
+from tests.harness.ports import free_ports
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
@@ -25,21 +25,12 @@ sentinel failover-timeout {MASTER} 5000
 """
 
 
-def find_free_ports(count):
-    """Return ports of this machine that nobody uses."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 class WatchedRedis:
     """A master, its replica and their Sentinels; *url* names the Sentinels."""
 
     def __init__(self, stack, folder):
         self._stack, self._folder = stack, folder
-        self._master, self._replica, *sentinels = find_free_ports(2 + NUMBER_OF_SENTINELS)
+        self._master, self._replica, *sentinels = free_ports(2 + NUMBER_OF_SENTINELS)
         self.master = self._start_server(self._master)
         self._start_server(self._replica, "--replicaof", "127.0.0.1", str(self._master))
         for port in (self._master, self._replica):

@@ -11,9 +11,10 @@ from demo.servers.machine import find_redis
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import database as db
+from tests.harness.ports import free_ports
 from tests.harness.waiting import wait_until
 
-from .sentinels import WatchedRedis, find_free_ports
+from .sentinels import WatchedRedis
 
 LIMIT = 60.0
 RECOVERY_SECONDS = 10.0
@@ -62,7 +63,7 @@ def test_after_a_failover_the_next_run_succeeds_and_each_row_is_deleted_once(dat
 
 def start_server(stack, folder, *options):
     """Start a Redis; return its port when it accepts connections."""
-    (port,) = find_free_ports(1)
+    (port,) = free_ports(1)
     command = [find_redis(), *options, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     stack.callback(process.wait)

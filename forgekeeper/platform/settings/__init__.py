@@ -1,8 +1,9 @@
 """Every setting: its name, type, default and sentence.
 
 Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a ``.env`` file in the working
-directory; the environment wins.  An unknown name or a bad value stops the start
-(`forgekeeper.platform.settings.reading`).  Each batch's declaration adds settings of its own (`build_settings_class`).
+directory; the environment wins.  Settings with secrets may be in files (`secret_files`).  An unknown name or a bad
+value stops the start (`forgekeeper.platform.settings.reading`).  Each batch's declaration adds settings of its own
+(`build_settings_class`).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from forgekeeper.platform.settings.addresses import (
     show_redis_url,
     show_store_url,
 )
+from forgekeeper.platform.settings.secret_files import FILE_SUFFIX, list_secret_settings, read_secret_files
 
 ENV_FILE = ".env"
 URL_DISPLAYS = {"database_url": show_database_url, "redis_url": show_redis_url, "object_stores": show_store_url}
@@ -39,7 +40,7 @@ class ShownSetting:
     value: str
     sentence: str
     source: str
-    """``environment``, ``.env`` or ``default``."""
+    """``environment``, ``.env``, ``file`` or ``default``."""
 
 
 class _ModulesSetting(BaseSettings):
@@ -70,9 +71,12 @@ def read_settings(model: type[Settings]) -> Settings:
 
 
 def _read_model(model: type[BaseSettings]) -> tuple[Any, list[str]]:
-    """Return the settings from the environment and no problems, or None and the problems."""
+    """Return the settings from the environment and files, and no problems; or None and the problems."""
     try:
-        return model(_env_file=ENV_FILE), []
+        secrets, problems = read_secret_files(model, _read_environment())
+        if problems:
+            return None, problems
+        return model(_env_file=ENV_FILE, **secrets), []
     except ValidationError as error:
         return None, [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
     except (OSError, UnicodeDecodeError) as error:
@@ -91,6 +95,8 @@ def list_settings(settings: Settings) -> list[ShownSetting]:
     """List every setting with its present value, secrets masked, and the value's source."""
     sources: dict[str, str] = dict.fromkeys(_set_names(dotenv_values(ENV_FILE)), ".env")
     sources |= dict.fromkeys(_set_names(os.environ), "environment")
+    in_files = [name.removesuffix(FILE_SUFFIX) for name in sources if name.endswith(FILE_SUFFIX)]
+    sources |= dict.fromkeys(in_files, "file")
     return [
         ShownSetting(
             name=PREFIX + name.upper(),
@@ -116,8 +122,15 @@ def _set_names(values: Mapping[str, str | None]) -> set[str]:
     return {name.upper() for name, value in values.items() if value}
 
 
+def _read_environment() -> dict[str, str | None]:
+    """Return the settings of the environment and of the file `.env`, by upper-case name; the environment wins."""
+    given = {**dotenv_values(ENV_FILE), **os.environ}
+    return {name.upper(): value for name, value in given.items() if value}
+
+
 def _unknown_names(model: type[Settings]) -> Iterator[str]:
     known = {PREFIX + name.upper() for name in model.model_fields}
+    known |= {f"{PREFIX}{name.upper()}{FILE_SUFFIX}" for name in list_secret_settings(model)}
     for name in sorted({*os.environ, *dotenv_values(ENV_FILE)}):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             # Compared without the prefix, which makes all names alike.

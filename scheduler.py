@@ -29,10 +29,10 @@ from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS, reconcile_batch
 from forgekeeper.platform.connections import process_identity
 from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.failpoints import arm_failpoints
-from forgekeeper.platform.readiness import tell_supervisor
 from forgekeeper.platform.settings import Settings
 from metrics.catalogue import build_metrics
 from metrics.logs import describe_error
+from metrics.supervisor import start_watchdog, tell_supervisor
 from metrics.threads import CriticalThread, ended_itself
 
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
@@ -211,6 +211,7 @@ def keep_timetable(settings: Settings, *, stop_requests: SimpleQueue[None], on_r
     def report_start(_event: object) -> None:
         stopper.running.set()
         on_ready()
+        start_watchdog()
         tell_supervisor("READY=1", "STATUS=schedules batches")
         log.info("scheduler ready", scheduler=process_identity())
 

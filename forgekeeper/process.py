@@ -15,6 +15,7 @@ import time
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
@@ -22,8 +23,9 @@ from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.worker_shutdown import TIMED_OUT_STATUS, reserved_seconds
 from metrics import logs
-from metrics.endpoint import EndpointWatch
+from metrics.endpoint import MULTIPROC_DIR_VARIABLE, EndpointWatch, find_stalled_process
 from metrics.instruments import WORKER_METRICS
+from metrics.supervisor import is_watched, start_watchdog
 from metrics.threads import DaemonThread
 
 READY_TIMEOUT_MILLISECONDS = "5000"
@@ -52,6 +54,13 @@ def run_master(arguments: list[str]) -> int:
         return 2
     if settings.metrics_port_worker:
         EndpointWatch(settings.metrics_host, settings.metrics_port_worker).start()
+        # The processes report themselves in files, also for the endpoint's `/livez`.
+        start_watchdog(partial(find_stalled_process, Path(os.environ[MULTIPROC_DIR_VARIABLE])))
+    elif is_watched():
+        sys.stderr.write(
+            "forgekeeper: WatchdogSec needs the metrics port of a worker: set FORGEKEEPER_METRICS_PORT_WORKER\n"
+        )
+        return 2
     kill_late_processes(settings.shutdown_timeout)
     # On SIGHUP dramatiq executes this command in the same process: with a new program, and the same metrics page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]

@@ -29,7 +29,7 @@ from forgekeeper.cli.connection import (
 )
 from forgekeeper.cli.terminal import FAILED_STATUS, wrong_use
 from forgekeeper.delivery.queues import required_key_types
-from forgekeeper.platform import migrations, readiness, shutdown
+from forgekeeper.platform import migrations, shutdown
 from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.coordination.redis_values import KEY_TYPES, find_wrong_types
 from forgekeeper.platform.database import database, release_connection
@@ -37,6 +37,7 @@ from forgekeeper.platform.installation import Installation, claim_by_writing, wh
 from forgekeeper.platform.settings import PREFIX, Settings
 from forgekeeper.platform.settings.addresses import show_database_url, show_redis_url
 from metrics.endpoint import MULTIPROC_DIR_VARIABLE, MetricsEndpoint, create_metrics_folder, open_listening_socket
+from metrics.supervisor import start_watchdog, tell_supervisor
 from metrics.threads import DaemonThread, ended_itself
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
@@ -180,7 +181,8 @@ def exporter() -> None:
     )
     asked = shutdown.open_request_queue()
     page.start()
-    readiness.tell_supervisor("READY=1", f"STATUS=serves {page.url}")
+    start_watchdog()
+    tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
@@ -221,7 +223,7 @@ class ServerWait:
                 "next_try_in": seconds,
             }
             log.warning("not ready, waiting", process=self._process_name, **facts)
-            readiness.tell_supervisor(f"STATUS=waiting for {missing.name} at {missing.address}: {missing.reason}")
+            tell_supervisor(f"STATUS=waiting for {missing.name} at {missing.address}: {missing.reason}")
             self._sleep_or_end(seconds)
         self.end_if_asked()
 

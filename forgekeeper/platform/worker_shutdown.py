@@ -26,7 +26,8 @@ from dramatiq.common import q_name
 
 from forgekeeper.platform import shutdown
 from forgekeeper.platform.connections import process_identity
-from forgekeeper.platform.readiness import mark_readiness, tell_supervisor
+from forgekeeper.platform.readiness import mark_readiness
+from metrics.supervisor import tell_supervisor
 from metrics.threads import DaemonThread, find_stalled
 
 IDLE_END_SECONDS = 2.0

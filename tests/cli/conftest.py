@@ -30,6 +30,7 @@ from tests.harness.forks import run
 from tests.harness.git_samples import put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.stores import Folder
+from tests.harness.supervised import SupervisedProgram
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +85,20 @@ def forgekeeper(environment, tmp_path):
         return Result(ended.returncode, ended.stdout, ended.stderr)
 
     return call
+
+
+@pytest.fixture
+def start(environment, settings, tmp_path):
+    """Start `forgekeeper <arguments>` as a process, and kill it at the end."""
+    started = []
+
+    def call(*arguments, **given):
+        started.append(SupervisedProgram(tmp_path, environment(LOG_FORMAT="json", **given), *arguments))
+        return started[-1]
+
+    yield call
+    for one in started:
+        one.kill()
 
 
 @pytest.fixture

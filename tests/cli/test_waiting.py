@@ -1,6 +1,5 @@
 """What a process that serves says while its servers are not there, and that it begins when they are."""
 
-import socket
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -9,55 +8,10 @@ import pytest
 import redis
 
 from tests.harness.ports import free_ports
-from tests.harness.programs import Program, eventually
+from tests.harness.programs import eventually
 from tests.harness.thorough import whole_only
 
 from ..system.proxy import postgres_through  # noqa: TID252
-
-
-class Process(Program):
-    """`forgekeeper <arguments>`, its lines, and what it has told its supervisor."""
-
-    def __init__(self, folder, environment, *arguments):
-        self.supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.supervisor.bind(str(folder / "notify"))
-        self.supervisor.setblocking(False)
-        self._environment = environment | {"NOTIFY_SOCKET": str(folder / "notify")}
-        super().__init__(folder / "log", "-m", "forgekeeper.cli", *arguments, cwd=folder)
-
-    def environment(self):
-        return self._environment
-
-    def waits_for(self, what):
-        """Return the last line that says so, None where none does."""
-        said = [line for line in self.lines() if line["message"] == "not ready, waiting"]
-        return said[-1] if said and said[-1]["missing"] == what else None
-
-    def told(self):
-        """Return what the supervisor has been told since it asked last."""
-        told = []
-        try:
-            while True:
-                told.append(self.supervisor.recv(4096).decode())
-        except BlockingIOError:
-            return told
-
-    def kill(self):
-        self.supervisor.close()
-        super().kill()
-
-
-@pytest.fixture
-def start(environment, settings, tmp_path):
-    started = []
-
-    def call(*arguments, **given):
-        started.append(Process(tmp_path, environment(LOG_FORMAT="json", **given), *arguments))
-        return started[-1]
-
-    yield call
-    for one in started:
-        one.kill()
 
 
 def ask(port, path="readyz"):

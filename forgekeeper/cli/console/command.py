@@ -24,11 +24,11 @@ from forgekeeper.cli.console.users import (
     is_valid_name,
 )
 from forgekeeper.cli.terminal import Json, Problem, create_group, print_answer, print_json, print_table, wrong_use
-from forgekeeper.platform import readiness
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.extras import install_command
 from forgekeeper.platform.settings import PREFIX, Settings
 from metrics.endpoint import open_listening_socket
+from metrics.supervisor import start_watchdog, tell_supervisor
 from metrics.threads import ended_itself
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def serve_console(context: typer.Context) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         listening = open_listening_socket(settings.console_host, settings.console_port, "the console")
-        readiness.tell_supervisor("READY=1", f"STATUS=serves {console_url(settings)}")
+        start_watchdog()
+        tell_supervisor("READY=1", f"STATUS=serves {console_url(settings)}")
         log.info("console started", url=console_url(settings))
         server.run(sockets=[listening])
     log.info("console stopped")

@@ -133,7 +133,7 @@ def start_postgres(site: ServerFolders, programs: Programs, options: Mapping[str
         "unix_socket_directories": f'"{quoted}"',
         "unix_socket_permissions": "0700",
     }
-    command = [f"{programs.postgres}/postgres", "-D", str(data), *_write_options({**settings, **options, **listening})]
+    command = [f"{programs.postgres}/postgres", "-D", str(data), *_write_options({**settings, **listening, **options})]
     process = start_program(command, site, log=log, prefix=programs.prefix, death_signal=signal.SIGINT)
     return EmbeddedServer("PostgreSQL", process, log, signal.SIGINT)
 

@@ -44,8 +44,6 @@ APPLY_TO_SESSION = """
     from pooler, unnest(%(names)s, %(values)s) as setting (name, value)
 """
 """Apply settings to the session unless a pooler answers; then they end with this transaction."""
-
-
 SELECT_SETTINGS = "select lower(name), setting from pg_settings where lower(name) = any(%(names)s)"
 
 

@@ -6,10 +6,7 @@ if [ "${1:-}" = sample ]; then
     forgekeeper seed
 fi
 # After the sample data, because its tables need grants too.
-for process in scheduler worker exporter console; do
-    forgekeeper grants --role "forgekeeper_$process" --as "$process"
-done
-forgekeeper grants --role forgekeeper --as person
+forgekeeper grants --all
 if [ "${1:-}" = sample ]; then
     forgekeeper check --init
 fi

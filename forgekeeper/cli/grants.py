@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import peewee as pw
 import typer
@@ -20,6 +20,10 @@ from forgekeeper.platform.settings import Settings
 from metrics.logs import clean_text, text_of
 
 UNDEFINED_ROLE_SQLSTATE = "42704"
+SELECT_MISSING_ROLES = """
+    select name from unnest(%s) with ordinality as wanted (name, place)
+    where not exists (select from pg_roles where rolname = name) order by place
+"""
 
 
 class ProcessRole(StrEnum):
@@ -40,9 +44,21 @@ ProcessOption = Annotated[
 ]
 
 
+class RoleRights(NamedTuple):
+    """The rights of a role: the statements that grant them, for the process that uses the role."""
+
+    role: str
+    process: ProcessRole
+    statements: list[str]
+
+
 def grants(
     role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="The role that gets the rights.")] = None,
     process: ProcessOption = ProcessRole.PERSON,
+    everybody: Annotated[
+        bool,
+        typer.Option("--all", help="Grant the five roles of the documentation their rights; create missing roles."),
+    ] = False,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -50,21 +66,41 @@ def grants(
 
     Run it as the owner of both, after `migrate`, `adopt` and each upgrade.  It revokes nothing.  If others own the
     forge's tables, give them the output of --print.  `forgekeeper check --as` checks a role for the same rights.
+
+    With --all, the roles are forgekeeper, forgekeeper_scheduler, forgekeeper_worker, forgekeeper_exporter and
+    forgekeeper_console.  A role that is created may log in and has no password.
     """
-    if role is None and not print_:
-        wrong_use("name the role that gets the rights with --role, or show the rights with --print")
+    if everybody and (role is not None or process is not ProcessRole.PERSON):
+        wrong_use("use --all, or --role and --as, not both")
+    if role is None and not (print_ or everybody):
+        wrong_use("name the role that gets the rights with --role, use --all, or show the rights with --print")
     with connect_command("grants", redis_needed=False) as settings:
-        statements = list(list_grants(process, role or f"forgekeeper_{process}", settings))
+        names = {one: _name_role(one) for one in ProcessRole} if everybody else {process: role or _name_role(process)}
+        rights = [RoleRights(name, one, list(list_grants(one, name, settings))) for one, name in names.items()]
+        missing = list(_find_missing_roles(list(names.values()))) if everybody else []
+        created = [f"create role {quote_name(name)} login" for name in missing]
         if not print_:
-            assert role is not None
-            _execute_grants(role, process, statements)
+            _execute_grants(rights, created)
+    statements = [*created, *(statement for one in rights for statement in one.statements)]
     if json:
-        print_json({"role": role, "as": process, "granted": not print_, "statements": statements})
+        which = {"role": None, "as": None} if everybody else {"role": role, "as": process}
+        print_json(which | {"granted": not print_, "created": missing, "statements": statements})
     elif print_:
         for statement in statements:
             write_line(f"{statement};")
     else:
-        print_sentences([f"{role} has the rights of a {process}: {len(statements)} grants"])
+        said = [f"{name} was created: it may log in, and has no password" for name in missing]
+        said += [f"{one.role} has the rights of a {one.process}: {len(one.statements)} grants" for one in rights]
+        print_sentences(said)
+
+
+def _name_role(process: ProcessRole) -> str:
+    """Return the name of the process's role in the documentation."""
+    return "forgekeeper" if process is ProcessRole.PERSON else f"forgekeeper_{process}"
+
+
+def _find_missing_roles(names: list[str]) -> Iterator[str]:
+    yield from (name for (name,) in database.execute_sql(SELECT_MISSING_ROLES, (names,)).fetchall())
 
 
 def list_grants(process: ProcessRole, role: str, settings: Settings) -> Iterator[str]:
@@ -99,19 +135,25 @@ def _list_forge_relations() -> Iterator[relations.Relation]:
     yield from (chosen[model] for model in dict.fromkeys(one.model for one in every))
 
 
-def _execute_grants(role: str, process: ProcessRole, statements: list[str]) -> None:
-    """Execute all statements or none, and record it; raise `Problem` for refused rights."""
+def _execute_grants(rights: Sequence[RoleRights], created: Sequence[str]) -> None:
+    """Create roles and execute all grants or nothing, and record each; raise `Problem` for refused rights."""
     try:
         with database.atomic():
-            acts.record_act("grants", role, after={"as": process, "statements": statements})
-            for statement in statements:
+            for statement in created:
                 database.execute_sql(statement)
+            for one in rights:
+                acts.record_act("grants", one.role, after={"as": one.process, "statements": one.statements})
+                for statement in one.statements:
+                    database.execute_sql(statement)
     except pw.PeeweeException as error:
         refused = clean_text(text_of(error).strip().splitlines()[0])
         if sqlstate(error) == UNDEFINED_ROLE_SQLSTATE:
             raise Problem(
-                f"{refused}: create the role first, as with `create role {quote_name(role)} login`"
+                f"{refused}: create the role first, as with `create role {quote_name(rights[0].role)} login`"
             ) from error
         if sqlstate(error) == MISSING_RIGHT_SQLSTATE:
-            raise Problem(f"{refused}: run this as the owner, or give the owner the output of --print") from error
+            remedy = "run this as the owner, or give the owner the output of --print"
+            if created:
+                remedy += f"; a superuser creates roles: `{'; '.join(created)}`"
+            raise Problem(f"{refused}: {remedy}") from error
         raise

@@ -216,6 +216,51 @@ def test_grants_for_a_role_that_does_not_exist_are_refused_with_what_to_do(main,
     )
 
 
+@pytest.fixture
+def five_roles(own_database, query):
+    """The database of the tests; the five roles are dropped at the end."""
+    yield own_database
+    there = [
+        name for (name,) in query(own_database, "select rolname from pg_roles where rolname ~ '^forgekeeper(_|$)'")
+    ]
+    for name in {"forgekeeper_scheduler", "forgekeeper_worker", "forgekeeper_exporter", "forgekeeper_console"} & {
+        *there
+    }:
+        query(own_database, f"drop owned by {name}; drop role {name}")
+
+
+def test_one_command_creates_five_roles_that_may_do_what_their_processes_do(main, five_roles, query):
+    granted = main("grants", "--all", "--json", DATABASE_URL=five_roles)
+
+    assert granted.status == 0, granted.stderr
+    for process in ("scheduler", "worker", "exporter", "console"):
+        url = urlsplit(five_roles)
+        mine = url._replace(netloc=f"forgekeeper_{process}@{url.netloc.rpartition('@')[2]}").geturl()
+        checked = main("check", "--as", process, "--json", DATABASE_URL=mine)
+        assert checked.findings("privileges") == [], process
+    again = main("grants", "--all", "--json", DATABASE_URL=five_roles)
+    assert (again.status, again.json["created"]) == (0, [])
+
+
+def test_all_roles_are_printed_and_nothing_is_created(main, five_roles, query):
+    printed = main("grants", "--all", "--print", DATABASE_URL=five_roles)
+
+    assert "create role forgekeeper_worker login;" in printed.stdout.replace('"', "")
+    assert query(five_roles, "select from pg_roles where rolname = 'forgekeeper_worker'") == []
+
+
+def test_a_role_that_may_create_no_roles_is_told_who_may(main, five_roles, new_role):
+    url = new_role(five_roles, "grant all on all tables in schema forgekeeper, public to ROLE;")
+
+    refused = main("grants", "--all", DATABASE_URL=url)
+
+    assert (refused.status, "a superuser creates roles: `create role" in refused.complaint) == (1, True)
+
+
+def test_all_roles_exclude_one_role(main, own_database):
+    assert main("grants", "--all", "--role", "x", DATABASE_URL=own_database).status == 2
+
+
 LACKING = {
     "revoke select on forgekeeper_migrations from {0}": (
         "{0} may not select forgekeeper_migrations: `grant select on forgekeeper.forgekeeper_migrations to {0}`"

@@ -17,6 +17,7 @@ from forgekeeper.cli.commands import build_application
 from forgekeeper.delivery import boot
 from forgekeeper.platform.settings import PREFIX
 from forgekeeper.platform.settings.reading import list_settings
+from forgekeeper.platform.settings.secret_files import FILE_SUFFIX, list_secret_settings
 from metrics.catalogue import select_metrics
 from tests.harness import public_names
 from tests.harness.catalogue import METRICS
@@ -168,7 +169,9 @@ def test_every_command_that_a_page_names_is_one(page, monkeypatch):
 
 @every("page", PRESENT)
 def test_every_setting_that_a_page_names_is_one(page):
-    settings = {PREFIX + field.upper() for field in boot.settings_class().model_fields}
+    model = boot.settings_class()
+    settings = {PREFIX + field.upper() for field in model.model_fields}
+    settings |= {PREFIX + field.upper() + FILE_SUFFIX for field in list_secret_settings(model)}
 
     named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?(?:\.\.\.|…|<|_))\b", page.read_text())
 

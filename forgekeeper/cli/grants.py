@@ -90,7 +90,7 @@ def grants(
             write_line(f"{statement};")
     else:
         said = [f"{name} was created: it may log in, and has no password" for name in missing]
-        said += [f"{one.role} has the rights of a {one.process}: {len(one.statements)} grants" for one in rights]
+        said += [f"{one.role} has the rights of the {one.process}: {len(one.statements)} grants" for one in rights]
         print_sentences(said)
 
 

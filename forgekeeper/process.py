@@ -15,7 +15,6 @@ import time
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 
 import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
@@ -23,7 +22,7 @@ from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.platform.worker_shutdown import TIMED_OUT_STATUS, reserved_seconds
 from metrics import logs
-from metrics.endpoint import MULTIPROC_DIR_VARIABLE, EndpointWatch, find_stalled_process
+from metrics.endpoint import EndpointWatch
 from metrics.instruments import WORKER_METRICS
 from metrics.supervisor import is_watched, start_watchdog
 from metrics.threads import DaemonThread
@@ -53,9 +52,9 @@ def run_master(arguments: list[str]) -> int:
         )
         return 2
     if settings.metrics_port_worker:
-        EndpointWatch(settings.metrics_host, settings.metrics_port_worker).start()
-        # The processes report themselves in files, also for the endpoint's `/livez`.
-        start_watchdog(partial(find_stalled_process, Path(os.environ[MULTIPROC_DIR_VARIABLE])))
+        endpoint = EndpointWatch(settings.metrics_host, settings.metrics_port_worker)
+        endpoint.start()
+        start_watchdog(endpoint.find_stalled_process)
     elif is_watched():
         sys.stderr.write(
             "forgekeeper: WatchdogSec needs the metrics port of a worker: set FORGEKEEPER_METRICS_PORT_WORKER\n"

@@ -241,6 +241,10 @@ class EndpointWatch(CriticalThread):
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._has_started.wait(THREAD_START_SECONDS)
 
+    def find_stalled_process(self) -> str | None:
+        """Return which process of this worker has stalled, as its page `/livez` does."""
+        return find_stalled_process(Path(self._folder))
+
     def run_until_stopped(self) -> None:
         """Start the endpoint again whenever it ends."""
         while not self.stopped.is_set():

@@ -21,7 +21,7 @@ UNREAD = {
     "models": {"forgekeeper.platform.connections", "forgekeeper.platform.database"},
     "scheduler": {
         *("forgekeeper.api.batches", "forgekeeper.delivery", "forgekeeper.ledger", "metrics"),
-        *(f"forgekeeper.platform.{one}" for one in ("connections", "database", "failpoints", "readiness", "settings")),
+        *(f"forgekeeper.platform.{one}" for one in ("connections", "database", "failpoints", "settings")),
     },
     "forgekeeper.platform.migrations.forgekeeper": {"forgekeeper.platform.database", "forgekeeper.platform.migrations"},
 }
@@ -33,7 +33,8 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.endpoint",
     "forgekeeper.cli.serving",
-    "forgekeeper.platform.readiness",  # what systemd and the page have put there
+    "forgekeeper.platform.readiness",  # what the page has put there
+    "metrics.supervisor",  # what systemd has put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}

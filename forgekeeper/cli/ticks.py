@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
@@ -13,7 +13,7 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.cli.connection import batch_named, connect_command
-from forgekeeper.cli.process_list import parse_known_schedule, read_schedules
+from forgekeeper.cli.process_list import parse_known_schedule, process_facts, read_schedules
 from forgekeeper.cli.running import BatchName, require_run
 from forgekeeper.cli.terminal import (
     Json,
@@ -54,6 +54,8 @@ NOT_RUN_SENTENCES = {
 }
 HOLDING_ACTS = {"paused": ("pause",), "stopped": ("stop",), "flag_off": ("flags off",)}
 """Acts of people that make a tick do nothing, by reason."""
+INTERNAL_FIELDS = ("token", "attempt_token")
+"""Fields of a run that only its message and its worker need to know."""
 MAX_READ_ACTS = 20
 """Maximum acts that are read from the audit."""
 ENDED_STATES = ("succeeded", "blocked", "skipped")
@@ -77,17 +79,23 @@ def ticks(
     name = batch_named(batch).name
     with connect_command("ticks"):
         runs = list_runs(name, limit=limit)
-        found, rows = (list(map(_run_facts, runs)), []) if json else ([], list(map(run_row, runs)))
+        found, rows = (tick_facts(name, runs), []) if json else ({}, list(map(run_row, runs)))
     if json:
-        print_json({"batch": name, "ticks": found})
+        print_json(found)
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
     print_table(columns, rows)
 
 
-def list_runs(batch: str, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
-    """Return the batch's runs, newest first, optionally in one *state* or *before* a number."""
-    query = JobRun.select_newest_first(batch).limit(limit)
+def tick_facts(batch: str | None, runs: Sequence[JobRun]) -> dict[str, Any]:
+    """Return the JSON of `ticks`: the *runs* of a batch, or of every batch if None. Needs a connection."""
+    return {"batch": batch, "ticks": list(map(_run_facts, runs))}
+
+
+def list_runs(batch: str | None, *, limit: int, state: str | None = None, before: int | None = None) -> list[JobRun]:
+    """Return the runs of a batch or of all, newest first, optionally in one *state* or *before* a number."""
+    query = JobRun.select().order_by(JobRun.id.desc()) if batch is None else JobRun.select_newest_first(batch)
+    query = query.limit(limit)
     query = query if state is None else query.where(JobRun.state == state)
     return list(query if before is None else query.where(JobRun.id < before))
 
@@ -115,16 +123,44 @@ def why(
         tick = None if time is None else read_time(time, now(), ahead=False)
         run = require_run(number) if number is not None else find_run(name, tick)
         name = name or (run.batch if run else "")
-        sentences = (
-            explain_absence(name, tick, settings) if run is None else [told.sentence for told in build_timeline(run)]
-        )
-        failing = Quarantined.oldest_first(batch=name, kind="child").count()
-        sentences += [*describe_obstacles(name), *describe_failing_children(name, failing)]
-        found = run and _run_facts(run)
+        told = explain_run(run) if run else why_facts(name, None, explain_absence(name, tick, settings))
     if json:
-        print_json({"batch": name, "run": found, "children_failing": failing, "story": sentences})
+        print_json(told)
     else:
-        print_sentences(sentences)
+        print_sentences(told["story"])
+
+
+def explain_run(run: JobRun) -> dict[str, Any]:
+    """Return the JSON of `why` about a run. Needs a connection."""
+    return why_facts(run.batch, run, [told.sentence for told in build_timeline(run)])
+
+
+def why_facts(batch: str, run: JobRun | None, story: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON of `why`: the run if there is one, and its *story* with the batch's obstacles.
+
+    *children* counts the run's children: sent, at work, in quarantine. Needs a connection.
+    """
+    failing = Quarantined.oldest_first(batch=batch, kind="child").count()
+    return {
+        "batch": batch,
+        "run": run and _run_facts(run),
+        "children": run and _count_children(run),
+        "children_failing": failing,
+        "story": [*story, *describe_obstacles(batch), *describe_failing_children(batch, failing)],
+    }
+
+
+def count_sent_children(run: JobRun) -> int:
+    """Return the number of children that the run has sent."""
+    sent = [one.enqueued_as for one in BATCHES[run.batch].children] if run.batch in BATCHES else []
+    return sum((run.result or {}).get(counter) or 0 for counter in sent)
+
+
+def _count_children(run: JobRun) -> dict[str, int]:
+    works = [work for one in process_facts(Process.list_all(), now()) for work in one["at_work"]]
+    at_work = {work["message_id"] for work in works if work["run"] == run.id and work["what"] != run.batch}
+    failing = Quarantined.oldest_first(batch=run.batch, kind="child").where(Quarantined.run == run.id).count()
+    return {"sent": count_sent_children(run), "at_work": len(at_work), "failing": failing}
 
 
 def describe_obstacles(name: str) -> list[str]:
@@ -160,7 +196,8 @@ def explain_absence(name: str, tick: datetime | None, settings: Settings) -> lis
 
 
 def _run_facts(run: JobRun) -> dict[str, Any]:
-    return {**run.__data__, "result": read_result(run), "failed_attempts": failed_attempts(run)}
+    facts = {name: value for name, value in run.__data__.items() if name not in INTERNAL_FIELDS}
+    return {**facts, "result": read_result(run), "failed_attempts": failed_attempts(run)}
 
 
 def run_row(run: JobRun) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.cli import audit, process_list, ticks
 from forgekeeper.cli.connection import batch_named
@@ -68,7 +67,6 @@ def _collect_story(run: JobRun, settings: Settings) -> dict[str, Any]:
     children = sorted(_list_children(run, instant), key=lambda one: one.since)
     answer, lines = audit.list_run_deletions(run.id, None, MAX_SHOWN_CHILDREN, max_summed_rows=MAX_SUMMED_ROWS)
     recent = run.finished_at is not None and instant - run.finished_at < RENEWAL_AFTER_END
-    sent = [one.enqueued_as for one in BATCHES[name].children] if name in BATCHES else []
     return {
         "at": instant,
         "run": run,
@@ -79,7 +77,7 @@ def _collect_story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "events": ticks.build_timeline(run),
         "holding": ticks.describe_obstacles(name),
         "result": ticks.read_result(run) or {},
-        "sent": sum((run.result or {}).get(counter) or 0 for counter in sent),
+        "sent": ticks.count_sent_children(run),
         "children": children,
         "drawn": place_spans([(one.name, one.state, one.since, one.until or instant) for one in children]),
         "deleted": answer["sentences"],

@@ -37,7 +37,8 @@ SELECT_CLOSED_INTENTS = "select distinct intent from audit_deletions where inten
 SELECT_OLDEST_TIME = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
 # A run has few rows: `id + 0` reads all of them backwards by id until the limit is reached.
 SELECT_OF_RUN = (
-    f"select {LINE_COLUMNS} from audit_deletions where run = %(run)s{{where}} order by id + 0 desc limit %(limit)s"
+    f"select {LINE_COLUMNS} from audit_deletions where run = %(run)s and id + 0 < %(before)s{{where}}"
+    " order by id + 0 desc limit %(limit)s"
 )
 # The limit is applied first: with few rows since then, PostgreSQL would otherwise read all earlier rows.
 SELECT_NEWEST = f"""
@@ -179,7 +180,7 @@ def _find_states(lines: Sequence[AuditLine], wanted: Mapping[str, Any]) -> list[
 def list_newest(
     since: datetime | None, *, limit: int, run: int | None = None, before: int | None = None
 ) -> list[AuditLine]:
-    """Return the newest rows since then, or ever, of one *run* or with ids below *before*."""
+    """Return the newest rows since then, or ever, optionally of one *run* or with ids below *before*."""
     values = {"run": run, "since": since, "limit": limit, "before": MAX_LINE_ID if before is None else before}
     statement = (SELECT_NEWEST if run is None else SELECT_OF_RUN).format(where=_since_condition(since))
     return [AuditLine(*row) for row in database.execute_sql(statement, values).fetchall()]

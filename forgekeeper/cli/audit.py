@@ -80,7 +80,7 @@ def audit(
         if asked is not None:
             answer = answer_about_record(*asked, begins, settings, limit=limit)
         elif project is not None:
-            answer, rows = _answer_about_project(project, begins or lookup.find_oldest_time() or now(), limit)
+            answer, rows = answer_about_project(project, begins, limit)
         elif run is not None:
             answer, lines = list_run_deletions(run, begins, limit)
             rows = [*map(table_row, lines)]
@@ -96,9 +96,13 @@ def audit(
         print_table(("at", "by", "action", "target", "reason"), rows)
 
 
-def _answer_about_project(project: int, since: datetime, limit: int) -> tuple[AuditAnswer, list[tuple[Any, ...]]]:
-    """Return the answer about a project's deletions, and rows for the newest records."""
-    sentences, found = list_project_deletions(project, since, BATCHES)
+def answer_about_project(
+    project: int, since: datetime | None, limit: int, *, offset: int = 0
+) -> tuple[AuditAnswer, list[tuple[Any, ...]]]:
+    """Return the answer about a project's deletions, and rows for the newest records after *offset*."""
+    since = since or lookup.find_oldest_time() or now()
+    sentences, every = list_project_deletions(project, since, BATCHES)
+    found = every[offset:]
     rows = [
         (one.line.at, table_row(one.line)[1], describe_state(one.line.record, one.state), _describe_record(one), "")
         for one in found[:limit]
@@ -188,16 +192,17 @@ def _warn_of_own_writes(name: str) -> Iterator[str]:
 
 
 def list_run_deletions(
-    run: int, since: datetime | None, limit: int, *, max_summed_rows: int | None = None
+    run: int, since: datetime | None, limit: int, *, max_summed_rows: int | None = None, before: int | None = None
 ) -> tuple[AuditAnswer, list[AuditLine]]:
-    """Return the totals and the newest deletions of a run and its children.
+    """Return the totals and the newest deletions of a run and its children, optionally *before* an id.
 
     If the audit has more than *max_summed_rows* rows of the run, they are not added up, because that would take too
     long.
     """
     known = list_subjects()
     many = max_summed_rows is not None and lookup.has_more_rows(max_summed_rows, run)
-    totals, lines = [] if many else lookup.sum_by_state(run), lookup.list_newest(since, limit=limit, run=run)
+    totals = [] if many else lookup.sum_by_state(run)
+    lines = lookup.list_newest(since, limit=limit, run=run, before=before)
     nothing = f"The audit has no deletions by run {run}."
     if many:
         nothing = (

@@ -18,7 +18,7 @@ def buckets(
     json: Json = False,
 ) -> None:
     """Show the free buckets, and the owner and last heartbeat of each claimed bucket."""
-    shares = _find_bucket_set(batch)
+    shares = find_bucket_set(batch)
     with connect_command("buckets"):
         found = shares.read_states(client)
     if json:
@@ -30,7 +30,7 @@ def buckets(
     )
 
 
-def _find_bucket_set(batch: str | None) -> BucketSet:
+def find_bucket_set(batch: str | None) -> BucketSet:
     """Return the buckets of the batch, or of the only batch with buckets if None."""
     named = {one.name: one.buckets.name for one in BATCHES.values() if one.buckets is not None}
     if batch is None and len(named) == 1:

@@ -68,7 +68,7 @@ def batches(
     """List the batches; with --json their declarations, with times in seconds."""
     settings, chosen = load_settings(), [batch_named(batch)] if batch else list(BATCHES.values())
     if json:
-        print_json({"batches": {one.name: _batch_facts(one, settings) for one in chosen}})
+        print_json({"batches": {one.name: batch_facts(one, settings) for one in chosen}})
         return
     for one in chosen:
         writes = f", writes by itself: {one.writes}" if one.writes else ""
@@ -82,7 +82,8 @@ def _print_entry(heading: str, sentence: str) -> None:
     out.print(f"    {sentence}")
 
 
-def _batch_facts(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+def batch_facts(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+    """Return the batch's declaration as the JSON of `batches` shows it, with times in seconds."""
     return _declared_facts(batch) | {
         "document": batch.document,
         "module": batch.module,

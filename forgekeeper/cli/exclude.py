@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -38,10 +39,15 @@ def exclude_list(json: Json = False) -> None:
     with connect_command("exclude", redis_needed=False):
         standing = Exclusion.list_in_force()
     if json:
-        print_json({"exclusions": [_exclusion_facts(one) for one in standing]})
+        print_json(list_facts(standing))
         return
     columns = ("id", "what", "batch", "by", "since", "until", "reason")
     print_table(columns, ((one.id, one.what, one.batch or "all", *_exclusion_cells(one)) for one in standing))
+
+
+def list_facts(standing: Iterable[Exclusion]) -> dict[str, Any]:
+    """Return the JSON of `exclude list`."""
+    return {"exclusions": [_exclusion_facts(one) for one in standing]}
 
 
 exclude = create_group(

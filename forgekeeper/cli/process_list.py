@@ -67,18 +67,25 @@ def processes(json: Json = False) -> None:
     the list at once, a silent process after a day.
     """
     with connect_command("processes"):
-        instant, known = now(), Process.list_all()
-        found, wrong = process_facts(known, instant), list(describe_warnings(known, instant))
+        answer = list_facts()
     if json:
-        print_json({"at": instant, "processes": found, "warnings": wrong})
+        print_json(answer)
         return
-    for sentence in wrong:
+    instant, found = answer["at"], answer["processes"]
+    for sentence in answer["warnings"]:
         out.print(format_warning(sentence))
     rows = [_process_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
     print_table(("process", "kind", "version", "up for", "heartbeat", "queues"), rows)
     if work := [row for one in found for row in _list_work_rows(one, instant)]:
         out.print()
         print_table(("work", "for", "run", "process"), work)
+
+
+def list_facts() -> dict[str, Any]:
+    """Return the JSON of `processes`. Needs a connection."""
+    instant, known = now(), Process.list_all()
+    warnings = list(describe_warnings(known, instant))
+    return {"at": instant, "processes": process_facts(known, instant), "warnings": warnings}
 
 
 def process_facts(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:

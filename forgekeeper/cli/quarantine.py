@@ -85,13 +85,20 @@ def quarantine_list(
     with connect_command("quarantine") as settings:
         rows = [_entry_from_row(row) for row in Quarantined.oldest_first(batch=batch, kind=kind).limit(limit)]
         kept = list_kept_entries(settings, batch, kind, limit)
-        found, total = [*rows, *kept.entries], count_rows(batch, kind) + kept.total
+        found = list_facts(rows, kept, count_rows(batch, kind))
     if json:
-        print_json({"total": total, "entries": [one._asdict() for one in found], "unknown": kept.unknown})
+        print_json(found)
         return
-    print_table(("id", "kind", "batch", "record", "failures", "since", "next retry", "error"), map(_entry_cells, found))
-    out.print(f"{total} in all")
+    columns = ("id", "kind", "batch", "record", "failures", "since", "next retry", "error")
+    print_table(columns, map(_entry_cells, [*rows, *kept.entries]))
+    out.print(f"{found['total']} in all")
     print_sentences((f"entries of kind {name} are not known: {why}" for name, why in kept.unknown.items()), err)
+
+
+def list_facts(rows: Sequence[QuarantineEntry], kept: BatchKeptEntries, number: int) -> dict[str, Any]:
+    """Return the JSON of `quarantine list`; *number* is the number of all our rows."""
+    entries = [one._asdict() for one in (*rows, *kept.entries)]
+    return {"total": number + kept.total, "entries": entries, "unknown": kept.unknown}
 
 
 def count_rows(batch: str | None, kind: str | None) -> int:

@@ -137,12 +137,11 @@ def gather_facts(settings: Settings) -> dict[str, Any]:
 def _gather_with_reader(settings: Settings, reader: TolerantReader) -> dict[str, Any]:
     instant, known = now(), Process.list_all()
     schedules, whose = process_list.read_schedules(known, instant, settings)
-    batches = {name: batch_facts(batch, schedules[name], instant, reader) for name, batch in BATCHES.items()}
     rates = find_rates()
-    for name, one in batches.items():
-        rate = rates.get(name, Rate())
-        one |= {"records_per_hour": round(rate.records * HOUR_SECONDS), "bytes_freed_in_a_week": rate.bytes}
-        one |= {"seconds_left": rate.seconds_for(one["backlog"])}
+    batches = {
+        name: rated_facts(batch, schedules[name], instant, reader, rates.get(name, Rate()))
+        for name, batch in BATCHES.items()
+    }
     shown = {name: part.read for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
@@ -178,6 +177,18 @@ def _gather_with_reader(settings: Settings, reader: TolerantReader) -> dict[str,
     return found | {"general_warnings": general, "warnings": warnings}
 
 
+def rated_facts(
+    batch: BatchSpec, schedule: str, instant: datetime, reader: TolerantReader, rate: Rate
+) -> dict[str, Any]:
+    """Return the facts of a batch, with the *rate* of its deletions and the seconds left at that rate."""
+    one = batch_facts(batch, schedule, instant, reader)
+    return one | {
+        "records_per_hour": round(rate.records * HOUR_SECONDS),
+        "bytes_freed_in_a_week": rate.bytes,
+        "seconds_left": rate.seconds_for(one["backlog"]),
+    }
+
+
 def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, reader: TolerantReader) -> dict[str, Any]:
     """Return the facts of a batch: schedule, open run, last run, backlog and holds."""
     holds = Hold.list_active(batch=batch.name)
@@ -204,9 +215,14 @@ def batch_facts(batch: BatchSpec, schedule: str, instant: datetime, reader: Tole
         "paused": pause and _pick_fields(pause, "until", "reason", "by"),
         "stopped": stop and _pick_fields(stop, "since", "reason", "by"),
         "held": guarded and {"since": guarded.since, "reason": guarded.kind, "sentence": guarded.reason},
-        "holds": [_pick_fields(hold, *HOLD_FIELDS) for hold in holds],
+        "holds": [hold_facts(hold) for hold in holds],
         "blocked": blocked,
     }
+
+
+def hold_facts(hold: Hold) -> dict[str, Any]:
+    """Return the facts of a hold: its kind, reason, author and times."""
+    return _pick_fields(hold, *HOLD_FIELDS)
 
 
 def _pick_fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:

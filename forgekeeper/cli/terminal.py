@@ -95,12 +95,17 @@ def wrong_use(sentence: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Print *value* as JSON."""
+    write_line(encode_json(value))
+
+
+def encode_json(value: Any) -> str:
+    """Encode *value* as the JSON of commands and of the console's API; times are ISO 8601."""
     # ASCII only, because terminals may interpret other characters. JSON does not escape DEL.
     try:
         text = json.dumps(value, default=_encode_for_json, indent=2)
     except RecursionError:
         text = json.dumps(redact(value), indent=2)
-    write_line(text.replace("\x7f", "\\u007f"))
+    return text.replace("\x7f", "\\u007f")
 
 
 def write_line(line: str) -> None:

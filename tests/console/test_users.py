@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.cli.console.users import User, UserFile, hash_password, is_correct_password, is_valid_name
+from forgekeeper.cli.console.named_lines import is_valid_name
+from forgekeeper.cli.console.users import User, UserFile, hash_password, is_correct_password
 from forgekeeper.cli.terminal import Problem
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
@@ -84,7 +85,7 @@ def test_those_who_change_it_at_once_take_nothing_from_one_another(users):
 
 
 def test_a_change_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(users):
-    with pytest.raises(TypeError), users.edit_users() as known:
+    with pytest.raises(AttributeError), users.edit_users() as known:
         known["vera"] = None
 
     assert list(users.read_users()) == ["anna"]

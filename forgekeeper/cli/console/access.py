@@ -27,17 +27,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forgekeeper.cli.console.named_lines import MAX_NAME_LENGTH, is_valid_name
 from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page
 from forgekeeper.cli.console.probes import answer_probe
-from forgekeeper.cli.console.users import (
-    LOCAL_HOST_NAMES,
-    MAX_NAME_LENGTH,
-    Role,
-    User,
-    UserFile,
-    is_correct_password,
-    is_valid_name,
-)
+from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, Role, User, UserFile, is_correct_password
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.settings import Settings
 

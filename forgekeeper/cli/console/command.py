@@ -13,16 +13,8 @@ import structlog
 import typer
 
 from forgekeeper.cli.connection import load_and_configure_logging, record_acts
-from forgekeeper.cli.console.users import (
-    LOCAL_HOST_NAMES,
-    MAX_NAME_LENGTH,
-    PROXY_USER_HASH,
-    Role,
-    User,
-    UserFile,
-    hash_password,
-    is_valid_name,
-)
+from forgekeeper.cli.console.named_lines import NAME_RULE, is_valid_name
+from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, PROXY_USER_HASH, Role, User, UserFile, hash_password
 from forgekeeper.cli.terminal import Json, Problem, create_group, print_answer, print_json, print_table, wrong_use
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.extras import install_command
@@ -111,7 +103,7 @@ def add_user(
     """
     users = _require_user_file()
     if not is_valid_name(name):
-        wrong_use(f"a name has 1 to {MAX_NAME_LENGTH} printable characters, no colon, and no space around it")
+        wrong_use(NAME_RULE)
     hashed = PROXY_USER_HASH if proxy else hash_password(_read_password())
     with users.edit_users() as known:
         done = "changed" if name in known else "added"

@@ -107,6 +107,7 @@ NOT_RECORDED = {
     *("scheduler", "worker", "exporter"),  # not a person's act but a process: it has its row, and its runs theirs
     "demo",  # of servers that end with it
     *("console", "console user add", "console user remove", "console user list", "console user"),  # a file of its own
+    *("console token add", "console token remove", "console token list", "console token"),  # a file of its own
     *("refs", "uploads"),  # groups: they list nothing
 }
 LOOKING = sorted(ALL.keys() - {case.command for case in CASES} - ELSEWHERE - NOT_RECORDED)

@@ -15,7 +15,7 @@ from .every_command import arguments, commands, serves
 ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_TABLE = {"settings", "metrics", "batches", "contract", "refs", "uploads", "check", "migrate", "adopt", "files"}
-NEED_NO_TABLE |= {name for name in ALL if name.startswith("console user")}
+NEED_NO_TABLE |= {name for name in ALL if name.startswith(("console user", "console token"))}
 BATCH = "user_status_cleanup"
 DENIED = (
     "; grant that right to the database user, or run this as another user; `forgekeeper check` lists the missing rights"

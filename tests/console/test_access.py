@@ -17,7 +17,9 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
 from forgekeeper.cli.console.access import MAX_FAILED_LOGINS, MAX_FORM_BYTES, RESPONSE_HEADERS
 from forgekeeper.cli.console.pages import DECLARED_PAGES, load_pages
+from forgekeeper.cli.console.problem_details import API_ROOT
 from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.web_api.endpoints import DECLARED_ENDPOINTS, load_endpoints
 from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.platform.connections import client
@@ -632,12 +634,12 @@ def test_an_operator_acts_by_no_request_made_by_hand_where_actions_are_off(looki
 
 
 def every_page():
-    """The addresses of pages that need no row, and of those of each batch."""
+    """The addresses of pages and of the API that need no row, and the addresses of each batch."""
     load_pages()
-    paths = [page.address for page in DECLARED_PAGES if "{" not in page.address]
-    of_batch = [
-        page.address for page in DECLARED_PAGES if page.address.count("{") == page.address.count("{batch}") == 1
-    ]
+    load_endpoints()
+    addresses = [page.address for page in DECLARED_PAGES] + [f"{API_ROOT}{one.address}" for one in DECLARED_ENDPOINTS]
+    paths = [address for address in addresses if "{" not in address]
+    of_batch = [address for address in addresses if address.count("{") == address.count("{batch}") == 1]
     return paths + [path.format(batch=batch) for path in of_batch for batch in BATCHES]
 
 

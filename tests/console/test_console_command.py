@@ -77,6 +77,10 @@ REFUSED = [
         "there is no nowhere: `forgekeeper console user add` creates it",
     ),
     (
+        {"console_tokens": "nowhere"},
+        "there is no nowhere: `forgekeeper console token add` creates it",
+    ),
+    (
         PAIR,
         "cannot use a with the key b: No such file or directory; name a certificate and its key, both as PEM",
     ),

@@ -94,6 +94,19 @@ def test_where_a_server_refuses_the_last_answer_stays_and_the_trouble_is_said(re
     assert "cannot use PostgreSQL: could not connect to server" in known.trouble
 
 
+def test_an_answer_that_serves_nobody_later_is_dropped_once_it_has_expired(reader, monkeypatch):
+    question = Question({"n": 1})
+    question.let.set()
+    reader.ask("program", question, timeout_seconds=30, serves_later=False)
+    again = reader.ask("program", question, timeout_seconds=30, serves_later=False)
+    asked = question.asked
+    monkeypatch.setattr(reading, "ANSWER_VALID_SECONDS", 0.0)
+
+    reader.ask("page", question, timeout_seconds=30)
+
+    assert (again.value, asked, list(reader._answers)) == ({"n": 1}, 1, ["page"])
+
+
 def test_a_page_waits_no_longer_than_its_patience_and_says_so(reader):
     question = Question({"n": 1})
 

@@ -1,7 +1,8 @@
 """Authentication and roles of the console, and requests that are refused before any page.
 
 A person is known by a session, after a login with the password of a user in the file; or by the header of a proxy that
-the settings name. Without users and proxies, everybody on this machine is a viewer.
+the settings name. Without users and proxies, everybody on this machine is a viewer. A program is known by a token, with
+which it may read the API and nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forgekeeper.cli.console.named_lines import MAX_NAME_LENGTH, is_valid_name
-from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page
+from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page, render_refusal
 from forgekeeper.cli.console.probes import answer_probe
+from forgekeeper.cli.console.problem_details import is_for_api
+from forgekeeper.cli.console.tokens import TOKEN_PREFIX, ApiToken, TokenFile, find_token, read_clock
 from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, Role, User, UserFile, is_correct_password
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.settings import Settings
@@ -54,6 +57,10 @@ MAX_FORM_BYTES = 64 * 1024
 MAX_FORM_FIELDS = 2_000
 MAX_FAILED_LOGINS, FAILED_LOGINS_WINDOW_SECONDS = 5, 60.0
 """Maximum failed logins per minute, for an address and for a name."""
+READING_METHODS = ("GET", "HEAD")
+TOKEN_LOG_INTERVAL_SECONDS = 3600.0
+"""Seconds after which the use of a token is logged again."""
+AUTHENTICATION_REMEDY = "`forgekeeper console token add NAME` makes a token; `Authorization: Bearer TOKEN` sends it"
 
 log = structlog.get_logger(__name__)
 # The key exists in this process only: a restart ends all sessions.
@@ -125,6 +132,8 @@ class AccessMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
         self._users = UserFile(settings.console_users) if settings.console_users else None
+        self._tokens = TokenFile(settings.console_tokens) if settings.console_tokens else None
+        self._token_log_times: dict[str, float] = {}
         self._ended = EndedSessions(SESSION_SECONDS)
         self._failures: Counter[str] = Counter()
         self._failures_reset_at = 0.0
@@ -142,12 +151,12 @@ class AccessMiddleware:
         try:
             answer = await self._intercept_request(request)
         except HTTPException as refused:
-            answer = render_page(request, "problem.html", "Refused", refused.status_code, sentence=refused.detail)
+            answer = render_refusal(request, "Refused", refused.status_code, refused.detail)
             answer.headers.update(refused.headers or {})
         except Problem as problem:
             log.warning("user file unreadable", error=str(problem))
             sentence = "the console cannot read the file of its users; see its log"
-            answer = render_page(request, "problem.html", "Refused", 503, sentence=sentence)
+            answer = render_refusal(request, "Refused", 503, sentence)
         await (answer or self._app)(scope, receive, send)
 
     async def _intercept_request(self, request: Request) -> Response | None:
@@ -157,7 +166,10 @@ class AccessMiddleware:
         """
         path: str = request.scope["path"]  # not `request.url.path`, which depends on the header Host
         self._refuse_other_hosts(request)
-        if request.method not in {"GET", "HEAD"}:
+        if is_for_api(request):
+            request.state.person = self._identify_reader(request)
+            return None
+        if request.method not in READING_METHODS:
             _refuse_cross_site(request)
             request.state.form = await _read_form(request)
         if path.startswith("/static/"):
@@ -176,6 +188,54 @@ class AccessMiddleware:
             self._users or self._settings.console_proxy or name in {*LOCAL_HOST_NAMES, self._settings.console_host}
         ):
             raise HTTPException(421, "open this console as localhost: other host names are refused")
+
+    def _identify_reader(self, request: Request) -> Person:
+        """Return the person or the token that reads the API, always as a viewer.
+
+        A proxy may send a bearer token of its own, which counts only if it looks like ours.
+        """
+        if request.method not in READING_METHODS:
+            raise HTTPException(405, "the API only reads: send GET", {"Allow": ", ".join(READING_METHODS)})
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and (bearer.startswith(TOKEN_PREFIX) or not self._settings.console_proxy):
+            return Person(self._require_token(request, bearer.strip()).name, "viewer")
+        if (person := self._identify_person(request)) is None:
+            raise HTTPException(401, f"the API needs a token: {AUTHENTICATION_REMEDY}", {"WWW-Authenticate": "Bearer"})
+        return Person(person.name, "viewer")
+
+    def _require_token(self, request: Request, bearer: str) -> ApiToken:
+        """Return the valid token; raise `HTTPException` and count a failed login otherwise.
+
+        Failures of others at the same address do not refuse a valid token: nobody can guess one.
+        """
+        if self._settings.console_proxy:
+            self._refuse_direct_request(request)
+        try:
+            known = self._tokens.read_tokens() if self._tokens else {}
+        except Problem as problem:
+            log.warning("token file unreadable", error=str(problem))
+            raise HTTPException(503, "the console cannot read the file of its tokens; see its log") from None
+        client = self._client_address(request)
+        token = find_token(known.values(), bearer)
+        if token is not None and not token.is_expired(read_clock()):
+            self._log_token_use(token, client)
+            return token
+        word = "unknown" if token is None else "expired"
+        who = {"name": token and token.name, "client": str(client)}
+        keys = {_address_key(client)}
+        self._refuse_after_failures(keys, "console token refused", who)
+        self._failures.update(keys)
+        log.warning("console token refused", **who, reason=word)
+        challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+        raise HTTPException(401, f"the token is {word}: {AUTHENTICATION_REMEDY}", challenge)
+
+    def _log_token_use(self, token: ApiToken, client: IPv4Address | IPv6Address) -> None:
+        """Log the use of a token, at most once in `TOKEN_LOG_INTERVAL_SECONDS`."""
+        if self._token_log_times.get(token.hash, -TOKEN_LOG_INTERVAL_SECONDS) + TOKEN_LOG_INTERVAL_SECONDS <= (
+            now := time.monotonic()
+        ):
+            self._token_log_times[token.hash] = now
+            log.info("console token used", name=token.name, client=str(client))
 
     def _identify_person(self, request: Request) -> Person | None:
         """Return the person, or None if a login is needed."""
@@ -200,8 +260,7 @@ class AccessMiddleware:
 
     def _read_proxy_user(self, request: Request) -> str | None:
         """Return the user whom the proxy names; None if it names nobody and people can log in."""
-        if not any(_peer_address(request) in network for network in self._settings.console_proxy):
-            raise HTTPException(403, "use the address of the proxy: direct requests are refused")
+        self._refuse_direct_request(request)
         names = request.headers.getlist(self._settings.console_proxy_header)
         if not names and self._users:
             return None
@@ -212,6 +271,11 @@ class AccessMiddleware:
             if is_valid_name(name := names[0].encode("latin-1").decode()):
                 return name
         raise HTTPException(403, "the proxy sends a name that is not valid for a user")
+
+    def _refuse_direct_request(self, request: Request) -> None:
+        """Refuse a request that does not come from a known proxy."""
+        if not any(_peer_address(request) in network for network in self._settings.console_proxy):
+            raise HTTPException(403, "use the address of the proxy: direct requests are refused")
 
     async def _answer_login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params
@@ -227,23 +291,13 @@ class AccessMiddleware:
         """
         user = self._users.read_users().get(name) if self._users else None
         client = self._client_address(request)
-        # An IPv6 client has 2^64 addresses, so the first half of the address is the key.
-        keys = {
-            f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}",
-            f"for {name[:MAX_NAME_LENGTH]}",
-        }
+        keys = {_address_key(client), f"for {name[:MAX_NAME_LENGTH]}"}
         known_browser = _read_signed_cookie(request, KNOWN_BROWSER_COOKIE, KNOWN_BROWSER_SECONDS)
         if isinstance(known_browser, dict) and known_browser["name"] == name:
             # Failures of strangers do not lock out a browser in which this person has logged in before.
             keys = {f"by {known_browser['once']}"}
         who = {"user": user and user.name, "client": str(client)}
-        if time.monotonic() > self._failures_reset_at:
-            self._failures, self._failures_reset_at = Counter(), time.monotonic() + FAILED_LOGINS_WINDOW_SECONDS
-        if max(self._failures[key] for key in keys) >= MAX_FAILED_LOGINS:
-            log.warning("console login refused", **who, reason="too many")
-            seconds = str(int(self._failures_reset_at - time.monotonic()) + 1)
-            sentence = f"too many logins have failed: try again in {seconds} seconds"
-            raise HTTPException(429, sentence, {"Retry-After": seconds})
+        self._refuse_after_failures(keys, "console login refused", who)
         # Failures are counted before the check, so that parallel requests get no additional guesses.
         (failures := self._failures).update(keys)
         if not await to_thread.run_sync(partial(is_correct_password, user, password), limiter=self._hashing_limiter):
@@ -252,6 +306,16 @@ class AccessMiddleware:
         failures.subtract(keys)
         log.info("console login", **who)
         return user
+
+    def _refuse_after_failures(self, keys: set[str], event: str, who: dict[str, str | None]) -> None:
+        """Refuse a login or a wrong token if too many have failed for one of the *keys*."""
+        if time.monotonic() > self._failures_reset_at:
+            self._failures, self._failures_reset_at = Counter(), time.monotonic() + FAILED_LOGINS_WINDOW_SECONDS
+        if max(self._failures[key] for key in keys) >= MAX_FAILED_LOGINS:
+            log.warning(event, **who, reason="too many")
+            seconds = str(int(self._failures_reset_at - time.monotonic()) + 1)
+            sentence = f"too many logins have failed: try again in {seconds} seconds"
+            raise HTTPException(429, sentence, {"Retry-After": seconds})
 
     def _client_address(self, request: Request) -> IPv4Address | IPv6Address:
         """Return the client's address: behind known proxies, the last foreign X-Forwarded-For."""
@@ -332,6 +396,12 @@ def _read_signed_cookie(request: Request, cookie: str, seconds: int) -> object:
         return _cookie_signer.loads(request.cookies.get(cookie, ""), max_age=seconds, salt=cookie)
     except BadData:
         return None
+
+
+def _address_key(client: IPv4Address | IPv6Address) -> str:
+    """Return the key of an address in the count of failures."""
+    # An IPv6 client has 2^64 addresses, so the first half of the address is the key.
+    return f"of {client.exploded[:19] if isinstance(client, IPv6Address) else client}"
 
 
 def _peer_address(request: Request) -> IPv4Address | IPv6Address:

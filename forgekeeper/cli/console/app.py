@@ -19,9 +19,19 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.console.access import AccessMiddleware
 from forgekeeper.cli.console.acting import handle_action
 from forgekeeper.cli.console.backlogs import BACKLOG_HISTORY
-from forgekeeper.cli.console.pages import DECLARED_PAGES, ConsolePage, PageRequest, load_pages, render_page
-from forgekeeper.cli.console.reading import PageReader, ReaderBusy
+from forgekeeper.cli.console.pages import (
+    DECLARED_PAGES,
+    ConsolePage,
+    PageRequest,
+    load_pages,
+    render_page,
+    render_refusal,
+)
+from forgekeeper.cli.console.problem_details import API_ROOT, is_for_api
+from forgekeeper.cli.console.reading import BUSY_SENTENCE, PageReader, ReaderBusy
 from forgekeeper.cli.console.template_filters import TEMPLATE_FILTERS
+from forgekeeper.cli.console.web_api.openapi import OPENAPI_ADDRESS
+from forgekeeper.cli.console.web_api.routes import create_api_routes
 from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.platform.settings import Settings
 
@@ -31,9 +41,9 @@ HTTP_ERROR_SENTENCES = {
     "Method Not Allowed": "this page does not accept that method",
 }
 """Texts for people in place of Starlette's own errors."""
+NO_ENDPOINT_SENTENCE = f"the API has no such address: {API_ROOT}{OPENAPI_ADDRESS} lists its addresses"
 MAX_CONCURRENT_ACTS = 3
 """Maximum concurrent acts; pages leave a database connection free for each."""
-BUSY_SENTENCE = "the console is busy: too many requests wait for the servers; try again in a moment"
 
 
 def create_application(settings: Settings) -> Starlette:
@@ -43,6 +53,7 @@ def create_application(settings: Settings) -> Starlette:
     made = Starlette(
         routes=[
             *(Route(page.address, _create_endpoint(page), name=page.address) for page in DECLARED_PAGES),
+            Mount(API_ROOT, routes=create_api_routes()),
             Route("/act/{name}", handle_action, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=CONSOLE_FOLDER / "static")),
         ],
@@ -78,7 +89,7 @@ def _create_endpoint(page: ConsolePage) -> Callable[[Request], Response]:
                 key, lambda: page.collect_facts(page_request), timeout_seconds=page.timeout_seconds
             )
         except ReaderBusy:
-            return render_page(request, "problem.html", "Busy", 503, sentence=BUSY_SENTENCE)
+            return render_refusal(request, "Busy", 503, BUSY_SENTENCE)
         if known.problem is not None:
             raise HTTPException(404, str(known.problem))
         title = page.title.format(**request.path_params)
@@ -95,9 +106,11 @@ def _show_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     title = "Refused" if error.status_code == 403 else "Nothing here"
     sentence = HTTP_ERROR_SENTENCES.get(error.detail, error.detail)
-    return render_page(request, "problem.html", title, error.status_code, sentence=sentence)
+    if is_for_api(request) and error.detail == "Not Found":
+        sentence = NO_ENDPOINT_SENTENCE
+    return render_refusal(request, title, error.status_code, sentence)
 
 
 def _show_internal_error(request: Request, _error: Exception) -> Response:
     """Report a bug of ours; Starlette raises the error again and so logs its trace."""
-    return render_page(request, "problem.html", "Something is wrong", 500, sentence="the console failed; see its log")
+    return render_refusal(request, "Something is wrong", 500, "the console failed; see its log")

@@ -1,4 +1,4 @@
-"""The command `console`, which serves the page, and the management of its users."""
+"""The command `console`, which serves the page, and the management of its users and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ import typer
 
 from forgekeeper.cli.connection import load_and_configure_logging, record_acts
 from forgekeeper.cli.console.named_lines import NAME_RULE, is_valid_name
-from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, PROXY_USER_HASH, Role, User, UserFile, hash_password
+from forgekeeper.cli.console.token_command import token
+from forgekeeper.cli.console.tokens import TokenFile
+from forgekeeper.cli.console.users import (
+    LOCAL_HOST_NAMES,
+    PROXY_USER_HASH,
+    Role,
+    User,
+    UserFile,
+    hash_password,
+)
 from forgekeeper.cli.terminal import Json, Problem, create_group, print_answer, print_json, print_table, wrong_use
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.extras import install_command
@@ -85,6 +94,7 @@ def list_users(*, json: Json = False) -> None:
 
 user = create_group("user", "List and change the users of the console.", list_users)
 console.add_typer(user)
+console.add_typer(token)
 
 
 @user.command("add")
@@ -138,6 +148,8 @@ def _configure_server(settings: Settings) -> Config:
 
     if settings.console_users:
         _require_user_file().read_users()
+    if settings.console_tokens:
+        TokenFile(settings.console_tokens).read_tokens()
     # Only uvicorn's warnings and errors are useful, and they appear in our log.
     made = Config(
         create_application(settings),

@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
+from forgekeeper.cli.console.problem_details import is_for_api, render_problem_details
 from forgekeeper.cli.console.reading import ANSWER_TIMEOUT_SECONDS
 from forgekeeper.cli.terminal import read_number
 from forgekeeper.platform.settings import Settings
@@ -101,3 +102,10 @@ def render_page(request: Request, template: str, title: str, status: int = 200, 
     if request.state.flash_message:
         answer.delete_cookie(FLASH_COOKIE, httponly=True, samesite="lax")
     return answer
+
+
+def render_refusal(request: Request, title: str, status: int, sentence: str) -> Response:
+    """Render an error as a page, or for the API as problem details; *sentence* has the cause and the remedy."""
+    if is_for_api(request):
+        return render_problem_details(status, sentence)
+    return render_page(request, "problem.html", title, status, sentence=sentence)

@@ -36,6 +36,7 @@ READER_THREADS = 4  # concurrent questions, each with its own connection
 MAX_QUESTIONS = 24
 """Maximum questions in flight or waiting for a thread, even if nobody waits for them."""
 NO_ANSWER_SENTENCE = "the servers have not answered yet; PostgreSQL or Redis may be away"
+BUSY_SENTENCE = "the console is busy: too many requests wait for the servers; try again in a moment"
 SERVER_ERRORS = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """Errors of a server that does not answer, or refuses."""
 
@@ -49,7 +50,8 @@ def describe_trouble(error: Exception) -> str:
 class CachedAnswer:
     """Last *value* of a question, its time *at*, and the *trouble* of the attempt at *asked*.
 
-    *problem* is set if the requested thing does not exist; *began* is the start of the latest attempt.
+    *problem* is set if the requested thing does not exist; *began* is the start of the latest attempt. Unless it
+    *serves_later*, it is dropped once it has expired.
     """
 
     value: dict[str, Any] | None = None
@@ -58,6 +60,12 @@ class CachedAnswer:
     asked: float = 0.0
     trouble: str | None = None
     problem: Problem | None = None
+    serves_later: bool = True
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the answer may serve everybody."""
+        return time.monotonic() - self.asked < ANSWER_VALID_SECONDS
 
     @property
     def age(self) -> float | None:
@@ -92,22 +100,25 @@ class PageReader:
         read_facts: Callable[[], dict[str, Any]],
         *,
         timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
+        serves_later: bool = True,
     ) -> CachedAnswer:
         """Return the answer of *read_facts*, or a fresh answer to another caller with the same *key*.
 
         Waits at most *timeout_seconds* seconds. If the time is up or a server refuses, the answer has the last value
-        and the trouble. Raises `ReaderBusy` if too many other questions are in flight.
+        and the trouble; unless the answer *serves_later*, it has no last value. Raises `ReaderBusy` if too many other
+        questions are in flight.
         """
         with self._lock:
             known = self._answers.get(key, CachedAnswer())
-            if known.began > self._discarded_at and time.monotonic() - known.asked < ANSWER_VALID_SECONDS:
+            if known.began > self._discarded_at and known.is_fresh:
                 return known
+            known = known if serves_later else CachedAnswer(serves_later=False)
             asking, since = self._in_flight.get(key, (None, 0.0))
             if asking is None or since <= self._discarded_at:
                 if len(self._in_flight) >= MAX_QUESTIONS:
                     raise ReaderBusy
                 since = time.monotonic()
-                asking = self._pool.submit(self._read_and_keep, key, read_facts, since)
+                asking = self._pool.submit(self._read_and_keep, key, read_facts, since, known)
                 self._in_flight[key] = asking, since
         timeout_seconds *= RENEWAL_TIMEOUT_SHARE if known.value is not None else 1
         try:
@@ -115,17 +126,25 @@ class PageReader:
         except TimeoutError:
             return replace(known, trouble=NO_ANSWER_SENTENCE)
 
-    def _read_and_keep(self, key: Hashable, read_facts: Callable[[], dict[str, Any]], began: float) -> CachedAnswer:
-        known = replace(_read_connected(read_facts, self._answers.get(key, CachedAnswer())), began=began)
+    def _read_and_keep(
+        self, key: Hashable, read_facts: Callable[[], dict[str, Any]], began: float, before: CachedAnswer
+    ) -> CachedAnswer:
+        found = _read_connected(read_facts, before)
+        known = replace(found, began=began, serves_later=before.serves_later)
         with self._lock:
             # Otherwise somebody acted meanwhile and the question was sent again.
             if self._in_flight.get(key, (None, 0.0))[1] == began:
                 del self._in_flight[key]
+                self._drop_expired()
                 self._answers[key] = known
                 self._answers.move_to_end(key)
                 if len(self._answers) > MAX_KEPT_ANSWERS:
                     self._answers.popitem(last=False)
         return known
+
+    def _drop_expired(self) -> None:
+        for key in [key for key, one in self._answers.items() if not (one.serves_later or one.is_fresh)]:
+            del self._answers[key]
 
 
 def _read_connected(read_facts: Callable[[], dict[str, Any]], before: CachedAnswer) -> CachedAnswer:

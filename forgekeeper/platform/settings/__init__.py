@@ -255,6 +255,9 @@ class Settings(BaseSettings):
     console_users: Path | None = setting(
         None, "The file of the console's users; `forgekeeper console user add` writes it."
     )
+    console_tokens: Path | None = setting(
+        None, "The file of the tokens of the console's API; `forgekeeper console token add` writes it."
+    )
     console_proxy: Networks = setting(
         "", "Addresses or networks of proxies that authenticate the users of the console, separated by commas."
     )

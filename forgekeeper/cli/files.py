@@ -31,7 +31,7 @@ def files(
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     json: Json = False,
 ) -> None:
-    """Write units, compose file, alert rules, dashboards and examples for Prometheus and Alertmanager.
+    """Write units, compose file, Helm chart, alert rules, dashboards and examples for Prometheus and Alertmanager.
 
     Rules and dashboards get the addresses of your console and your Grafana in place of examples. If a file exists and
     differs, nothing is written and the status is 1; --force replaces such files.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.harness.helm import CHART, render
 from tests.metrics.pages import ran
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,16 @@ def test_the_compose_file_needs_no_checkout(written):
     }
     assert [name for name in mounted if not (folder / name).exists()] == []
     assert [name for name, service in services.items() if "build" in service] == []
+
+
+def test_the_chart_has_the_same_addresses_as_its_values_would_give_it(written):
+    folder, _ = written
+    monitoring = {"rules": True, "serviceMonitors": True}
+    urls = {"consoleUrl": URLS[1], "grafanaUrl": URLS[3]}
+
+    objects = render({"monitoring": monitoring}, chart=folder / CHART.relative_to(ROOT))
+
+    assert objects == render({"monitoring": {**monitoring, **urls}}) != render({"monitoring": monitoring})
 
 
 def test_a_file_that_was_changed_is_kept_unless_it_is_forced(main, written):

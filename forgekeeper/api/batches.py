@@ -216,6 +216,12 @@ class BatchSpec(Declaration):
         oldest = min((one.oldest for one in found if one.oldest), default=None)
         return Backlog(sum(one.records for one in found), oldest) if found else None
 
+    @property
+    def shortest_objective(self) -> timedelta | None:
+        """The shortest objective of the records in the backlog."""
+        counted = (record for one in (self, *self.children) for record in one.records if record.name in one.backlogs)
+        return min((record.objective for record in counted if record.objective), default=None)
+
 
 @dataclass(kw_only=True, eq=False)
 class ChildSpec(Declaration):

@@ -34,6 +34,7 @@ from forgekeeper.cli import (
     streams,
     ticks,
     uploads,
+    webhook,
 )
 from forgekeeper.cli.connection import describe_with_remedy
 from forgekeeper.cli.streams import OutputLost
@@ -59,7 +60,7 @@ COMMAND_PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] =
     "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter, "console"),
     "Prepare": (
         *(check.check, migrate.migrate, grants.grants, contract.contract, "adopt", files.files),
-        *(declared.settings, declared.metrics, declared.batches, "seed"),
+        *(declared.settings, declared.metrics, declared.batches, webhook.webhook, "seed"),
     ),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),

@@ -21,6 +21,7 @@ from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.limits import RunTotal
 from forgekeeper.ledger.notices import Notice
+from forgekeeper.ledger.operator_events import OperatorEvent
 from forgekeeper.ledger.quarantine import Quarantined
 from forgekeeper.platform import installation, migrations
 from forgekeeper.platform.database import Base, database, sqlstate
@@ -33,7 +34,7 @@ from metrics.logs import clean_text, text_of
 
 OWN_TABLES: tuple[type[Base], ...] = (
     *(FeatureFlag, Batch, Hold, Exclusion, JobRun, DeletedObject, Process, Installation),
-    *(Quarantined, Notice, SettledUpload, RunTotal, Act, Deletion),
+    *(Quarantined, Notice, OperatorEvent, SettledUpload, RunTotal, Act, Deletion),
 )
 """Forgekeeper's own tables: it migrates them, and no other program writes to them."""
 MISSING_RIGHT_SQLSTATE = "42501"

@@ -79,7 +79,7 @@ def _find_obstacles(batch: BatchSpec, one: StatusFacts, instant: datetime) -> It
         error = (one["open"] or {}).get("error") or (one["last"] or {}).get("error") or "see its runs"
         said = f"it has failed {times} since its last success: {error}"
         yield NotDeleted([batch.name], "failing", health.last_success, said)
-    allowed, oldest = shortest_objective(batch), one["backlog_oldest"]
+    allowed, oldest = batch.shortest_objective, one["backlog_oldest"]
     if allowed and oldest and instant - oldest > allowed:
         waited, objective = format_duration(instant - oldest), format_duration(allowed)
         waits = f"the oldest record has waited for {waited}, its objective is {objective}"
@@ -103,9 +103,3 @@ def _find_missed_ticks(
             f"tick of {format_time(due)}" if first == due else f"ticks from {format_time(first)} to {format_time(due)}"
         )
         yield NotDeleted([name], "missed", first, f"no scheduler has claimed its {which}")
-
-
-def shortest_objective(batch: BatchSpec) -> timedelta | None:
-    """Return the shortest objective of the records in the batch's backlog."""
-    counted = (record for one in (batch, *batch.children) for record in one.records if record.name in one.backlogs)
-    return min((record.objective for record in counted if record.objective), default=None)

@@ -29,6 +29,7 @@ from forgekeeper.cli.connection import (
 )
 from forgekeeper.cli.terminal import FAILED_STATUS, wrong_use
 from forgekeeper.delivery.queues import required_key_types
+from forgekeeper.ledger.event_watch import EventWatch
 from forgekeeper.platform import migrations, shutdown
 from forgekeeper.platform.connections import ServerTimeouts, client, configure_clients
 from forgekeeper.platform.coordination.redis_values import KEY_TYPES, find_wrong_types
@@ -36,6 +37,7 @@ from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.installation import Installation, claim_by_writing, why_misplaced
 from forgekeeper.platform.settings import PREFIX, Settings
 from forgekeeper.platform.settings.addresses import show_database_url, show_redis_url
+from forgekeeper.platform.webhook import Webhook
 from metrics.endpoint import MULTIPROC_DIR_VARIABLE, MetricsEndpoint, create_metrics_folder, open_listening_socket
 from metrics.supervisor import start_watchdog, tell_supervisor
 from metrics.threads import DaemonThread, ended_itself
@@ -167,7 +169,8 @@ def _count_in_files(port: int) -> None:
 def exporter() -> None:
     """Serve metrics of the current state, read on each scrape: backlogs, queues, leases, last runs.
 
-    It also runs without PostgreSQL and Redis.  SIGTERM and Ctrl-C end it.
+    It also runs without PostgreSQL and Redis, and sends events to the webhook of the settings.  SIGTERM and Ctrl-C
+    end it.
     """
     from forgekeeper import exporter as exporting
 
@@ -181,6 +184,8 @@ def exporter() -> None:
     )
     asked = shutdown.open_request_queue()
     page.start()
+    if (webhook := Webhook.from_settings(settings)) is not None:
+        EventWatch(settings, webhook).start()
     start_watchdog()
     tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)

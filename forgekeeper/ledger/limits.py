@@ -110,7 +110,7 @@ class RunTotal(Base):
     processes of older versions.
     """
 
-    grants = "worker: select, insert, update, delete"
+    grants = "worker: select, insert, update, delete; exporter: select"
 
     batch = pw.TextField()
     run = pw.BigIntegerField()

@@ -16,6 +16,7 @@ ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_TABLE = {"settings", "metrics", "batches", "contract", "refs", "uploads", "check", "migrate", "adopt", "files"}
 NEED_NO_TABLE |= {name for name in ALL if name.startswith(("console user", "console token"))}
+NEED_NO_TABLE |= {"webhook test"}
 BATCH = "user_status_cleanup"
 DENIED = (
     "; grant that right to the database user, or run this as another user; `forgekeeper check` lists the missing rights"

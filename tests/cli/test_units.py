@@ -97,8 +97,8 @@ def test_the_credentials_are_all_settings_with_secrets():
     text = CREDENTIALS.read_text()
     secrets = list_secret_settings(boot.settings_class())
 
-    assert re.findall(r"^LoadCredential=(\w+):/etc/forgekeeper/%N/\1$", text, re.MULTILINE) == secrets
-    assert re.findall(r"^Environment=FORGEKEEPER_(\w+)_FILE=%d/(\w+)$", text, re.MULTILINE) == [
+    assert re.findall(r"^#?LoadCredential=(\w+):/etc/forgekeeper/%N/\1$", text, re.MULTILINE) == secrets
+    assert re.findall(r"^#?Environment=FORGEKEEPER_(\w+)_FILE=%d/(\w+)$", text, re.MULTILINE) == [
         (name.upper(), name) for name in secrets
     ]
 

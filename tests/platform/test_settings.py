@@ -17,6 +17,7 @@ from forgekeeper.platform.settings.secret_files import list_secret_settings
 from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
+WEBHOOK_SECRET = "whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
 DATABASE_URLS = [
     "postgresql://u:hunter2@h/d",
     "postgres://u:hunter2@h1:5432,h2:5433/d?sslmode=require",
@@ -104,12 +105,54 @@ def test_an_unknown_name_is_refused_with_the_name_it_resembles(refused):
     assert "unknown setting FORGEKEEPER_REDISURL (did you mean FORGEKEEPER_REDIS_URL?)" in message
 
 
+# The webhook
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///hunter2",
+        "ftp://h/hunter2",
+        "//h/hunter2",
+        "https:///hunter2",
+        "https://h:p/hunter2",
+        "http://h/hunter2 x",
+    ],
+)
+def test_a_webhook_is_an_address_of_http_or_https(refused, url):
+    message = refused(WEBHOOK_URL=url, WEBHOOK_SECRET=WEBHOOK_SECRET)
+
+    assert "bad value of FORGEKEEPER_WEBHOOK_URL: not a URL such as https://host/path" in message
+    assert SECRET not in message
+
+
+def test_a_webhook_has_no_password_in_its_address(refused):
+    message = refused(WEBHOOK_URL="https://u:hunter2@h/x", WEBHOOK_SECRET=WEBHOOK_SECRET)
+
+    assert "write a token into the path or the query" in message
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "whsec_", "whsec_hunter2", "whsec_c2hvcnQ=", WEBHOOK_SECRET[6:]])
+def test_a_secret_that_is_short_or_no_base64_is_refused_with_the_command_that_makes_one(refused, secret):
+    message = refused(WEBHOOK_SECRET=secret)
+
+    assert "openssl rand -base64 32" in message
+    assert SECRET not in message
+
+
+def test_a_webhook_without_a_secret_is_refused(refused):
+    assert "FORGEKEEPER_WEBHOOK_URL needs a secret" in refused(WEBHOOK_URL="https://h/x")
+
+
 # Secrets in files
 
 SECRETS = {
     "DATABASE_URL": ("postgresql://u:hunter2@h/d", lambda settings: settings.require_database()),
     "REDIS_URL": ("redis://:hunter2@h/0", lambda settings: settings.require_redis()),
     "OBJECT_STORES": ('{"a": "file:///x"}', lambda settings: settings.object_stores["a"].get_secret_value()),
+    "WEBHOOK_URL": ("https://h/hunter2", lambda settings: settings.webhook_url.get_secret_value()),
+    "WEBHOOK_SECRET": (WEBHOOK_SECRET, lambda settings: settings.webhook_secret.get_secret_value()),
 }
 
 
@@ -118,7 +161,8 @@ SECRETS = {
 def test_each_setting_with_secrets_may_be_in_a_file(given, tmp_path, name, end):
     value, read = SECRETS[name]
     (tmp_path / "secret").write_bytes((value + end).encode())
-    given(**{f"{name}_FILE": str(tmp_path / "secret")})
+    beside = {"WEBHOOK_SECRET": WEBHOOK_SECRET} if name == "WEBHOOK_URL" else {}
+    given(**{f"{name}_FILE": str(tmp_path / "secret")}, **beside)
 
     assert read(load_settings()) in value
     assert shown(name).source == "file"

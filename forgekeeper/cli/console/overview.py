@@ -14,7 +14,6 @@ from forgekeeper.cli.console.audit import START_OF_DAY
 from forgekeeper.cli.console.backlogs import BACKLOG_HISTORY
 from forgekeeper.cli.console.pages import PageRequest, page
 from forgekeeper.cli.console.problems import STATES_BY_URGENCY, ProblemLine, list_problems
-from forgekeeper.cli.not_deleted import shortest_objective
 from forgekeeper.cli.terminal import read_time
 from forgekeeper.ledger.job_runs import JobRun
 
@@ -71,7 +70,7 @@ def _batch_row(name: str, one: BatchFigures, problems: Sequence[ProblemLine]) ->
         # "unusual" ranks last: the number of deletions says least about whether the batch runs.
         "light": min(states, key=_rank_state, default="running" if running else "ok"),
         "flag": BATCHES[name].flag,
-        "objective": shortest_objective(BATCHES[name]),
+        "objective": BATCHES[name].shortest_objective,
         "last": one["last"] and status.describe_last_run(one),
         "left": status.estimate_time_left(one),
         "backlog": BACKLOG_HISTORY.chart_points(name),

@@ -30,7 +30,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forgekeeper.platform import failpoints
 from forgekeeper.platform.settings import cron
-from forgekeeper.platform.settings.addresses import Unverified, check_database_url, check_redis_url
+from forgekeeper.platform.settings.addresses import (
+    Unverified,
+    check_database_url,
+    check_redis_url,
+    check_webhook_secret,
+    check_webhook_url,
+)
 from forgekeeper.platform.settings.cron import Cron
 
 PREFIX = "FORGEKEEPER_"
@@ -114,6 +120,8 @@ Schedule = Annotated[Cron | None, PlainValidator(cron.parse_schedule), NoDecode,
 Schema = Annotated[str, AfterValidator(_check_schema), "text"]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(check_database_url), "URL"]
 RedisUrl = Annotated[SecretStr, AfterValidator(check_redis_url), "URL"]
+WebhookUrl = Annotated[SecretStr, AfterValidator(check_webhook_url), "URL"]
+WebhookSecret = Annotated[SecretStr, AfterValidator(check_webhook_secret), "text"]
 Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
 Pace = Annotated[float, Field(gt=0), "per second"]
 Count = Annotated[int, Field(ge=1), "count"]
@@ -249,6 +257,11 @@ class Settings(BaseSettings):
     metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
     metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
+    webhook_url: WebhookUrl | None = setting(None, "URL that gets a request for each event; unset: none.")
+    webhook_secret: WebhookSecret | None = setting(
+        None, "Secret that signs these requests: whsec_ and base64, as in Standard Webhooks."
+    )
+
     console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
     console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")
     console_actions: Literal["on", "off"] = setting("off", "Whether operators may act on the console.")
@@ -279,6 +292,14 @@ class Settings(BaseSettings):
         if unknown:
             known = ", ".join(stores) or "none"
             raise ValueError(f"{', '.join(unknown)}: not a location of {PREFIX}OBJECT_STORES, which has: {known}")
+        return value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_webhook_is_signed(cls, value: SecretStr | None, given: ValidationInfo) -> SecretStr | None:
+        """Refuse a webhook without a secret: its receiver could not tell forgekeeper from others."""
+        if value is None and given.data.get("webhook_url") is not None:
+            raise ValueError(f"{PREFIX}WEBHOOK_URL needs a secret, which signs the requests")
         return value
 
     def schedule_of(self, batch: str) -> Cron | None:

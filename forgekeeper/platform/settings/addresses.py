@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,9 @@ UNQUOTED_URL_MESSAGE = "host or port is invalid: percent-encode special characte
 
 Unverified = Literal["nothing", "redis", "stores", "everything"]
 FALSE_VALUES = {"", "0", "f", "false", "n", "no", "off"}
+WEBHOOK_SECRET_PREFIX = "whsec_"  # noqa: S105, it begins each secret
+WEBHOOK_KEY_BYTES = range(24, 65)
+"""Lengths of the key of a webhook that Standard Webhooks allows."""
 INVALID_CERTIFICATES_OPTION = "allow_invalid_certificates"
 
 
@@ -66,6 +71,33 @@ def check_redis_url(value: SecretStr) -> SecretStr:
         raise ValueError(f"a {url.scheme}:// URL may have the options {', '.join(sorted(known))}; db is a number")
     if options.get("protocol", "3") != "3":
         raise ValueError("forgekeeper needs protocol 3 of Redis: remove the option protocol")
+    return value
+
+
+def check_webhook_url(value: SecretStr) -> SecretStr:
+    """Validate the URL of a webhook: http or https, without user and password, which no request would contain."""
+    text = value.get_secret_value()
+    try:
+        url = urlsplit(text)
+        is_usable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not re.fullmatch(r"[!-~]+", text):
+        raise ValueError("not a URL such as https://host/path")
+    if "@" in url.netloc:
+        raise ValueError("it has a user or a password: write a token into the path or the query")
+    return value
+
+
+def check_webhook_secret(value: SecretStr) -> SecretStr:
+    """Validate the secret of a webhook: base64 after a prefix, as Standard Webhooks describes."""
+    text = value.get_secret_value()
+    try:
+        key = base64.b64decode(text.removeprefix(WEBHOOK_SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not text.startswith(WEBHOOK_SECRET_PREFIX) or len(key) not in WEBHOOK_KEY_BYTES:
+        raise ValueError(f'not a secret: create one with `echo "{WEBHOOK_SECRET_PREFIX}$(openssl rand -base64 32)"`')
     return value
 
 

@@ -20,6 +20,7 @@ import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
 from forgekeeper.delivery.boot import load_settings
+from forgekeeper.delivery.error_reports import ErrorReporter
 from forgekeeper.platform.worker_shutdown import TIMED_OUT_STATUS, reserved_seconds
 from metrics import logs
 from metrics.endpoint import EndpointWatch
@@ -44,7 +45,8 @@ def run_master(arguments: list[str]) -> int:
     # Dramatiq blocks these signals in its own thread only: a thread of ours would get them before its handlers exist.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     settings = load_settings()
-    logs.configure(settings.log_format, settings.log_level)
+    reporter = ErrorReporter.from_settings(settings)
+    logs.configure(settings.log_format, settings.log_level, on_error=reporter.report_line if reporter else None)
     if settings.metrics_port_worker and not WORKER_METRICS.uses_files:
         # Counters would stay in memory, and the metrics page would be empty.
         sys.stderr.write(

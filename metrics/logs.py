@@ -31,6 +31,7 @@ MAX_EXAMINED_CHARACTERS = 32_000
 MAX_SHOWN_ITEMS, MAX_SHOWN_LEVELS = 50, 4
 """Maximum items of a collection, and maximum levels of nesting, that are shown."""
 CUT_MARK = "…"
+ERROR_LEVELS = {"error", "critical"}
 PLAIN_TYPES = {str, int, float, bool, type(None)}
 """Types of facts without items and without text of their own."""
 
@@ -103,10 +104,12 @@ def configure(
     stream: TextIO | None = None,
     *,
     on_line: Callable[[str], None] | None = None,
+    on_error: Callable[[EventDict], None] | None = None,
 ) -> None:
     """Send all log lines of this process, also of libraries, to *stream* (standard error).
 
-    *on_line* is called with the level of each line. A line that cannot be written is lost: its writer neither fails nor
+    *on_line* is called with the level of each line, *on_error* with the facts of each line of ours at level error or
+    critical; it must not raise. A line that cannot be written is lost: its writer neither fails nor
     waits, and the next line reports the number of lost lines.
     """
     stream = stream or sys.stderr
@@ -117,10 +120,16 @@ def configure(
             on_line(method)
         return facts
 
+    def pass_error(_logger: WrappedLogger, method: str, facts: EventDict) -> EventDict:
+        if on_error and method in ERROR_LEVELS and "_record" not in facts:
+            on_error(facts)
+        return facts
+
     gathering: list[Processor] = [
         count_line,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
+        *([pass_error] if on_error else []),
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
     ]
     console = structlog.dev.ConsoleRenderer(timestamp_key="at", colors=stream.isatty())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -14,6 +15,7 @@ from forgekeeper.audit import acts
 from forgekeeper.cli.standby import warn_while_waiting
 from forgekeeper.cli.terminal import HELD_STATUS, Problem, err, wrong_use
 from forgekeeper.delivery.boot import load_settings
+from forgekeeper.delivery.error_reports import ErrorReporter
 from forgekeeper.guards import preconditions
 from forgekeeper.guards.preconditions import Blocked
 from forgekeeper.guards.register_epoch import find_warnings
@@ -97,10 +99,13 @@ REDIS_ERROR_PREFIX = re.compile(
 )
 
 
-def load_and_configure_logging() -> Settings:
-    """Load the settings and configure logging."""
+def load_and_configure_logging(*, reports_errors: bool = False) -> Settings:
+    """Load the settings and configure logging; a process that *reports_errors* does so until its end."""
     settings = load_settings()
-    logs.configure(settings.log_format, settings.log_level)
+    reporter = ErrorReporter.from_settings(settings) if reports_errors else None
+    if reporter is not None:
+        atexit.register(reporter.close)
+    logs.configure(settings.log_format, settings.log_level, on_error=reporter.report_line if reporter else None)
     return settings
 
 

@@ -58,7 +58,8 @@ def scheduler() -> None:
     import scheduler as timetable
     from forgekeeper.ledger.reconcile import SCHEDULER_COUNTERS
 
-    settings, asked, ready = load_and_configure_logging(), shutdown.open_request_queue(), threading.Event()
+    settings = load_and_configure_logging(reports_errors=True)
+    asked, ready = shutdown.open_request_queue(), threading.Event()
     configure_clients(settings, ServerTimeouts.for_scheduler(settings), name="scheduler", connections=None)
     unready = lambda: None if ready.is_set() else "the scheduler is not ready yet"  # noqa: E731
     endpoint = _serve_probes(settings, settings.metrics_port_scheduler, SCHEDULER_COUNTERS.registry, unready=unready)
@@ -87,7 +88,7 @@ def worker(
     fetched a run.  A worker waits for its servers.  After SIGTERM and Ctrl-C its runs end at their next safe point.
     """
     queues = _read_queues(queues or ())
-    settings, asked = load_and_configure_logging(), shutdown.open_request_queue()
+    settings, asked = load_and_configure_logging(reports_errors=True), shutdown.open_request_queue()
     port = settings.metrics_port_worker if metrics_port is None else metrics_port
     wait = ServerWait(asked, process_name="worker")
     configure_clients(settings, ServerTimeouts.for_worker(settings), name="worker", connections=3)
@@ -174,7 +175,7 @@ def exporter() -> None:
     """
     from forgekeeper import exporter as exporting
 
-    settings = load_and_configure_logging()
+    settings = load_and_configure_logging(reports_errors=True)
     configure_clients(settings, exporting.EXPORTER_LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: set it to the port of the metrics")

@@ -32,6 +32,7 @@ from forgekeeper.api.batches import Declaration
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.boot import load_settings
 from forgekeeper.delivery.children import list_calls
+from forgekeeper.delivery.error_reports import ErrorReporter
 from forgekeeper.engine.attempt import Attempt, Runner
 from forgekeeper.engine.message_attempt import MessageAttempt
 from forgekeeper.engine.record_counts import count_duration_and_failure, suppress_count_errors
@@ -88,7 +89,12 @@ class ProcessMiddleware(Middleware):
         worker_shutdown.drain_on_signals()
         settings = load_settings()
         # Not to Dramatiq's replacement: a pipe to the master, whose death would lose lines.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=count_log_line)
+        reporter = ErrorReporter.from_settings(settings)
+        on_error = reporter.report_line if reporter else None
+        logs.configure(
+            settings.log_format, settings.log_level, sys.__stderr__, on_line=count_log_line, on_error=on_error
+        )
+        self._last_reports = [reporter.close] if reporter else []
         # One connection for each thread, one for the consumers' rejects, one for the heartbeat.
         configure_clients(
             settings, ServerTimeouts.for_worker(settings), name="worker", connections=settings.worker_threads + 2
@@ -116,7 +122,7 @@ class ProcessMiddleware(Middleware):
         """Start the heartbeat and report that the process is ready: its consumers fetch."""
         self.heartbeat.start()
         self._rounds.start()
-        worker_shutdown.last_steps += [self.heartbeat.stop, self._forget_starts]
+        worker_shutdown.last_steps += [self.heartbeat.stop, self._forget_starts, *self._last_reports]
         self._drain.announce_ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -133,9 +139,11 @@ class ProcessMiddleware(Middleware):
         self.heartbeat.send_now()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """Stop the heartbeat, which deletes the row of the process."""
+        """Stop the heartbeat, which deletes the row of the process, and send the last reports."""
         self._rounds.stopped.set()
         self.heartbeat.stop()
+        for close in self._last_reports:
+            close()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the message and connect; raise `MessageNotReady` if the database is down."""

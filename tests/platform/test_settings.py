@@ -145,6 +145,17 @@ def test_a_webhook_without_a_secret_is_refused(refused):
     assert "FORGEKEEPER_WEBHOOK_URL needs a secret" in refused(WEBHOOK_URL="https://h/x")
 
 
+# Sentry
+
+
+@pytest.mark.parametrize("dsn", ["https://h/1", "https://hunter2@h", "ftp://hunter2@h/1", "https://hunter2@h:p/1", "x"])
+def test_a_dsn_that_is_none_is_refused_without_its_key(refused, dsn):
+    message = refused(SENTRY_DSN=dsn)
+
+    assert "bad value of FORGEKEEPER_SENTRY_DSN: not a DSN such as https://KEY@host/1" in message
+    assert SECRET not in message
+
+
 # Secrets in files
 
 SECRETS = {
@@ -152,6 +163,7 @@ SECRETS = {
     "REDIS_URL": ("redis://:hunter2@h/0", lambda settings: settings.require_redis()),
     "OBJECT_STORES": ('{"a": "file:///x"}', lambda settings: settings.object_stores["a"].get_secret_value()),
     "WEBHOOK_URL": ("https://h/hunter2", lambda settings: settings.webhook_url.get_secret_value()),
+    "SENTRY_DSN": ("https://hunter2@h/1", lambda settings: settings.sentry_dsn.get_secret_value()),
     "WEBHOOK_SECRET": (WEBHOOK_SECRET, lambda settings: settings.webhook_secret.get_secret_value()),
 }
 

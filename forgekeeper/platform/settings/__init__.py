@@ -34,6 +34,7 @@ from forgekeeper.platform.settings.addresses import (
     Unverified,
     check_database_url,
     check_redis_url,
+    check_sentry_dsn,
     check_webhook_secret,
     check_webhook_url,
 )
@@ -122,6 +123,7 @@ DatabaseUrl = Annotated[SecretStr, AfterValidator(check_database_url), "URL"]
 RedisUrl = Annotated[SecretStr, AfterValidator(check_redis_url), "URL"]
 WebhookUrl = Annotated[SecretStr, AfterValidator(check_webhook_url), "URL"]
 WebhookSecret = Annotated[SecretStr, AfterValidator(check_webhook_secret), "text"]
+SentryDsn = Annotated[SecretStr, AfterValidator(check_sentry_dsn), "URL"]
 Share = Annotated[float, Field(ge=0, le=1), "share, 0 to 1"]
 Pace = Annotated[float, Field(gt=0), "per second"]
 Count = Annotated[int, Field(ge=1), "count"]
@@ -261,6 +263,7 @@ class Settings(BaseSettings):
     webhook_secret: WebhookSecret | None = setting(
         None, "Secret that signs these requests: whsec_ and base64, as in Standard Webhooks."
     )
+    sentry_dsn: SentryDsn | None = setting(None, "DSN of the Sentry project that gets errors; unset: none.")
 
     console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
     console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")

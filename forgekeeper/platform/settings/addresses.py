@@ -101,6 +101,19 @@ def check_webhook_secret(value: SecretStr) -> SecretStr:
     return value
 
 
+def check_sentry_dsn(value: SecretStr) -> SecretStr:
+    """Validate a DSN of Sentry: a URL with a public key and the number of a project."""
+    text = value.get_secret_value()
+    try:
+        url = urlsplit(text)
+        is_usable = url.scheme in {"http", "https"} and bool(url.hostname and url.username) and url.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not re.fullmatch(r"[!-~]+/\d+", text):
+        raise ValueError("not a DSN such as https://KEY@host/1: copy it from the project's settings in Sentry")
+    return value
+
+
 def show_database_url(url: str) -> str:
     """Return the URL of PostgreSQL for display: user, host or socket's folder, port and name."""
     at = parse_dsn(url)

@@ -50,6 +50,8 @@ def execute_run(batch: BatchSpec, started: StartedRun, settings: Settings) -> di
             print_sentences([f"{batch.name} is blocked: {attempt.blocked}"], err)
         # As in a worker, children sent before a failure are executed.
         results = _work_on_messages(messages, runner, run=started.id)
+        if runner.tracing is not None:
+            runner.tracing.close()
     if attempt.held is not None:
         print_sentences([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):

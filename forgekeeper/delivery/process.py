@@ -109,6 +109,7 @@ class ProcessMiddleware(Middleware):
         self._rounds = PeriodicThread("rounds", self._do_round, interval=settings.dead_after.total_seconds() / 3)
         self.fan_out = partial(self._send_children, broker, limit_depth=settings.queue_limit)
         self.runner = Runner(settings, self.fan_out, self.heartbeat)
+        self._last_reports += [self.runner.tracing.close] if self.runner.tracing else []
         self._drain = ShutdownWatchdog(self.list_in_flight, settings.shutdown_timeout)
         # Imported objects stay.  Without this, each full garbage collection visits them: 0.1 s in a large child.
         gc.freeze()

@@ -24,6 +24,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.engine import record_counts
 from forgekeeper.engine.run import Run
 from forgekeeper.engine.shared_work import SharedWork
+from forgekeeper.engine.tracing import AttemptSpan, Tracing
 from forgekeeper.guards import breaker, preconditions
 from forgekeeper.guards.deadline import Deadline
 from forgekeeper.guards.preconditions import Blocked
@@ -64,6 +65,7 @@ class Runner:
         arm_failpoints(settings.failpoints)
         self.settings = settings
         self.fan_out = fan_out
+        self.tracing = Tracing.from_settings(settings)
         self._checked_at: dict[str, float] = {}
         self.heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
         if heartbeat is None:
@@ -128,6 +130,7 @@ class Attempt:
         self._settings = settings
         self._runner = runner
         self._is_final = final
+        self._span: AttemptSpan | None = None
         self._started_monotonic = time.monotonic()
         batch, tick, child = declared.batch.name, started and started.tick, None if started else message_id
         audit = Audit(batch, on=settings.is_audited(batch), run=number, tick=tick, child=child)
@@ -150,6 +153,8 @@ class Attempt:
         else:
             log.info("run started")
             self._runner.heartbeat.watch(self.row)
+        if self._runner.tracing is not None:
+            self._start_span(self._runner.tracing)
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
@@ -171,6 +176,8 @@ class Attempt:
             if self.run.skipped is None:
                 # The checks above do not use up the budget.
                 self.run.deadline = self._start_deadline()
+                if self._span is not None:
+                    self._span.start_chunk()
                 with self._open_session():
                     self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
@@ -213,6 +220,7 @@ class Attempt:
                 self._runner.heartbeat.stop_watching(self.row)
             self._outcome_counter.count_growth()
             self._count_end()
+            self._end_span()
             structlog.contextvars.clear_contextvars()
 
     @property
@@ -246,10 +254,32 @@ class Attempt:
         return Deadline(
             self.run.shared.budget_left() if self.run.shared else self.declared.budget,
             safe_point=check,
-            on_progress=self._outcome_counter.count_growth,
+            on_progress=self._count_growth,
             find_stop_reason=self._guard.find_stop_reason,
             pace=pace,
         )
+
+    def _count_growth(self) -> None:
+        self._outcome_counter.count_growth()
+        if self._span is not None:
+            self._span.note_progress(self._count_deleted())
+
+    def _count_deleted(self) -> int:
+        """Return how many records the attempt has deleted, as limits count them."""
+        return sum(getattr(self.run.outcome, field) for field in self.declared.counted_fields)
+
+    def _start_span(self, tracing: Tracing) -> None:
+        attempt = None if self.row is None else self.row.started.attempt
+        with record_counts.suppress_count_errors():
+            self._span = tracing.start_attempt(self.declared, run=self.run.number, attempt=attempt, key=self.message_id)
+
+    def _end_span(self) -> None:
+        if self._span is None:
+            return
+        with record_counts.suppress_count_errors():
+            fields = self.result_fields()
+            stopped = fields.get("stopped") or fields.get("skipped")
+            self._span.end(self._count_deleted(), stopped, self.error)
 
     @property
     def _stop_reason(self) -> str | None:

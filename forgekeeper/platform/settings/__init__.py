@@ -264,6 +264,9 @@ class Settings(BaseSettings):
         None, "Secret that signs these requests: whsec_ and base64, as in Standard Webhooks."
     )
     sentry_dsn: SentryDsn | None = setting(None, "DSN of the Sentry project that gets errors; unset: none.")
+    tracing: Literal["off", "otlp"] = setting(
+        "off", "Spans of runs and children: none, or to the collector that the OTEL_* variables name."
+    )
 
     console_host: Text = setting("127.0.0.1", "The address of `forgekeeper console`.")
     console_port: Port = setting("9190", "The port of `forgekeeper console`; 0: none.")

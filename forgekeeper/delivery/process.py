@@ -123,7 +123,8 @@ class ProcessMiddleware(Middleware):
         """Start the heartbeat and report that the process is ready: its consumers fetch."""
         self.heartbeat.start()
         self._rounds.start()
-        worker_shutdown.last_steps += [self.heartbeat.stop, self._forget_starts, *self._last_reports]
+        worker_shutdown.last_steps += [self.heartbeat.stop, self._forget_starts]
+        worker_shutdown.last_steps += self._last_reports
         self._drain.announce_ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:

@@ -1,6 +1,7 @@
 """`webhook`, and the exporter that sends events: as processes, to a real receiver."""
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -73,3 +74,20 @@ def test_one_of_two_exporters_sends_a_hold_to_the_receiver(database, start_expor
 
     eventually(lambda: OperatorEvent.select().where(OperatorEvent.delivered_at.is_null(False)).exists())
     assert [json.loads(one.body)["data"]["batch"] for one in receiver.requests] == ["prune"]
+
+
+def test_an_exporter_with_its_own_grants_sends_an_event(
+    *, main, own_database, new_role, query, start_exporter, receiver
+):
+    url = new_role(own_database)
+    name = urlsplit(url).username
+    assert main("grants", "--role", name, "--as", "exporter", DATABASE_URL=own_database).status == 0
+    query(
+        own_database, "insert into forgekeeper.holds (batch, kind, reason, by) values ('prune', 'breaker', 'R', 'me')"
+    )
+
+    exporter = start_exporter(*free_ports(1), DATABASE_URL=url, WEBHOOK_URL=receiver.url, WEBHOOK_SECRET=SECRET)
+
+    eventually(lambda: exporter.said("event delivered"))
+    assert [json.loads(one.body)["data"]["batch"] for one in receiver.requests] == ["prune"]
+    assert exporter.said("events not watched") + exporter.said("backlog unknown") == []

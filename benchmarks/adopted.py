@@ -98,10 +98,10 @@ def _artifacts(servers: Servers, artifacts: int, forge: str) -> Iterator[tuple[S
 
 
 def _make(forge: str, _database: object) -> None:
-    database.execute_sql(f"create schema {TABLES}; set search_path = {TABLES}; {SQL.read_text(encoding='utf-8')}")
+    database.execute_sql(f"create schema {TABLES}; set local search_path = {TABLES}; {SQL.read_text(encoding='utf-8')}")
     # GitLab's foreign keys and triggers cost the same with and without views.
     database.execute_sql(f"""
-        reset search_path; drop table {TABLES}.p_ci_build_trace_metadata;
+        drop table {TABLES}.p_ci_build_trace_metadata;
         drop table {TABLES}.ci_job_artifact_states, {TABLES}.p_ci_job_artifact_reports;
         drop trigger assign_p_ci_job_artifacts_id on {TABLES}.p_ci_job_artifacts
     """)

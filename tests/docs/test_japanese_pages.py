@@ -1,0 +1,156 @@
+"""Each Japanese page has the parts of its English original that a machine can compare.
+
+A translation that lags behind fails here: change the Japanese page together with the English page.
+"""
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from tests.harness.every import every
+
+ROOT = Path(__file__).parents[2]
+DOCS, JAPANESE = ROOT / "docs", ROOT / "docs" / "ja"
+PAIRS = {ROOT / "README.ja.md": ROOT / "README.md"} | {
+    page: DOCS / page.relative_to(JAPANESE) for page in sorted(JAPANESE.rglob("*.md"))
+}
+"""The English original of each Japanese page."""
+TRANSLATED = {english: japanese for japanese, english in PAIRS.items()}
+FENCE = re.compile(r"^ *```\w*\n.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]*)(?:#[^)]*)?\)")
+KINDS = "チュートリアル|手順書|リファレンス|解説"
+
+
+def read_prose(page):
+    """Read the page without its blocks of code."""
+    return FENCE.sub("", page.read_text())
+
+
+def read_plain(page):
+    """Read the prose without code in backquotes and without targets of links."""
+    return re.sub(r"\]\([^)]*\)|<[^>]+>", "]", re.sub(r"`[^`]+`", "", read_prose(page)))
+
+
+def list_blocks(page):
+    return FENCE.findall(page.read_text())
+
+
+def list_spans(page):
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", read_prose(page))]
+
+
+def list_heading_levels(page):
+    return [len(marks) for marks in re.findall(r"^(#+) ", read_prose(page), re.MULTILINE)]
+
+
+def list_row_widths(page):
+    """Count the cells of each row of each table, in the order of the page."""
+    return [line.count("|") - line.count("\\|") for line in read_prose(page).splitlines() if line.startswith("|")]
+
+
+def list_item_marks(page):
+    """List the indent and mark of each item of each list, in the order of the page."""
+    return re.findall(r"^( *(?:[*-]|\d+\.)) ", read_prose(page), re.MULTILINE)
+
+
+def list_targets(page):
+    """List the files and addresses that the page links to, except its own translation or original."""
+    own = {PAIRS.get(page), TRANSLATED.get(page)}
+    found = [link for link in LINK.findall(read_prose(page)) if link]
+    return [link if ":" in link else resolve(page, link) for link in found if resolve(page, link) not in own]
+
+
+def resolve(page, link):
+    return Path(os.path.normpath(page.parent / link))
+
+
+def list_originals(page):
+    """List the targets of the page; a Japanese page counts as its original."""
+    return [str(PAIRS.get(target, target)) for target in list_targets(page)]
+
+
+def list_numbers(page):
+    return re.findall(r"\d+(?:[.,]\d+)*", read_plain(page))
+
+
+def compare(english, japanese):
+    """Return what only one of the pages has: items that the English page lacks, and that the Japanese page lacks."""
+    ours, theirs = Counter(japanese), Counter(english)
+    return {"only in Japanese": dict(ours - theirs), "only in English": dict(theirs - ours)}
+
+
+SAME = {"only in Japanese": {}, "only in English": {}}
+every_pair = every("japanese, english", PAIRS.items(), name=lambda pair: str(pair[0].relative_to(ROOT)))
+
+
+@every_pair
+def test_each_japanese_page_has_an_original(japanese, english):
+    assert english.exists(), f"{japanese} is a translation of {english}, which does not exist"
+
+
+@every_pair
+def test_a_japanese_page_begins_with_a_link_to_its_original(japanese, english):
+    assert japanese.read_text().splitlines()[0] == f"[English]({os.path.relpath(english, japanese.parent)})"
+
+
+@every_pair
+def test_an_original_links_to_its_japanese_page_in_its_first_lines(japanese, english):
+    assert f"[日本語]({os.path.relpath(japanese, english.parent)})" in "".join(english.read_text().splitlines()[:5])
+
+
+@every_pair
+def test_a_japanese_page_names_its_kind_after_its_title(japanese, english):
+    assert re.match(rf"\[English\]\S+\n\n# .+\n\nこのページは、.*?(?:{KINDS})です。", japanese.read_text())
+
+
+@every_pair
+def test_a_japanese_page_has_the_blocks_of_code_of_its_original(japanese, english):
+    assert compare(list_blocks(english), list_blocks(japanese)) == SAME
+
+
+@every_pair
+def test_a_japanese_page_has_the_words_in_backquotes_of_its_original(japanese, english):
+    assert compare(list_spans(english), list_spans(japanese)) == SAME
+
+
+@every_pair
+def test_a_japanese_page_has_the_headings_of_its_original(japanese, english):
+    assert list_heading_levels(japanese) == list_heading_levels(english)
+
+
+@every_pair
+def test_a_japanese_page_has_the_rows_of_the_tables_of_its_original(japanese, english):
+    assert list_row_widths(japanese) == list_row_widths(english)
+
+
+@every_pair
+def test_a_japanese_page_has_the_list_items_of_its_original(japanese, english):
+    assert list_item_marks(japanese) == list_item_marks(english)
+
+
+@every_pair
+def test_a_japanese_page_has_the_links_of_its_original(japanese, english):
+    assert compare(list_originals(english), list_originals(japanese)) == SAME
+
+
+@every_pair
+def test_a_japanese_page_has_each_number_of_its_original(japanese, english):
+    assert compare(list_numbers(english), list_numbers(japanese))["only in English"] == {}
+
+
+@every_pair
+def test_a_japanese_page_links_to_japanese_pages_if_they_exist(japanese, english):
+    missed = [str(target.relative_to(ROOT)) for target in list_targets(japanese) if target in TRANSLATED]
+
+    assert missed == [], f"{japanese.name} links to English pages that have a translation"
+
+
+@every_pair
+def test_no_emphasis_of_a_japanese_page_is_shown_as_asterisks(japanese, english):
+    tokens = MarkdownIt("commonmark").enable("table").parse(japanese.read_text())
+    texts = [child.content for token in tokens for child in token.children or () if child.type == "text"]
+
+    assert [text for text in texts if "*" in text] == []

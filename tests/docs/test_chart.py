@@ -36,9 +36,9 @@ CHART_SETTINGS = {
     *("DATABASE_URL", "REDIS_URL", "REPOSITORIES_ROOT", "ACTOR", "WORKER_PROCESSES", "WORKER_THREADS", "FAILPOINTS"),
     *("METRICS_PORT_WORKER", "METRICS_PORT_SCHEDULER", "METRICS_PORT_EXPORTER"),
     *("CONSOLE_HOST", "CONSOLE_PORT", "CONSOLE_ACTIONS", "CONSOLE_USERS", "CONSOLE_PROXY"),
-    *("CONSOLE_TLS_CERTIFICATE", "CONSOLE_TLS_KEY"),
+    *("CONSOLE_TLS_CERTIFICATE", "CONSOLE_TLS_KEY", "CONSOLE_TOKENS", "WEBHOOK_URL", "WEBHOOK_SECRET", "SENTRY_DSN"),
 }
-"""Settings that other values of the chart set, or that no process of a cluster needs."""
+"""Settings that other values of the chart set, that no process of a cluster needs, or that the chart does not support."""
 EVERYTHING = {
     "installation": "staging",
     "image": {

@@ -85,7 +85,7 @@ class Tracing:
             self._preset.ids = None
 
     def close(self) -> None:
-        """Wait for the spans for `CLOSE_SECONDS` at most; the SDK itself has no limit."""
+        """Wait for the spans for `CLOSE_SECONDS` at most; the SDK itself would wait longer."""
         with suppress(RuntimeError):  # a thread that cannot start must not delay the end
             thread = DaemonThread(self._provider.force_flush, "last spans", timeout=CLOSE_SECONDS)
             thread.start()

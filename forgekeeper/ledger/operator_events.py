@@ -112,7 +112,7 @@ class BacklogForecast(NamedTuple):
     def is_at_risk(self) -> bool:
         """Whether a record has missed the objective, or will miss it at the rate of the last hour.
 
-        A rate is no limit of a batch that deletes all due records with each tick.  So the oldest record must have
+        A batch that deletes all due records with each tick is not limited by its rate.  So the oldest record must have
         waited for two intervals: a tick has left it.
         """
         misses = self.seconds_left is not None and self.seconds_left > self.objective.total_seconds()
@@ -162,7 +162,7 @@ def _insert_event(kind: str, batch: str, last: int, forecast: BacklogForecast) -
 
 
 def claim_event() -> ClaimedEvent | None:
-    """Claim the oldest event whose next attempt is due; None if there is none."""
+    """Claim the oldest event whose next attempt is due; None if all wait."""
     row = database.execute_sql(CLAIM_EVENT).fetchone()
     if row is None:
         return None

@@ -86,7 +86,7 @@ def load_endpoints() -> None:
 
 
 def read_limit(request: PageRequest) -> int:
-    """Return the requested number of entries; raise `Problem` if there is no such number."""
+    """Return the requested number of entries; raise `Problem` for another value."""
     text = request.query.get(LIMIT.name)
     number = DEFAULT_ENTRIES_PER_ANSWER if text is None else read_number(text, "entries")
     if number > MAX_ENTRIES_PER_ANSWER:

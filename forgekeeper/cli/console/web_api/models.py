@@ -40,7 +40,7 @@ class FailedAttempt(ExactFacts):
 
 
 class TickAnswer(ExactFacts):
-    """A tick of a batch, or a manual run, which has no tick."""
+    """A tick of a batch, or a manual run, which lacks a tick."""
 
     id: int
     batch: str
@@ -345,7 +345,7 @@ class NotDeletedFacts(ExactFacts):
 
 
 class ReleaseFacts(ExactFacts):
-    """A release of a held run; *left* is null if it has no number."""
+    """A release of a held run; *left* is null if the release lacks a number."""
 
     by: str | None
     at: datetime

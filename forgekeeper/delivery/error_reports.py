@@ -40,7 +40,7 @@ class ErrorReporter:
         # Imported here: a process without the setting does not pay for it.
         from sentry_sdk.client import Client
 
-        self._client = Client(
+        self._sentry = Client(
             dsn,
             release=f"forgekeeper@{read_version()}",
             # Integrations would add modules, arguments and log lines, and report errors twice.  Personal data
@@ -76,21 +76,21 @@ class ErrorReporter:
         if not isinstance(error, BaseException) and not is_critical:
             return
         with suppress(Exception):
-            self._client.capture_event(self._build_event(facts, error, level="fatal" if is_critical else "error"))
+            self._sentry.capture_event(self._build_event(facts, error, level="fatal" if is_critical else "error"))
             if is_critical:
-                self._client.flush(timeout=CRITICAL_FLUSH_SECONDS)
+                self._sentry.flush(timeout=CRITICAL_FLUSH_SECONDS)
 
     def close(self) -> None:
         """Wait for the reports for `CLOSE_SECONDS` at most, and drop the others."""
         with suppress(Exception):
-            self._client.close(timeout=CLOSE_SECONDS)
+            self._sentry.close(timeout=CLOSE_SECONDS)
 
     def _build_event(self, facts: Mapping[str, Any], error: object, *, level: Any) -> Event:
         event: Event = {}
         if isinstance(error, BaseException):
             from sentry_sdk.utils import event_from_exception
 
-            event, _hint = event_from_exception(error, self._client.options)
+            event, _hint = event_from_exception(error, self._sentry.options)
             for value in event["exception"]["values"]:
                 value["value"] = ""
                 for frame in (value.get("stacktrace") or {}).get("frames", ()):

@@ -89,5 +89,7 @@ def test_an_exporter_with_its_own_grants_sends_an_event(
     exporter = start_exporter(*free_ports(1), DATABASE_URL=url, WEBHOOK_URL=receiver.url, WEBHOOK_SECRET=SECRET)
 
     eventually(lambda: exporter.said("event delivered"))
-    assert [json.loads(one.body)["data"]["batch"] for one in receiver.requests] == ["prune"]
+    events = [json.loads(one.body) for one in receiver.requests]
+    # The sample data may have an objective at risk, too.
+    assert [event["data"]["batch"] for event in events if event["type"] == "batch.held"] == ["prune"]
     assert exporter.said("events not watched") + exporter.said("backlog unknown") == []

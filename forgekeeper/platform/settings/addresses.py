@@ -165,7 +165,7 @@ def find_unverified_servers(settings: Settings) -> Iterator[str]:
 
 def _list_unverified(settings: Settings) -> Iterator[tuple[Unverified, str]]:
     url = settings.redis_url.get_secret_value() if settings.redis_url else ""
-    for name, value in parse_qsl(urlsplit(url).query):
+    for name, value in parse_qsl(url.partition("?")[2]):
         if (name == "ssl_cert_reqs" and value != "required") or (
             name == "ssl_check_hostname" and value.lower() in FALSE_VALUES
         ):

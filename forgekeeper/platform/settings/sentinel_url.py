@@ -17,7 +17,10 @@ SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "passw
 SHARED_PREFIX = "ssl_"
 """Beginning of the names of options that are for the Sentinels, too."""
 HOST_PATTERN = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>\d+))?")
-PATH_PATTERN = re.compile(r"/(?P<master>[\w.-]+)(?:/(?P<db>\d+))?")
+URL_PATTERN = re.compile(
+    r"[a-z+]+://(?:(?P<user>[^/?#]*)@)?(?P<hosts>[^/?#@]+)"
+    r"/(?P<master>[\w.-]+)(?:/(?P<db>\d+))?(?:\?(?P<query>[^#]*))?"
+)
 
 
 class SentinelUrlError(ValueError):
@@ -40,17 +43,19 @@ class SentinelUrl:
     @classmethod
     def parse(cls, url: str) -> SentinelUrl | None:
         """Parse a URL; None if its scheme is another.  Raises `SentinelUrlError`, and `ValueError` of the query."""
-        parts = urlsplit(url)
-        if (scheme := SENTINEL_SCHEMES.get(parts.scheme)) is None:
+        given = url.partition("://")[0]
+        if (scheme := SENTINEL_SCHEMES.get(given)) is None:
             return None
-        user, at, hosts = parts.netloc.rpartition("@")
-        found = [HOST_PATTERN.fullmatch(host) for host in hosts.split(",")]
-        place = PATH_PATTERN.fullmatch(parts.path)
-        if None in found or place is None or parts.fragment:
-            raise SentinelUrlError(f"not a URL such as {parts.scheme}://host1:26379,host2:26379/MASTER/0")
-        options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        # Not by `urlsplit`: Debian's Python refuses several hosts if one is in brackets.
+        parts = URL_PATTERN.fullmatch(url)
+        hosts = parts["hosts"].split(",") if parts else []
+        found = [HOST_PATTERN.fullmatch(host) for host in hosts]
+        if parts is None or None in found:
+            raise SentinelUrlError(f"not a URL such as {given}://host1:26379,host2:26379/MASTER/0")
+        query, user = parts["query"] or "", f"{parts['user']}@" if parts["user"] else ""
+        options = dict(parse_qsl(query, strict_parsing=bool(query)))
         own = {name: options.pop(name) for name in SENTINEL_OPTIONS if name in options}
-        redis_url = f"{scheme}://{user}{at}{hosts.split(',')[0]}/{place['db'] or 0}?{urlencode(options)}"
+        redis_url = f"{scheme}://{user}{hosts[0]}/{parts['db'] or 0}?{urlencode(options)}"
         shared = {
             name: value
             for name, value in parse_url(redis_url).items()  # type: ignore[no-untyped-call]
@@ -58,7 +63,7 @@ class SentinelUrl:
         }
         return cls(
             [(one["host"].strip("[]"), int(one["port"] or DEFAULT_SENTINEL_PORT)) for one in found if one],
-            place["master"],
+            parts["master"],
             redis_url,
             {SENTINEL_OPTIONS[name]: value for name, value in own.items()}
             | shared

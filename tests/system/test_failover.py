@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from forgekeeper.api.batches import BATCHES
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import scale_timeout, wait_until
 
 from .replication import ReplicatedServers
 
@@ -93,5 +93,5 @@ def test_after_a_promotion_the_next_run_succeeds_and_each_row_is_deleted_once(se
 
     (deleted,) = servers.ask(SELECT_DELETED)
     say(f"the next run succeeded {recovery:.1f} s after the promotion; {len(deleted)} rows were deleted")
-    assert (len(deleted), recovery <= RECOVERY_SECONDS) == (len(set(deleted)), True)
+    assert (len(deleted), recovery <= scale_timeout(RECOVERY_SECONDS)) == (len(set(deleted)), True)
     assert set(range(1, producer.next_user)) - producer.unknown <= set(deleted)

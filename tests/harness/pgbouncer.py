@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl, urlsplit
 
 from demo.servers.machine import find_programs
+from tests.harness.ports import accepts_connections
 from tests.harness.waiting import wait_until
 
 PORT = 5432
@@ -55,7 +56,7 @@ def run_pgbouncer(url, mode, options=""):
         command = [*programs.prefix, find_pgbouncer(), "--quiet", str(folder / "ini")]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
             try:
-                assert wait_until((folder / f".s.PGSQL.{PORT}").exists, START_SECONDS)
+                assert wait_until(lambda: accepts_connections(folder / f".s.PGSQL.{PORT}"), START_SECONDS)
                 yield parts._replace(query=f"host={folder}&port={PORT}").geturl()
             finally:
                 # At once, without waiting for its clients.

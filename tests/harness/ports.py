@@ -27,3 +27,15 @@ def _is_free(port):
     with suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
     return False
+
+
+def accepts_connections(address):
+    """Return whether a server listens at an address: a socket's path, or a port of this machine.
+
+    A socket has its file before its server listens.
+    """
+    family, place = (
+        (socket.AF_INET, ("127.0.0.1", address)) if isinstance(address, int) else (socket.AF_UNIX, str(address))
+    )
+    with socket.socket(family) as client:
+        return client.connect_ex(place) == 0

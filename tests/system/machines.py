@@ -13,6 +13,7 @@ from demo.servers import database_url, start_postgres
 from demo.servers.machine import find_programs, find_redis
 from demo.servers.server import open_folders
 from forgekeeper.platform.settings import PREFIX
+from tests.harness.ports import accepts_connections
 from tests.harness.programs import ROOT
 from tests.harness.waiting import wait_until
 
@@ -95,7 +96,7 @@ class SharedServers:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         stack.callback(process.wait)
         stack.callback(process.kill)
-        assert wait_until(self._socket.exists, LIMIT)
+        assert wait_until(lambda: accepts_connections(self._socket), LIMIT)
 
 
 class Machine:

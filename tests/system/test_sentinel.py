@@ -1,6 +1,5 @@
 """The master of a Redis is killed under load, and Sentinels promote its replica; servers that are refused."""
 
-import socket
 import subprocess
 import time
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from demo.servers.machine import find_redis
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import database as db
-from tests.harness.ports import free_ports
+from tests.harness.ports import accepts_connections, free_ports
 from tests.harness.waiting import scale_timeout, wait_until
 
 from .sentinels import WatchedRedis
@@ -68,12 +67,7 @@ def start_server(stack, folder, *options):
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.kill)
-
-    def accepts():
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", port)) == 0
-
-    assert wait_until(accepts, LIMIT)
+    assert wait_until(lambda: accepts_connections(port), LIMIT)
     return port
 
 

@@ -81,7 +81,7 @@ class RegisterSource(ItemSource[UploadEntry]):
         self._not_excluded = UnexcludedEntries(self._register, run.declared.batch.name)
         self._fields = objects.result_fields
         self.deleted_field = self._fields["deleted"]
-        self._untried: list[tuple[UploadClaim, list[UploadEntry]]] = []
+        self._untried: list[list[UploadEntry]] = []
 
     def begin_run(self) -> dict[str, Any]:
         if not self._settings.object_stores:
@@ -99,8 +99,8 @@ class RegisterSource(ItemSource[UploadEntry]):
 
     def end_run(self, stopped: str | None, _error: Exception | None) -> tuple[dict[str, Any], Exception | None]:
         # The next attempt gets the claimed entries of locations that do not answer.
-        for claim, entries in self._untried:
-            self._register.put_back(client, claim, entries)
+        for entries in self._untried:
+            self.put_back(entries)
         is_timed_out = stopped == "deadline" and self._deadline.seconds_left() == 0
         return {self._fields["timed_out"]: is_timed_out}, self._find_failure()
 
@@ -184,7 +184,8 @@ class RegisterSource(ItemSource[UploadEntry]):
         self._log_kept(states, by)
         register, claim = self._register, _claim_of(list(states))
         register.forget(client, claim, [entry for state in KEPT_UPLOAD_STATES for entry in by[state]])
-        self._untried.append((claim, by["unavailable"]))
+        if untried := by["unavailable"]:
+            self._untried.append(untried)
         put_aside = register.reject(client, claim, by["malformed"] + by["outside"])
         failed = by["no_store"] + by["failed"]
         for entry in failed:

@@ -1,5 +1,6 @@
 """Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
 
+import gc
 from contextlib import closing
 
 import psycopg2
@@ -13,6 +14,7 @@ from forgekeeper.platform.database import now as database_now
 from forgekeeper.platform.failpoints import Failpoints, Fault, arm_failpoints
 from forgekeeper.sources import settled
 from forgekeeper.sources.outbox import DeletedObject
+from forgekeeper.sources.register.entries import UploadEntry
 from forgekeeper.sources.settled import SettledUpload
 from forgekeeper.targets import sentinel, stores
 from forgekeeper.targets.outcomes import OUTSIDE_PREFIXES_REASON
@@ -219,6 +221,20 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert run(deadline, artifacts=s3.url) == StaleUploadsResult(ENTRIES_PER_CHUNK + 1, ENTRIES_PER_CHUNK, True, 0)
     assert run(artifacts=s3.url) == StaleUploadsResult(1, 1, False, 0)
+
+
+def test_a_run_keeps_no_more_than_two_chunks_in_memory(folder):
+    register(*number_paths(4 * ENTRIES_PER_CHUNK))
+    kept = []
+
+    def count_entries():
+        gc.collect()
+        kept.append(sum(isinstance(one, UploadEntry) for one in gc.get_objects()))
+
+    deadline = Deadline(MAX_EXEC_DURATION, safe_point=count_entries)
+
+    assert run(deadline, artifacts=folder.url).total_deleted_stale_entries == 4 * ENTRIES_PER_CHUNK
+    assert max(kept) <= 2 * ENTRIES_PER_CHUNK
 
 
 INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"

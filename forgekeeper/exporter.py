@@ -24,7 +24,7 @@ from forgekeeper.api.batches import BATCHES, FLAGS, BatchSpec, FeatureFlag, all_
 from forgekeeper.api.inspection import Collector
 from forgekeeper.delivery.queues import count_messages, due_since
 from forgekeeper.guards import preconditions
-from forgekeeper.ledger import holds, quarantine, reconcile
+from forgekeeper.ledger import holds, operator_events, quarantine, reconcile
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.ledger.switched_off import find_switched_off
@@ -133,6 +133,7 @@ def all_collectors(settings: Settings) -> dict[str, Collector]:
         "roots": Collector(_create_roots_collector(settings), database=False),
         "quarantine": Collector(_count_quarantined),
         "clocks": Collector(_read_clocks),
+        "events": Collector(_read_events),
     } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
 
 
@@ -197,6 +198,14 @@ def _read_runs(_settings: Settings) -> Iterator[Reading]:
 def _read_clocks(_settings: Settings) -> Iterator[Reading]:
     for difference in preconditions.compare_clocks():
         yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
+
+
+def _read_events(settings: Settings) -> Iterator[Reading]:
+    """Read the events for the webhook; without a webhook nobody sends them, so none is late."""
+    undelivered = operator_events.find_undelivered_events()
+    yield Reading("webhook_events_given_up", undelivered.given_up)
+    if settings.webhook_url is not None:
+        yield from read_instant("webhook_oldest_event_timestamp_seconds", undelivered.oldest)
 
 
 def _read_flags(_settings: Settings) -> Iterator[Reading]:

@@ -58,6 +58,11 @@ GIVE_UP = """
     update operator_events set next_try_at = null where next_try_at is not null and at < clock_timestamp() - %s
     returning kind, batch, attempts
 """
+SELECT_UNDELIVERED = """
+    select min(at) filter (where next_try_at is not null),
+        count(*) filter (where next_try_at is null and delivered_at is null)
+    from operator_events
+"""
 # The newest event about a backlog says whether it is at risk.
 DELETE_OLD = f"""
     delete from operator_events as event where next_try_at is null and at < clock_timestamp() - %s
@@ -134,6 +139,13 @@ class BacklogForecast(NamedTuple):
         }
 
 
+class UndeliveredEvents(NamedTuple):
+    """The time of the oldest event that waits for its delivery, and the number of kept events that were given up."""
+
+    oldest: datetime | None
+    given_up: int
+
+
 class ClaimedEvent(NamedTuple):
     """An event that this process sends now."""
 
@@ -180,6 +192,11 @@ def give_up_old_events() -> list[tuple[str, str, int]]:
     """Give up events that nobody has accepted for a day; return kind, batch and attempts of each."""
     given_up: list[tuple[str, str, int]] = database.execute_sql(GIVE_UP, (MAX_DELIVERY_AGE,)).fetchall()
     return given_up
+
+
+def find_undelivered_events() -> UndeliveredEvents:
+    """Return the events that no receiver has accepted."""
+    return UndeliveredEvents(*database.execute_sql(SELECT_UNDELIVERED).fetchone())
 
 
 def delete_old_events() -> None:

@@ -44,7 +44,10 @@ SKIP_REASONS = (
     *BLOCKED_REASONS,
 )
 STORE_OPERATIONS = ("get", "head", "delete", "delete_many", "abort_uploads")
-ENGINE_COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "quarantine", "clocks")
+ENGINE_COLLECTORS = (
+    *("batches", "runs", "flags", "queues", "dead_letters"),
+    *("leases", "roots", "quarantine", "clocks", "events"),
+)
 """Collectors of the exporter, beside the collectors of batches."""
 CLOCK_PAIRS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
 """Pairs of clocks that are compared; "host" is the exporter's machine."""

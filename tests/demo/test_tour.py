@@ -31,7 +31,7 @@ SHOWN = {
     "worker forgekeeper_run_failures_total all 0 0",
     "exporter forgekeeper_quarantine_records failed_upload 3 3",
     "exporter forgekeeper_quarantine_records rejected_ref 6 6",
-    "exporter forgekeeper_exporter_collector_success all 18 18",
+    "exporter forgekeeper_exporter_collector_success all 19 19",
 }
 DONE = ExpectedValue("worker", "things_total", {"kind": "good"}, 3)
 

@@ -4,19 +4,24 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from pydantic import SecretStr
 
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.ledger import quarantine
+from forgekeeper.ledger.event_watch import EventWatch
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.job_runs import JobRun
+from forgekeeper.ledger.operator_events import OperatorEvent
 from forgekeeper.ledger.retry_delays import MAX_RETRIES
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import now, queries
+from forgekeeper.platform.webhook import Webhook
 from forgekeeper.sources.outbox import MAX_OBJECT_ATTEMPTS, DeletedObject
 from forgekeeper.targets import sentinel
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
@@ -25,6 +30,7 @@ from tests.harness.catalogue import METRICS, SERIES, select_process_metrics
 from tests.harness.installation import INSTALLATION
 from tests.harness.leases import hold_lease
 from tests.harness.performing import start_run
+from tests.harness.receivers import answer_with, run_receiver
 from tests.harness.stale_uploads import uploads as register
 
 DAY = timedelta(days=1)
@@ -208,6 +214,59 @@ def test_a_message_that_was_discarded_is_no_dead_letter_though_redis_keeps_it(lo
     quarantine.discard(quarantine.Quarantined.select(quarantine.Quarantined.id))
 
     assert sum(look().series("dead_letter_messages").values()) == 0
+
+
+@pytest.fixture
+def refusing_receiver():
+    """A webhook that refuses each event until a test changes its answer."""
+    with run_receiver() as server:
+        server.answer = answer_with(503)
+        yield server
+
+
+def watch_events(settings, receiver):
+    """Find and send events once, in a thread as an exporter does; every event is due afterwards."""
+    watch = EventWatch(settings, Webhook(receiver.url, "whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(watch.watch_once).result()
+    OperatorEvent.update(next_try_at=now()).where(OperatorEvent.next_try_at.is_null(False)).execute()
+
+
+def test_an_event_that_the_webhook_refuses_has_an_age_until_it_is_accepted(look, settings, refusing_receiver):
+    Hold.add(NAME, "breaker", by="w", reason="test")
+    watch_events(settings, refusing_receiver)
+    found = now() - timedelta(hours=3)
+    OperatorEvent.update(at=found).execute()
+
+    refused = look(webhook_url=SecretStr(refusing_receiver.url))
+    refusing_receiver.answer = answer_with(204)
+    watch_events(settings, refusing_receiver)
+    accepted = look(webhook_url=SecretStr(refusing_receiver.url))
+
+    assert refused.value("webhook_oldest_event_timestamp_seconds") == near(found, 0.001)
+    assert accepted.value("webhook_oldest_event_timestamp_seconds") is None
+    assert (refused.value("webhook_events_given_up"), accepted.value("webhook_events_given_up")) == (0, 0)
+
+
+def test_an_event_that_the_webhook_refuses_for_a_day_is_counted_and_no_longer_awaited(
+    look, settings, refusing_receiver
+):
+    Hold.add(NAME, "breaker", by="w", reason="test")
+    watch_events(settings, refusing_receiver)
+    OperatorEvent.update(at=now() - timedelta(hours=25)).execute()
+    watch_events(settings, refusing_receiver)
+
+    page = look(webhook_url=SecretStr(refusing_receiver.url))
+
+    assert page.value("webhook_events_given_up") == 1
+    assert page.value("webhook_oldest_event_timestamp_seconds") is None
+
+
+def test_without_a_webhook_no_event_is_late(look, settings, refusing_receiver):
+    Hold.add(NAME, "breaker", by="w", reason="test")
+    watch_events(settings, refusing_receiver)
+
+    assert look().value("webhook_oldest_event_timestamp_seconds") is None
 
 
 def test_a_held_lease_is_known_by_its_family_and_says_when_it_ends(look):

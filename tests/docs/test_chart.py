@@ -36,9 +36,13 @@ CHART_SETTINGS = {
     *("DATABASE_URL", "REDIS_URL", "REPOSITORIES_ROOT", "ACTOR", "WORKER_PROCESSES", "WORKER_THREADS", "FAILPOINTS"),
     *("METRICS_PORT_WORKER", "METRICS_PORT_SCHEDULER", "METRICS_PORT_EXPORTER"),
     *("CONSOLE_HOST", "CONSOLE_PORT", "CONSOLE_ACTIONS", "CONSOLE_USERS", "CONSOLE_PROXY"),
-    *("CONSOLE_TLS_CERTIFICATE", "CONSOLE_TLS_KEY", "CONSOLE_TOKENS", "WEBHOOK_URL", "WEBHOOK_SECRET", "SENTRY_DSN"),
+    *("CONSOLE_TLS_CERTIFICATE", "CONSOLE_TLS_KEY", "CONSOLE_TOKENS"),
+    *("WEBHOOK_URL", "WEBHOOK_SECRET", "SENTRY_DSN", "TRACING"),
 }
-"""Settings that other values of the chart set, that no process of a cluster needs, or that the chart does not support."""
+"""Settings that other values of the chart set, or that no process of a cluster needs."""
+TRACING_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_TRACES_SAMPLER"}
+OTHER_PROGRAMS_VARIABLES = {"SENTRY_ENVIRONMENT", *TRACING_VARIABLES}
+"""Variables of the SDKs of Sentry and OpenTelemetry."""
 EVERYTHING = {
     "installation": "staging",
     "image": {
@@ -52,7 +56,14 @@ EVERYTHING = {
     "forge": {"user": 998, "group": 997},
     "migrate": {"resources": {"limits": {"memory": "1Gi"}}},
     "workers": {name: {"autoscaling": {"enabled": True}} for name in ("runs", "children")},
-    "console": {"actions": True, "usersSecret": "users", "tlsSecret": "tls"},
+    "console": {"actions": True, "usersSecret": "users", "tlsSecret": "tls", "tokensSecret": "tokens"},
+    "exporter": {"webhookSecret": "webhook"},
+    "sentry": {"dsnSecret": "sentry"},
+    "tracing": {
+        "endpoint": "http://collector:4318",
+        "headersSecret": "headers",
+        "variables": {"OTEL_TRACES_SAMPLER": "always_on"},
+    },
     "monitoring": {"serviceMonitors": True, "rules": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"database": {"ports": [6432], "to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
     "serviceAccount": {"annotations": {"role": "forgekeeper"}},
@@ -70,6 +81,12 @@ NOTHING = {
 VARIATIONS = {
     "defaults": {},
     "everything": EVERYTHING,
+    # One option each, with a port of its own.
+    "webhook": {"exporter": {"webhookSecret": "webhook"}, "networkPolicy": {"webhook": {"ports": [8443]}}},
+    "sentry": {"sentry": {"dsnSecret": "sentry"}, "networkPolicy": {"sentry": {"ports": [9000]}}},
+    "traces": {"tracing": EVERYTHING["tracing"]},
+    "users": {"console": {"usersSecret": "users"}},
+    "tokens": {"console": {"usersSecret": "users", "tokensSecret": "tokens"}},
     "nothing": NOTHING,
     "console behind a proxy": {
         "migrate": {"grants": False},
@@ -121,11 +138,21 @@ def container(pod):
 
 
 def environment(pod):
-    return {one["name"]: one["value"] for one in container(pod)["env"]}
+    """Return the variables of the pod; the value of a variable from a Secret is empty."""
+    return {one["name"]: one.get("value", "") for one in container(pod)["env"]}
+
+
+def secret_files(pod):
+    """List the Secrets in the folder of secrets, each with its keys."""
+    (folder,) = [volume["projected"] for volume in pod["spec"]["volumes"] if volume["name"] == "secrets"]
+    return [(one["secret"]["name"], [item["path"] for item in one["secret"]["items"]]) for one in folder["sources"]]
 
 
 def secrets(pod):
-    return {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+    """Name the Secrets that the pod reads, in files or variables."""
+    volumes = {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+    variables = {one["valueFrom"]["secretKeyRef"]["name"] for one in container(pod)["env"] if "valueFrom" in one}
+    return volumes | variables | {name for name, _ in secret_files(pod)}
 
 
 def commands(pod):
@@ -210,7 +237,7 @@ def test_every_setting_of_a_pod_exists(variation, name, pod):
     names = {PREFIX + field.upper() for field in settings.model_fields}
     files = {PREFIX + field.upper() + FILE_SUFFIX for field in list_secret_settings(settings)}
 
-    assert environment(pod).keys() <= names | files
+    assert environment(pod).keys() <= names | files | OTHER_PROGRAMS_VARIABLES
 
 
 @every_pod()
@@ -219,6 +246,9 @@ def test_every_pod_s_settings_are_accepted_together(variation, name, pod, tmp_pa
         "database_url": "postgresql://forgekeeper@db.example/forge",
         "redis_url": "redis://redis.example",
         "object_stores": '{"artifacts": "s3://artifacts?region=eu-west-1"}',
+        "webhook_url": "https://hooks.example/forgekeeper",
+        "webhook_secret": "whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg==",
+        "sentry_dsn": "https://key@sentry.example/1",
     }
     for file, secret in secrets.items():
         (tmp_path / file).write_text(secret)
@@ -257,19 +287,14 @@ def test_every_pod_has_the_secret_of_its_role_and_no_other(variation, name, pod)
         name, name.split("-")[0]
     )
 
-    assert secrets(pod) - {"users", "tls"} == {f"forgekeeper-{role}"}
-    assert secrets(pod) <= {f"forgekeeper-{role}"} or name == "console"
+    assert {one for one in secrets(pod) if one.startswith("forgekeeper-")} == {f"forgekeeper-{role}"}
+    assert not {"users", "tls", "tokens"} & secrets(pod) or name == "console"
 
 
 @every_pod()
 def test_every_file_of_a_secret_setting_is_mounted(variation, name, pod):
     mounted = {mount["name"]: mount["mountPath"] for mount in container(pod)["volumeMounts"]}
-    files = {
-        f"{mounted['secrets']}/{item['path']}"
-        for volume in pod["spec"]["volumes"]
-        if volume["name"] == "secrets"
-        for item in volume["secret"]["items"]
-    }
+    files = {f"{mounted['secrets']}/{path}" for _, paths in secret_files(pod) for path in paths}
 
     assert files == {value for setting, value in environment(pod).items() if setting.endswith(FILE_SUFFIX)}
 
@@ -408,12 +433,48 @@ def allowed_ports(variation, name, direction):
 
 @every("name", ["scheduler", "migrate"])
 def test_processes_without_object_stores_reach_postgresql_redis_and_dns_alone(name):
-    assert allowed_ports("everything", name, "egress") == {53, 6432, 6379}
+    assert allowed_ports("defaults", name, "egress") == {53, 5432, 6379}
 
 
 @every("name", ["worker-runs", "worker-children", "exporter", "console", "cli"])
 def test_processes_with_object_stores_reach_them_too(name):
-    assert allowed_ports("everything", name, "egress") == {53, 6432, 6379, 443}
+    assert allowed_ports("defaults", name, "egress") == {53, 5432, 6379, 443}
+
+
+REPORTING = {"scheduler", "worker-runs", "worker-children", "exporter"}
+TRACED = {"worker-runs", "worker-children", "cli"}
+WEBHOOK_FILES = {"FORGEKEEPER_WEBHOOK_URL_FILE", "FORGEKEEPER_WEBHOOK_SECRET_FILE"}
+
+
+@every("option, without, processes, expected", [
+    ("webhook", "defaults", {"exporter"}, (WEBHOOK_FILES, {"webhook"}, {8443})),
+    ("sentry", "defaults", REPORTING, ({"FORGEKEEPER_SENTRY_DSN_FILE", "SENTRY_ENVIRONMENT"}, {"sentry"}, {9000})),
+    ("traces", "defaults", TRACED, ({"FORGEKEEPER_TRACING", *TRACING_VARIABLES}, {"headers"}, {4318})),
+    ("tokens", "users", {"console"}, ({"FORGEKEEPER_CONSOLE_TOKENS"}, {"tokens"}, set())),
+])  # fmt: skip
+def test_an_option_gives_its_settings_its_secret_and_its_connection_to_the_processes_that_use_it_alone(
+    option, without, processes, expected
+):
+    for name, pod in pods(option).items():
+        before = pods(without)[name]
+        added = (
+            environment(pod).keys() - environment(before).keys(),
+            secrets(pod) - secrets(before),
+            allowed_ports(option, name, "egress") - allowed_ports(without, name, "egress"),
+        )
+        assert added == (expected if name in processes else (set(), set(), set())), name
+
+
+def test_without_options_no_pod_has_their_settings_and_no_connection_is_allowed_for_them():
+    variables = {name for pod in pods("defaults").values() for name in environment(pod)}
+    policies = {one["metadata"]["name"].removeprefix(f"{RELEASE}-") for one in kind("defaults", "NetworkPolicy")}
+
+    assert [name for name in variables if re.search("WEBHOOK|SENTRY|TRACING|OTEL|TOKENS", name)] == []
+    assert policies == {RELEASE, "stores", "metrics"}
+
+
+def test_the_environment_in_sentry_is_the_installation():
+    assert {environment(pods("everything")[name])["SENTRY_ENVIRONMENT"] for name in REPORTING} == {"staging"}
 
 
 def test_only_metrics_and_a_served_console_accept_connections():
@@ -554,6 +615,12 @@ def test_the_adapter_serves_the_age_of_the_oldest_message_and_zero_for_empty_que
     ("{networkPolicy: {metricsFrom: []}}", "metricsFrom"),
     ("{monitoring: {consoleUrl: keeper}}", "consoleUrl"),
     ("{objectStores: {inSecrets: true}, settings: {FORGEKEEPER_OBJECT_STORES: '{}'}}", "both set"),
+    ("{settings: {FORGEKEEPER_TRACING: otlp}}", "FORGEKEEPER_TRACING"),
+    ("{tracing: {endpoint: 'collector:4318'}}", "endpoint"),
+    ("{tracing: {variables: {HTTPS_PROXY: proxy}}}", "HTTPS_PROXY"),
+    ("{tracing: {variables: {OTEL_EXPORTER_OTLP_HEADERS: 'api-key=secret'}}}", "OTEL_EXPORTER_OTLP_HEADERS"),
+    ("{exporter: {webhookUrl: 'https://hooks.example'}}", "webhookUrl"),
+    ("{console: {tokensSecret: tokens}}", "console.usersSecret or console.proxy"),
     ("{console: {actions: true}}", "console.usersSecret or console.proxy"),
     ("{console: {tlsSecret: tls}}", "console.usersSecret or console.proxy"),
 ])  # fmt: skip
@@ -618,10 +685,11 @@ def rendered_notes(tmp_path, values, *arguments):
 
 @every("options", [(), ("--is-upgrade",)])
 def test_every_command_in_the_notes_exists(tmp_path_factory, options):
-    notes = rendered_notes(tmp_path_factory.mktemp("notes"), {}, *options)
-    lines = re.findall(r"(?<=FORGEKEEPER_ACTOR=YOUR_NAME )forgekeeper .+", notes)
+    notes = rendered_notes(tmp_path_factory.mktemp("notes"), VARIATIONS["webhook"], *options)
+    lines = re.findall(r"(?<=FORGEKEEPER_ACTOR=YOUR_NAME )forgekeeper .+|(?<=-- )forgekeeper .+", notes)
 
-    assert len(lines) >= 3
+    assert len(lines) >= 4
+    assert "forgekeeper webhook test" in lines
     for line in lines:
         parse(line)
 

@@ -41,8 +41,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-Environment of a container.  Arguments: root, env (settings of this process), stores (whether it uses object stores).
-`settings` of the values have precedence.
+Environment of a container.  Arguments: root; env (settings of this process); stores, webhook, reports and traces (whether
+it uses object stores, sends events to the webhook, reports errors, creates spans).  `settings` of the values have
+precedence.
 */}}
 {{- define "forgekeeper.env" -}}
 {{- $values := .root.Values }}
@@ -61,33 +62,69 @@ Environment of a container.  Arguments: root, env (settings of this process), st
 {{- if $values.repositories.volume }}
 {{- $_ := set $env "FORGEKEEPER_REPOSITORIES_ROOT" $values.repositories.path }}
 {{- end }}
+{{- if and .webhook $values.exporter.webhookSecret }}
+{{- $_ := set $env "FORGEKEEPER_WEBHOOK_URL_FILE" (printf "%s/webhook_url" $secrets) }}
+{{- $_ := set $env "FORGEKEEPER_WEBHOOK_SECRET_FILE" (printf "%s/webhook_secret" $secrets) }}
+{{- end }}
+{{- if and .reports $values.sentry.dsnSecret }}
+{{- $_ := set $env "FORGEKEEPER_SENTRY_DSN_FILE" (printf "%s/sentry_dsn" $secrets) }}
+{{- $_ := set $env "SENTRY_ENVIRONMENT" $values.installation }}
+{{- end }}
+{{- $traces := and .traces $values.tracing.endpoint }}
+{{- if $traces }}
+{{- $_ := set $env "FORGEKEEPER_TRACING" "otlp" }}
+{{- $_ := set $env "OTEL_EXPORTER_OTLP_ENDPOINT" $values.tracing.endpoint }}
+{{- $_ := mergeOverwrite $env $values.tracing.variables }}
+{{- end }}
 {{- range $name, $value := mergeOverwrite $env (.env | default dict) $values.settings }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
+{{- with and $traces $values.tracing.headersSecret }}
+# The SDK reads no file.
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: headers}
+{{- end }}
 {{- end }}
 
-{{/* Keys of a role's Secret as files.  Arguments: root, role, stores. */}}
+{{/* Keys of Secrets as files in one folder.  Arguments: root, role, stores, webhook, reports. */}}
 {{- define "forgekeeper.secretVolume" -}}
+{{- $values := .root.Values -}}
 - name: secrets
-  secret:
-    secretName: {{ index .root.Values.secrets .role }}
+  projected:
     # Readable for every user of the container, which has one.
     defaultMode: 0444
-    items:
-      - {key: database_url, path: database_url}
-      - {key: redis_url, path: redis_url}
-      {{- if and .stores .root.Values.objectStores.inSecrets }}
-      - {key: object_stores, path: object_stores}
+    sources:
+      - secret:
+          name: {{ index $values.secrets .role }}
+          items:
+            - {key: database_url, path: database_url}
+            - {key: redis_url, path: redis_url}
+            {{- if and .stores $values.objectStores.inSecrets }}
+            - {key: object_stores, path: object_stores}
+            {{- end }}
+      {{- with and .webhook $values.exporter.webhookSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - {key: webhook_url, path: webhook_url}
+            - {key: webhook_secret, path: webhook_secret}
+      {{- end }}
+      {{- with and .reports $values.sentry.dsnSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - {key: sentry_dsn, path: sentry_dsn}
       {{- end }}
 {{- end }}
 
 {{/*
 Template of a pod with one container.  Arguments:
 root; component; role (key of `secrets`); args or command; resources; worker (name, if it is a worker); asForge (run as
-the owner of the repositories); stores (uses object stores and folders of objects); repositories ("read" or "write");
-objects ("read" or "write"); env; port and portName; probe ("http", "https", "exec" or none); volumes and mounts (more of
-them); restartPolicy.
+the owner of the repositories); stores (uses object stores and folders of objects); webhook, reports and traces (as
+forgekeeper.env); repositories ("read" or "write"); objects ("read" or "write"); env; port and portName; probe ("http",
+"https", "exec" or none); volumes and mounts (more of them); restartPolicy.
 */}}
 {{- define "forgekeeper.pod" -}}
 {{- $values := .root.Values -}}

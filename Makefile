@@ -68,6 +68,8 @@ lock: ## Resolve the dependencies again, into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra test -c requirements/demo.txt --no-emit-package forgekeeper -o requirements/test.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--extra console --extra otel --extra sentry -c requirements/test.txt -o requirements/image.txt setup.cfg
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra bench -c requirements/test.txt --no-emit-package forgekeeper -o requirements/bench.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		-c requirements/test.txt --upgrade -o requirements/docs.txt website/requirements.in

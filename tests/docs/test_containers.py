@@ -23,7 +23,7 @@ IMAGE = "forgekeeper:local"
 
 def with_defaults(text):
     """Return the text as Compose reads it if `.env` sets nothing but passwords."""
-    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?)?\}", lambda found: found[2] or found[1], text)
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?)?\}", lambda found: found[1] if found[2] is None else found[2], text)
 
 
 SERVICES = yaml.safe_load(with_defaults(COMPOSE))["services"]
@@ -139,11 +139,70 @@ def test_prometheus_scrapes_the_jobs_that_rules_and_dashboards_ask_for():
     assert set(names) <= OURS.keys()
 
 
-def test_the_image_leaves_the_embedded_servers_out():
-    declared = ConfigParser()
-    declared.read(ROOT / "setup.cfg")
-    embedded = re.findall(r"^[\w-]+", declared["options.extras_require"]["embedded"], re.MULTILINE)
-    left_out = re.search(r"sed '/\^\\\((.+)\\\)==/", (ROOT / "Containerfile").read_text())[1].split(r"\|")
+OPTIONAL_SETTINGS = {
+    "FORGEKEEPER_WEBHOOK_URL": {"exporter"},
+    "FORGEKEEPER_WEBHOOK_SECRET": {"exporter"},
+    "FORGEKEEPER_SENTRY_DSN": {"scheduler", "worker", "worker-cron", "exporter"},
+}
+"""Settings that are empty unless `.env` has them, and the services that get them."""
 
-    assert embedded
-    assert set(embedded) <= set(left_out)
+
+@every("setting", OPTIONAL_SETTINGS)
+def test_an_optional_secret_is_given_to_the_processes_that_use_it_alone(setting):
+    assert {name for name, service in OURS.items() if setting in service["environment"]} == OPTIONAL_SETTINGS[setting]
+
+
+@every("name", OURS)
+def test_without_their_variables_webhook_sentry_and_traces_are_off(name, monkeypatch):
+    lines = "".join((ROOT / path).read_text() for path in OURS[name]["env_file"])
+    with monkeypatch.context() as process:
+        for setting, value in {
+            **dict(re.findall(r"^(\w+)=(.*)$", lines, re.MULTILINE)),
+            **OURS[name]["environment"],
+        }.items():
+            process.setenv(setting, value)
+        settings = boot.load_settings()
+
+    assert (settings.webhook_url, settings.webhook_secret, settings.sentry_dsn, settings.tracing) == (
+        *(None, None, None),
+        "off",
+    )
+
+
+def locked(name):
+    """Read the packages of a lock file with their versions."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+
+
+def declared(section, option):
+    """Name the packages that a part of setup.cfg requires."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return set(re.findall(r"^[\w-]+", setup[section][option], re.MULTILINE))
+
+
+def test_the_image_has_the_packages_of_all_processes_and_no_embedded_servers():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    of_processes = setup["options.extras_require"].keys() - {"embedded", "test", "bench"}
+    required = set().union(*(declared("options.extras_require", extra) for extra in of_processes))
+
+    assert required | declared("options", "install_requires") <= locked("image").keys()
+    assert not declared("options.extras_require", "embedded") & locked("image").keys()
+    (lock,) = re.findall(r"(--extra .*)-o requirements/image.txt", (ROOT / "Makefile").read_text())
+    assert set(re.findall(r"--extra (\w+)", lock)) == of_processes
+
+
+def test_the_image_has_the_versions_of_the_tests():
+    assert locked("image").items() <= (locked("demo") | locked("test")).items()
+
+
+def test_the_image_installs_nothing_without_a_hash():
+    lock = (ROOT / "requirements" / "image.txt").read_text()
+    containerfile = (ROOT / "Containerfile").read_text()
+
+    assert re.search(
+        r"^COPY requirements/image.txt (\S+)$(?s:.*)install .*--require-hashes -r \1$", containerfile, re.MULTILINE
+    )
+    assert re.findall(r"^[\w.-]+==[^\n]*[^\\]$", lock, re.MULTILINE) == []

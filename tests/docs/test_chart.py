@@ -13,6 +13,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from cloudcoil.models.prometheus_operator import v1 as operator_models
 from prometheus_client import CollectorRegistry
 
 from forgekeeper.api.batches import list_queues
@@ -191,6 +192,14 @@ def test_every_object_is_valid_in_the_oldest_and_the_newest_kubernetes(variation
     for one in ours:
         for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES):
             kubernetes_validate.validate(one, version, strict=True)
+
+
+@every("one", [one for one in objects("everything") if one["apiVersion"] == OPERATOR_API], name=lambda one: one["kind"])
+def test_every_object_for_prometheus_operator_is_valid_and_has_no_unknown_field(one):
+    read = getattr(operator_models, one["kind"]).model_validate(one)
+
+    # The models ignore unknown fields, so a copy lacks them.
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == one
 
 
 @every("variation", VARIATIONS)

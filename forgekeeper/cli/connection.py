@@ -71,6 +71,18 @@ CONNECTION_REMEDIES = {
 }
 """Remedies by words of the message. A failed connection lacks a SQLSTATE."""
 REDIS_REMEDIES = {
+    "certificate verify failed: .*mismatch": f"write the host that the certificate names into {REDIS_VARIABLE};"
+    " Sentinels name the host of Redis: let them announce it (resolve-hostnames, announce-hostnames)",
+    "certificate verify failed: .*(expired|not yet valid)": "renew that server's certificate, or set the clock of this"
+    " machine",
+    "certificate verify failed": "this machine does not know the authority of that server's certificate: name the"
+    f" authority's file with the option ssl_ca_certs in {REDIS_VARIABLE}",
+    "certificate required|violation of protocol": "that server may require a certificate of its clients: name its files"
+    f" with the options ssl_certfile and ssl_keyfile in {REDIS_VARIABLE}",
+    "no sentinel .*authentication required": f"write the Sentinels' password into {REDIS_VARIABLE} as the option"
+    " sentinel_password",
+    "no sentinel .*unknown command": f"that server is not a Sentinel: name the Sentinels in {REDIS_VARIABLE}",
+    "no such master": f"write the name from the Sentinels' `sentinel monitor` into {REDIS_VARIABLE}, after the hosts",
     "noauth|authentication required": f"write the password into {REDIS_VARIABLE}, before the host",
     "wrongpass|invalid (username-)?password|without any password": (
         f"check the user and the password in {REDIS_VARIABLE}"

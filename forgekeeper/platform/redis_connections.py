@@ -7,7 +7,6 @@ from typing import Any
 
 import redis
 from redis.connection import parse_url
-from redis.sentinel import Sentinel
 
 from forgekeeper.platform.settings.sentinel_url import SentinelUrl
 
@@ -66,14 +65,27 @@ class MasterConnections(IdleConnections):
     def __init__(self, url: SentinelUrl, **options: Any) -> None:
         place = parse_url(url.redis_url)  # type: ignore[no-untyped-call]
         super().__init__(**options | place)
-        limits = {name: value for name, value in options.items() if name.startswith("socket_")}
-        self._sentinel = Sentinel(url.sentinels, sentinel_kwargs=limits | url.sentinel_options)  # type: ignore[no-untyped-call]
+        self._sentinels = [redis.Redis(host, port, **options | url.sentinel_options) for host, port in url.sentinels]
         self._master = url.master
 
     def locate_server(self) -> dict[str, Any]:
-        """Ask the Sentinels for the master.  Raises `redis.ConnectionError` if none knows a living one."""
-        host, port = self._sentinel.discover_master(self._master)  # type: ignore[no-untyped-call]
-        return {"host": host, "port": port}
+        """Ask one Sentinel after another for the master.
+
+        Raises `redis.ConnectionError` with the reason of each Sentinel if none knows a living master.
+        """
+        # redis-py's own search hides the reasons, and two threads that reorder its list at once lose a Sentinel.
+        reasons = []
+        for sentinel in self._sentinels:
+            try:
+                state: Any = sentinel.sentinel_master(self._master)
+            except redis.RedisError as error:
+                reasons.append(str(error).rstrip("."))
+                continue
+            if state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
+                self._sentinels = sorted(self._sentinels, key=lambda other: other is not sentinel)
+                return {"host": state["ip"], "port": state["port"]}
+            reasons.append("a Sentinel sees the master down")
+        raise redis.ConnectionError(f"no Sentinel names a living {self._master}: {'; '.join(dict.fromkeys(reasons))}")
 
 
 def open_connections(url: str, **options: Any) -> IdleConnections:

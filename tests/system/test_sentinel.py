@@ -1,15 +1,20 @@
 """The master of a Redis is killed under load, and Sentinels promote its replica; servers that are refused."""
 
+import socket
 import subprocess
 import time
 from contextlib import ExitStack
 
 import pytest
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from demo.servers.machine import find_redis
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.ledger.job_runs import JobRun
 from forgekeeper.platform.database import database as db
+from forgekeeper.platform.redis_connections import open_connections
+from tests.harness.certificates import Certificate
 from tests.harness.ports import accepts_connections, free_ports
 from tests.harness.waiting import scale_timeout, wait_until
 
@@ -29,9 +34,10 @@ INSERT_STATUSES = """
 
 
 @pytest.fixture
-def watched(tmp_path):
+def watch(tmp_path):
+    """Start a master, a replica and Sentinels."""
     with ExitStack() as stack:
-        yield WatchedRedis(stack, tmp_path)
+        yield lambda certificate=None: WatchedRedis(stack, tmp_path, certificate)
 
 
 def succeeded_after(instant):
@@ -39,7 +45,11 @@ def succeeded_after(instant):
     return any(run.started_at.timestamp() > instant for run in succeeded)
 
 
-def test_after_a_failover_the_next_run_succeeds_and_each_row_is_deleted_once(database, watched, services, say):
+def fail_over(watched, services, say):
+    """Kill the master under load.
+
+    Return the deleted ids, and whether the next run succeeded within `RECOVERY_SECONDS` after the promotion.
+    """
     facts = SETTINGS | {"redis_url": watched.url}
     services("scheduler", "scheduler", **facts)
     services("worker", *WORKER, **facts)
@@ -57,7 +67,28 @@ def test_after_a_failover_the_next_run_succeeds_and_each_row_is_deleted_once(dat
 
     deleted = [one for (one,) in db.execute_sql(SELECT_DELETED, (BATCH,)).fetchall()]
     say(f"the next run succeeded {recovery:.1f} s after the promotion")
-    assert (sorted(deleted), recovery <= scale_timeout(RECOVERY_SECONDS)) == (list(range(1, 1001)), True)
+    return sorted(deleted), recovery <= scale_timeout(RECOVERY_SECONDS)
+
+
+def test_after_a_failover_the_next_run_succeeds_and_each_row_is_deleted_once(database, watch, services, say):
+    assert fail_over(watch(), services, say) == (list(range(1, 1001)), True)
+
+
+def test_a_failover_of_servers_with_tls_only_is_followed_as_well(database, watch, services, say, tmp_path):
+    assert fail_over(watch(Certificate(tmp_path)), services, say) == (list(range(1, 1001)), True)
+
+
+def test_a_sentinel_that_does_not_answer_is_asked_once(watch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = watch().url.replace("@", f"@127.0.0.1:{silent.getsockname()[1]},")
+        connections = open_connections(url, socket_timeout=1.0, protocol=3, retry=Retry(NoBackoff(), 0))
+        for made in [connections.get_connection() for _ in range(2)]:
+            made.disconnect()
+
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def start_server(stack, folder, *options):

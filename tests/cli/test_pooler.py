@@ -1,16 +1,23 @@
 """PgBouncer between a process and PostgreSQL: all settings are in force, in each mode that allows transactions."""
 
 import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from subprocess import PIPE
 from threading import Barrier
+from urllib.parse import urlsplit
 
 import peewee as pw
 import psycopg2
 import pytest
 
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.cli.check import collect_findings
+from forgekeeper.cli.commands import UNREAD_OUTPUT_STATUS
 from forgekeeper.platform import database as db
 from forgekeeper.platform.database.queries import fetch_pages
 from forgekeeper.platform.database.session_settings import Timeouts
@@ -21,10 +28,23 @@ from forgekeeper.platform.database.sessions import (
     read_only_session,
     write_transaction,
 )
+from models import CLASS_COUNT
+from tests.harness import many_rows
+from tests.harness.adopted import VIEWS, adopted  # noqa: F401
+from tests.harness.artifacts import destroy_chunk
+from tests.harness.every import every
+from tests.harness.gitlab_tables import TABLES, rows
 from tests.harness.pgbouncer import find_pgbouncer, run_pgbouncer
+from tests.harness.thorough import whole_only
 
+from .every_command import arguments, commands, serves
+
+ALL = dict(commands())
 SESSIONS = 3
-LONG = timedelta(seconds=60)
+LONG, LIMIT = timedelta(seconds=60), 60.0
+RUN, NUMBER_OF_ROWS, ROWS_PER_LINE = 17, 6_400, 50
+"""More rows than a pipe takes, in more lines of the audit than a page has."""
+SELECT_ARTIFACTS = "select * from ci_job_artifacts order by id"
 SELECT_SETTINGS = """
     select pg_backend_pid(), current_setting('statement_timeout'), current_setting('lock_timeout'),
         current_setting('idle_in_transaction_session_timeout'), current_setting('search_path'), current_setting('jit')
@@ -139,6 +159,14 @@ def test_pages_of_a_long_answer_are_complete(pooled_url, connect):
     assert [len(page) for page in pages] == [100, 100, 50]
 
 
+def test_between_two_pages_no_transaction_is_open(pooled_url, connect):
+    connect(pooled_url)
+
+    pages = fetch_pages("numbers", "select * from generate_series(1, 3)", {}, size=1)
+
+    assert [(page, db.database.connection().is_idle()) for page in pages] == [([(n,)], True) for n in (1, 2, 3)]
+
+
 def test_nothing_is_prepared(pooled_url, connect):
     connect(pooled_url)
 
@@ -146,6 +174,60 @@ def test_nothing_is_prepared(pooled_url, connect):
         execute_prepared("one", "select %(one)s::bigint", {"one": 1})
 
     assert db.database.execute_sql("select count(*) from pg_prepared_statements").fetchone() == (0,)
+
+
+@pytest.fixture
+def large_run(database, store):
+    """Number of a run that has deleted thousands of artifacts, and the artifacts' rows."""
+    many_rows.artifacts(NUMBER_OF_ROWS)
+    before = database.execute_sql(SELECT_ARTIFACTS).fetchall()
+    audit = Audit("expired_job_artifacts", on=True, run=RUN)
+    for number in range(CLASS_COUNT):
+        while destroy_chunk(number, db.now(), limit=ROWS_PER_LINE, grace=LONG, audit=audit).artifacts:
+            pass
+    assert database.execute_sql(SELECT_ARTIFACTS).fetchall() == []
+    return RUN, before
+
+
+def test_rows_of_a_large_run_are_restored(pooled_url, large_run, main, query, urls):
+    run, before = large_run
+
+    kept = main("objects", "keep", "--run", str(run), DATABASE_URL=pooled_url)
+    query(urls.database, kept.stdout)
+
+    assert (kept.status, query(urls.database, SELECT_ARTIFACTS)) == (0, before)
+
+
+@pytest.mark.parametrize("pooled_url", ["transaction"], indirect=True)
+def test_a_reader_that_stops_reading_a_large_answer_causes_no_traceback(pooled_url, large_run, environment, tmp_path):
+    command = [sys.executable, "-m", "forgekeeper.cli", "objects", "keep", "--run", str(large_run[0])]
+    given = environment(DATABASE_URL=pooled_url)
+    with subprocess.Popen(command, env=given, cwd=tmp_path, stdout=PIPE, stderr=PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+
+        assert (process.stderr.read(), process.wait(LIMIT)) == (b"", UNREAD_OUTPUT_STATUS)
+
+
+@whole_only
+@pytest.mark.parametrize("pooled_url", ["transaction"], indirect=True)
+@every("command", sorted(name for name, command in ALL.items() if not serves(command)))
+def test_a_command_gets_its_answers(pooled_url, own_database, main, command):
+    url = urlsplit(pooled_url)._replace(path=urlsplit(own_database).path).geturl()
+
+    result = main(*command.split(), *arguments(command, ALL[command]), DATABASE_URL=url)
+
+    assert not re.search("Traceback|cannot use PostgreSQL", result.stderr), result.stderr
+
+
+@whole_only
+@pytest.mark.parametrize("pooled_url", ["transaction"], indirect=True)
+def test_a_forge_is_adopted(pooled_url, adopted, main, settings):  # noqa: F811
+    adopted.execute(f"drop schema {VIEWS} cascade")
+
+    result = main("adopt", "gitlab", "--tables", TABLES, FORGE_SCHEMA=VIEWS, DATABASE_URL=pooled_url)
+
+    assert (result.status, rows(adopted, f"select to_regnamespace('{VIEWS}') is null")) == (0, [(False,)])
 
 
 def test_check_names_the_pooler_and_finds_every_time_limit_in_force(pooled_url, main, settings):

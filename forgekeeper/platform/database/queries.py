@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import datetime
+from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple, TypeAlias
 
 import peewee as pw
@@ -35,6 +37,8 @@ WALK_IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = o
 # Collecting the rows may take longer than the usual limit of a statement.  The planner underestimates the number of
 # elements of an array or a document, and a nested loop would look up millions of rows one by one.
 CURSOR_SETTINGS = "set local statement_timeout = '1h'; set local enable_nestloop = off"
+MAX_SPOOLED_BYTES = 8 * 1024 * 1024
+"""Bytes of pages that are stored in memory; more are stored in a temporary file."""
 
 
 def count_bounded(query: pw.ModelSelect[Any]) -> int:
@@ -162,17 +166,30 @@ def fetch_pages(name: str, statement: str, values: Mapping[str, Any], *, size: i
 
     *name* is the cursor's name, unique in the session.  No transaction stays open between pages: PostgreSQL stores the
     rows, if necessary on disk, until the cursor is closed or the session ends.  Through a pooler, which may give each
-    transaction another session, one transaction stays open until the last page: the caller must not write in between.
+    transaction another session, they are stored here.
     """
-    pooled = database.connection().is_pooled
-    with database.atomic() if pooled else nullcontext():
+    if not database.connection().is_pooled:
+        yield from _fetch_from_cursor(name, "with hold", statement, values, size)
+        return
+    with SpooledTemporaryFile(MAX_SPOOLED_BYTES) as file:
         with database.atomic():
-            database.execute_sql(CURSOR_SETTINGS)
-            hold = "without hold" if pooled else "with hold"
-            database.execute_sql(f"declare {name} no scroll cursor {hold} for {statement}", values)
-        try:
-            while page := database.execute_sql(f"fetch {size} from {name}").fetchall():
-                yield page
-        finally:
-            with suppress(pw.PeeweeException):
-                database.execute_sql(f"close {name}")
+            for page in _fetch_from_cursor(name, "without hold", statement, values, size):
+                pickle.dump(page, file)
+        pickle.dump([], file)
+        file.seek(0)
+        while page := pickle.load(file):  # noqa: S301, nobody else writes to the file
+            yield page
+
+
+def _fetch_from_cursor(
+    name: str, hold: str, statement: str, values: Mapping[str, Any], size: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    with database.atomic():
+        database.execute_sql(CURSOR_SETTINGS)
+        database.execute_sql(f"declare {name} no scroll cursor {hold} for {statement}", values)
+    try:
+        while page := database.execute_sql(f"fetch {size} from {name}").fetchall():
+            yield page
+    finally:
+        with suppress(pw.PeeweeException):
+            database.execute_sql(f"close {name}")

@@ -109,8 +109,8 @@ def configure(
     """Send all log lines of this process, also of libraries, to *stream* (standard error).
 
     *on_line* is called with the level of each line, *on_error* with the facts of each line of ours at level error or
-    critical; it must not raise. A line that cannot be written is lost: its writer neither fails nor
-    waits, and the next line reports the number of lost lines.
+    critical; it must not raise. Only *on_error* gets the exception of a line with *hides_trace*. A line that cannot be
+    written is lost: its writer neither fails nor waits, and the next line reports the number of lost lines.
     """
     stream = stream or sys.stderr
     as_json = style == "json" or (style is None and not stream.isatty())
@@ -130,6 +130,7 @@ def configure(
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         *([pass_error] if on_error else []),
+        _hide_trace,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
     ]
     console = structlog.dev.ConsoleRenderer(timestamp_key="at", colors=stream.isatty())
@@ -167,6 +168,12 @@ def configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=False,
     )
+
+
+def _hide_trace(_logger: WrappedLogger, _method: str, facts: EventDict) -> EventDict:
+    if facts.pop("hides_trace", False):
+        facts.pop("exc_info", None)
+    return facts
 
 
 def _render_json(_logger: WrappedLogger, _method: str, facts: EventDict) -> str:

@@ -127,14 +127,16 @@ def connect_command(
     *,
     migrated: bool = True,
     redis_needed: bool = True,
+    reports_errors: bool = False,
     limits: Callable[[Settings], ServerTimeouts] = ServerTimeouts.for_worker,
 ) -> Iterator[Settings]:
     """Connect this command to PostgreSQL.
 
     The schema must be up to date unless *migrated* is False, and the settings must name a Redis unless *redis_needed*
-    is False. *limits* returns the command's timeouts. Acts inside the block are recorded, unless the audit is off.
+    is False. Errors of runs are reported if *reports_errors*. *limits* returns the command's timeouts. Acts inside the
+    block are recorded, unless the audit is off.
     """
-    settings = load_and_configure_logging()
+    settings = load_and_configure_logging(reports_errors=reports_errors)
     configure_clients(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
     with record_acts(settings):
         database.connect()

@@ -75,7 +75,7 @@ def run(batch: BatchName, dry_run: DryRun = False, sample: Sample = None, json: 
     if sample is not None:
         wrong_use("--sample needs --dry-run: a run names no records")
     silent = None
-    with connect_command(f"run {batch}") as settings:
+    with connect_command(f"run {batch}", reports_errors=True) as settings:
         require_installation()
         back = Hold.find_state(batch)
         started = None if back else _start_run(chosen, settings)

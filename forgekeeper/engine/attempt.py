@@ -299,8 +299,8 @@ class Attempt:
             log.warning("run lost", **facts)
         elif self.error is not None:
             # `forgekeeper run` prints the error itself; its traceback is logged at debug level only.
-            trace = self.error if not self._is_final or log.is_enabled_for(logging.DEBUG) else None
-            log.error("run failed", state=state, exc_info=trace, **facts)
+            hides_trace = self._is_final and not log.is_enabled_for(logging.DEBUG)
+            log.error("run failed", state=state, exc_info=self.error, hides_trace=hides_trace, **facts)
         elif state == "succeeded":
             log.info("run finished", **facts)
         else:

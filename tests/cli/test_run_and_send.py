@@ -18,7 +18,9 @@ from forgekeeper.platform.database import now
 from forgekeeper.platform.installation import INSTALLATION_KEY
 from forgekeeper.sources.outbox import DeletedObject
 from models import UserStatus
+from tests.harness.error_events import make_dsn, read_events
 from tests.harness.performing import start_run
+from tests.harness.receivers import run_receiver
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import wait_until
 
@@ -83,6 +85,16 @@ def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, command
     since = last_run().started_at.strftime("%Y-%m-%d %H:%M:%S")
     assert result.status == 0
     assert result.sentences == [f"{NAME} is running on elsewhere:42 since {since}; wait until it ends"]
+
+
+@whole_only
+def test_a_failed_run_is_reported_as_in_a_worker(forgekeeper, own_database, query):
+    query(own_database, "alter table forgekeeper.quarantine rename to gone")
+    with run_receiver() as receiver:
+        forgekeeper("run", NAME, DATABASE_URL=own_database, SENTRY_DSN=make_dsn(receiver))
+
+        (event,) = read_events(receiver)
+    assert (event["message"], event["tags"]["batch"]) == ("run failed", NAME)
 
 
 @whole_only

@@ -9,12 +9,12 @@ from functools import partial
 import peewee as pw
 import pytest
 import structlog
-from sentry_sdk.envelope import Envelope
 
 from forgekeeper.delivery import error_reports
 from forgekeeper.delivery.error_reports import ErrorReporter
 from forgekeeper.platform.settings import SettingsError
 from metrics import logs
+from tests.harness.error_events import make_dsn, read_events
 from tests.harness.ports import free_ports
 from tests.harness.programs import ROOT, eventually
 from tests.harness.receivers import answer_never, answer_with, run_receiver
@@ -32,24 +32,11 @@ def receiver():
         yield server
 
 
-def dsn(receiver):
-    return receiver.url.replace("http://", "http://key@") + "/1"
-
-
-def read_events(receiver):
-    """Parse the events of all envelopes that the receiver has got."""
-    bodies = [
-        gzip.decompress(one.body) if one.headers.get("content-encoding") == "gzip" else one.body
-        for one in receiver.requests
-    ]
-    return [item.get_event() for body in bodies for item in Envelope.deserialize(body).items]
-
-
 @pytest.fixture
 def reporting(receiver, tmp_path):
     """A logger whose errors are reported, and its reporter."""
     config, was_configured = structlog.get_config(), structlog.is_configured()
-    reporter = ErrorReporter(dsn(receiver))
+    reporter = ErrorReporter(make_dsn(receiver))
     with (tmp_path / "log").open("w") as stream:
         logs.configure("json", "INFO", stream, on_error=reporter.report_line)
         yield structlog.get_logger("test"), reporter
@@ -193,7 +180,7 @@ def test_without_the_extra_the_start_is_refused_with_the_command_that_installs_i
 def test_a_child_that_fails_in_a_worker_is_reported(sent, start_worker, receiver, tmp_path):
     assert PROGRAM.exists()
     (tmp_path / VALUE).touch()
-    worker = start_worker(sentry_dsn=dsn(receiver)).ready()
+    worker = start_worker(sentry_dsn=make_dsn(receiver)).ready()
     sent.push("fail_once_there", str(tmp_path / VALUE), run=7)
 
     eventually(lambda: receiver.requests)

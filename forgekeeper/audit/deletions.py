@@ -209,16 +209,6 @@ class Audit:
         """Record the records that this transaction has deleted."""
         self.insert_rows("done", record, _split_into_rows(ids, (), columns))
 
-    def record_intent(
-        self, record: str, *, ids: Sequence[int], names: Sequence[str] = (), scope: str | None = None, **columns: Any
-    ) -> list[int]:
-        """Record the records that are about to be deleted; return the intents' ids.
-
-        There is one intent for each `MAX_RECORDS_PER_ROW` records.  *columns* have a value for each record, or a common
-        value.  No other attempt works on the *scope*, so it identifies the intents of an attempt that died.
-        """
-        return self.insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope)
-
     def record_outcomes(self, record: str, ended: Iterable[IntentOutcome]) -> None:
         """Record the outcomes of intents, in the transaction at hand."""
         rows = (part._replace(intent=one.intent) for one in ended for part in _split_into_rows(*one[1:]))
@@ -332,7 +322,7 @@ class _OpenIntent(NamedTuple, Generic[Key]):
 class IntentLog(Generic[Key]):
     """Records of one kind that an attempt is about to delete, by keys of the caller.
 
-    See `Audit.intent`.
+    No other attempt works on the *scope*, so it identifies the intents of an attempt that died.
     """
 
     def __init__(self, audit: Audit, record: str, *, scope: str | None = None) -> None:
@@ -444,9 +434,9 @@ def find_earlier_intents(
 ) -> Iterator[list[EarlierIntent]]:
     """Yield the open intents of earlier attempts with their records' present states.
 
-    *find_states* returns the states by the records' details.  The caller closes each list by `Audit.outcomes` before it
-    asks for the next list.  An intent stays open while the state of any of its records is unknown.  *now* is the
-    database's time, *name* the detail by which people look for a record.
+    *find_states* returns the states by the records' details.  The caller closes each list by `Audit.record_outcomes`
+    before it asks for the next list.  An intent stays open while the state of any of its records is unknown.  *now* is
+    the database's time, *name* the detail by which people look for a record.
     """
     while unclosed := audit.find_open_intents(record, now=now, scope=scope):
         rows = [list(expand_records(intent.ids, intent.detail, intent.size)) for intent in unclosed]

@@ -10,6 +10,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import MAX_RECORDS_PER_ROW, Audit, Deletion, hash_name
 from forgekeeper.platform.database import now
 from forgekeeper.platform.database.common_tables import append_tables
+from tests.harness.audited import record_intent
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
 
@@ -57,7 +58,7 @@ def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
 def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     names = [f"refs/{id_}" for id_ in range(number)]
 
-    made = audit.record_intent("ref", ids=range(number), names=names, oid=names)
+    made = record_intent(audit, "ref", ids=range(number), names=names, oid=names)
 
     assert [row.id for row in rows()] == made
     assert [len(row.ids) for row in rows()] == [len(row.hashes) for row in rows()] == sizes
@@ -69,7 +70,7 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     [("delete_objects", "ref", "5"), ("prune", "object", "5"), ("prune", "ref", "6"), ("prune", "ref", None)],
 )
 def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
-    audit.record_intent("ref", ids=[1], scope="5")
+    record_intent(audit, "ref", ids=[1], scope="5")
 
     assert Audit(batch, on=True).find_open_intents(record, now=now(), scope=scope) == []
 

@@ -11,6 +11,7 @@ from forgekeeper.platform.database import database as db
 from forgekeeper.platform.database import now
 from models import JobArtifact, ProjectStatistics
 from tests.harness.artifacts import buckets
+from tests.harness.audited import record_intent
 from tests.harness.performing import run_child, runner_of
 from tests.harness.thorough import whole_only
 from workers.expired_job_artifacts import FLAG, delete_artifact_bucket
@@ -67,7 +68,7 @@ def test_who_deleted_an_artifact_when_and_why(main, destroyed):
 @whole_only
 def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed, objects):
     before = ask(main, "--what", f"artifact:{destroyed}")
-    (intent,) = objects.record_intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
+    (intent,) = record_intent(objects, "deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
     meanwhile = ask(main, "--what", f"artifact:{destroyed}")
     objects.record_outcomes(
         "deleted_object", [IntentOutcome(intent, [55], ["a/b/c"], {"path": "a/b/c", "state": "deleted"})]
@@ -85,7 +86,7 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
     audit = Audit("git_ref_cleanup", on=True, run=4, child="clean_project_refs:7")
     for project, oid in ((7, "a" * 40), (8, "b" * 40)):
         facts = {"ref": "refs/heads/x:y", "project_id": project, "oid": oid, "due": EXPIRED}
-        (intent,) = audit.record_intent("git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
+        (intent,) = record_intent(audit, "git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
         ended = IntentOutcome(intent, [project], ["refs/heads/x:y"], facts | {"state": "deleted"})
         audit.record_outcomes("git_ref_deletion", [ended])
 
@@ -119,7 +120,7 @@ def test_what_was_deleted_of_a_project_is_listed_and_of_no_other(main, destroyed
     ],
 )
 def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, sentence):
-    (intent,) = objects.record_intent("deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
+    (intent,) = record_intent(objects, "deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
     objects.record_outcomes("deleted_object", [IntentOutcome(intent, [55], ["x"], {"path": "x", "state": state})])
 
     assert sentence in ask(main, "--what", "path:x")
@@ -146,10 +147,10 @@ def test_what_the_audit_does_not_know_is_refused_with_what_it_does(main, what):
 
 
 def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
-    (intent,) = objects.record_intent("deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
+    (intent,) = record_intent(objects, "deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
     states = {"state": ["deleted", "kept", "deleted"]}
     objects.record_outcomes("deleted_object", [IntentOutcome(intent, [1, 2, 3], ["a", "b", "c"], states)])
-    objects.record_intent("deleted_object", ids=[4], names=["d"], path="d")
+    record_intent(objects, "deleted_object", ids=[4], names=["d"], path="d")
     objects.record_deleted("other", ids=[], count=12)
 
     totals = main("audit", "--run", "900", "--json").json["totals"]

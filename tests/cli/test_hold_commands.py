@@ -18,7 +18,7 @@ from forgekeeper.sources.outbox import DeletedObject
 from forgekeeper.targets.objects import is_normal
 from models import CLASS_COUNT, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
-from tests.harness.audited import interrupted_at
+from tests.harness.audited import interrupted_at, record_intent
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.thorough import RUNS_WHOLE_SUITE, examples, whole_only
@@ -303,7 +303,7 @@ def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     destroyed("gone", "there")
     gone = DeletedObject.get(DeletedObject.file == "gone")
     audit = Audit("delete_objects", on=True)
-    (intent,) = audit.record_intent("deleted_object", ids=[gone.id], names=["gone"], path=["gone"])
+    (intent,) = record_intent(audit, "deleted_object", ids=[gone.id], names=["gone"], path=["gone"])
     Deletion.insert(
         batch="delete_objects", record="deleted_object", phase="outcome", intent=intent, ids=[gone.id], hashes=[],
         detail={"state": "deleted", "path": "gone"},

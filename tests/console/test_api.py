@@ -30,6 +30,7 @@ from forgekeeper.platform.installation import Installation, claim_by_writing
 from tests.harness import forks
 from tests.harness.artifacts import buckets
 from tests.harness.every import every
+from tests.harness.audited import record_intent
 from tests.harness.leases import hold_lease
 from tests.harness.performing import start_run
 from tests.harness.programs import ROOT
@@ -79,7 +80,7 @@ def world(database):
     Audit(ARTIFACTS, on=True, run=run).record_deleted(
         "expired_artifact", ids=[7, 8], project_id=[7, 9], path=["a", "b"]
     )
-    Audit("delete_objects", on=True, run=run).record_intent("deleted_object", ids=[55], names=["a"], path="a")
+    record_intent(Audit("delete_objects", on=True, run=run), "deleted_object", ids=[55], names=["a"], path="a")
     acts.record_act("pause", NAME, batch=NAME, reason="a release", before={"paused": False}, after={"paused": True})
     with ExitStack() as stack:
         stack.enter_context(hold_lease(client, "clean_project_refs:7", ttl=HOUR, holder="forge-1:7"))

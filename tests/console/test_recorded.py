@@ -12,6 +12,7 @@ from forgekeeper.audit import acts, lookup
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit, Deletion, IntentOutcome
 from forgekeeper.platform.database import now
+from tests.harness.audited import record_intent
 from tests.harness.html import read_rows
 from tests.harness.programs import ROOT
 from tests.harness.thorough import whole_only
@@ -63,7 +64,7 @@ def test_what_was_deleted_of_a_project_is_shown_by_batch_and_page_by_page(seen, 
 def test_what_is_about_to_go_of_a_project_is_not_said_to_be_gone(seen):
     refs = Audit("git_ref_cleanup", on=True, run=4)
     of = {"project_id": 7, "ref": ["x", "y"]}
-    (intent,) = refs.record_intent("git_ref_deletion", ids=[1, 2], names=["x", "y"], **of)
+    (intent,) = record_intent(refs, "git_ref_deletion", ids=[1, 2], names=["x", "y"], **of)
     before = sentences(seen("/audit?project=7").text)
     refs.record_outcomes(
         "git_ref_deletion", [IntentOutcome(intent, [1, 2], ["x", "y"], of | {"state": ["deleted", "moved"]})]

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from forgekeeper.audit.deletions import Deletion
+from forgekeeper.audit.deletions import Deletion, _split_into_rows
 from forgekeeper.platform.database import database
 from forgekeeper.platform.failpoints import FailpointReached, Failpoints, Fault, arm_failpoints
 
@@ -24,6 +24,11 @@ def list_audit_lines(record, *phases):
 def list_audited_deletions(record, name):
     """Return the values of the column *name* of the records that the audit lists as deleted or missing."""
     return {line[name] for line in list_audit_lines(record) if line.get("state", "deleted") in ("deleted", "missing")}
+
+
+def record_intent(audit, record, *, ids, names=(), scope=None, **columns):
+    """Record an intent, as an attempt does before its deletion; return the ids of its rows."""
+    return audit.insert_rows("intent", record, _split_into_rows(ids, names, columns), scope=scope)
 
 
 def count_open_intents():
